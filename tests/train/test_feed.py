@@ -94,7 +94,7 @@ def test_an_epoch_ends_when_every_row_was_seen(rows: list[list[int]], tmp_path: 
         ("values", {"feed": "forecast"}, r"data\.feed='forecast' needs data\.context"),
         ("tokens", {"feed": "forecast"}, r"holds tokens, not channels"),
         ("tokens", {"feed": "forecast", "context": 3}, r"holds tokens, not channels"),
-        ("values", {"feed": "batches"}, r"holds channels, not tokens; use feed='lanes' or 'forecast'"),
+        ("values", {"feed": "batches"}, r"holds channels, not tokens; use data\.feed='lanes' or 'forecast'"),
         ("classes", {"stride": 3}, r"data\.stride=3 has no effect with data\.feed='batches'; leave it out"),
         ("tokens", {"feed": "lanes", "masks": True}, r"data\.masks=True has no effect on data without channels"),
         ("values", {"context": 8, "targets": ["zz"]}, r"target 'zz' is not a channel of .*; choose from c0, c1"),

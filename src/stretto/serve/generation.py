@@ -103,13 +103,13 @@ def generate(
         raise ConfigError(f"length={length} is less than 1; use at least 1")
     prompt_tokens = vocabulary.encode(prompt or "\n")
     suppress_tokens = (0,) if isinstance(vocabulary, SymbolVocabulary) else ()  # the unknown symbol
-    decoders = [_Detokenizer(vocabulary, prompt) for _ in range(count)]
+    decoders = [_TokenDecoder(vocabulary, prompt) for _ in range(count)]
     stream = generate_tokens(trained.stack, prompt_tokens, sampling, count=count, suppress_tokens=suppress_tokens)
     for number, tokens in enumerate(islice(stream, length), 1):
         yield [decoder.add(token, is_last=number == length) for decoder, token in zip(decoders, tokens, strict=True)]
 
 
-class _Detokenizer:
+class _TokenDecoder:
     """Turns a stream of tokens into pieces of text."""
 
     def __init__(self, vocabulary: Vocabulary, prompt: str) -> None:
@@ -119,6 +119,7 @@ class _Detokenizer:
         self._needs_space = bool(prompt) and not prompt[-1].isspace()
 
     def add(self, token: int, *, is_last: bool) -> str:
+        """Return the text that a token adds."""
         if self._vocabulary.level == "byte":
             return self._byte_decoder.decode(bytes([token]), is_last)
         symbol = self._vocabulary.decode([token])

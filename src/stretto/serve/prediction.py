@@ -66,8 +66,8 @@ def write_predictions(
 ) -> int:
     """Write the results of `predict` to a JSON Lines file, one per line; return the number of lines.
 
-    With several ranks, all must call it with the same arguments and share a file system. After an interruption, the
-    same call continues: finished parts are kept in `PATH.parts`. `fields` names the fields of a file's records where
+    Several ranks must all make the same call, and share a file system. After an interruption, repeat the call to
+    continue: finished parts are kept in `PATH.parts`. `fields` names the fields of a file's records where
     they differ from those of the run's files.
     """
     path = Path(path)

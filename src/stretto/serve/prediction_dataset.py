@@ -83,8 +83,8 @@ class _ShardedRows:
     def mean_length(self) -> float:
         return self.source.mean_length
 
-    def rows(self, indices: Sequence[int]) -> list[RowId]:
-        """Return the shard of each row, and its index there."""
+    def row_ids(self, indices: Sequence[int]) -> list[RowId]:
+        """Return the shard of each row, and its index in the shard."""
         starts = self._shard_starts
         shards = np.searchsorted(starts, indices, side="right") - 1
         return [(int(shard), index - int(starts[shard])) for shard, index in zip(shards, indices, strict=True)]
@@ -98,7 +98,7 @@ class _SequenceRows(_ShardedRows):
 
     def step_ranges(self, indices: Sequence[int]) -> list[StepRange]:
         """Return the shard and the range of time steps of each sequence."""
-        return self.source.step_ranges(self.rows(indices))
+        return self.source.step_ranges(self.row_ids(indices))
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
         return [steps.stop - steps.start for steps in self.step_ranges(indices)]
@@ -117,7 +117,7 @@ class LabelRows(_SequenceRows):
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
         best = F.softmax(_last_outputs(outputs, lengths).double(), dim=1).max(dim=1)
         has_labels = self.source.fields.labels is not None
-        true_labels = self.source.read_labels(self.rows(indices)).tolist() if has_labels else []
+        true_labels = self.source.read_labels(self.row_ids(indices)).tolist() if has_labels else []
         results: list[list[PredictionRow]] = []
         for row, index in enumerate(indices):
             label, probability = self.labels[int(best.indices[row])], _json_float(float(best.values[row]))
@@ -134,22 +134,22 @@ class _ItemRows(_ShardedRows):
     source: Items
 
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
-        x, _ = self.source.read(self.rows(indices), num_steps, inputs=True, targets=False)
+        x, _ = self.source.read(self.row_ids(indices), num_steps, inputs=True, targets=False)
         assert x is not None
         return x
 
 
 @dataclass(frozen=True)
 class TokenRows(_ItemRows):
-    """Computes the loss and perplexity of each sequence of tokens, except for its first token."""
+    """Computes the loss and perplexity of each sequence of tokens; the first token is not predicted."""
 
     source: NextTokenItems
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
-        return [steps.stop - steps.start - 1 for steps in self.source.sequences.step_ranges(self.rows(indices))]
+        return [steps.stop - steps.start - 1 for steps in self.source.sequences.step_ranges(self.row_ids(indices))]
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
-        _, targets = self.source.read(self.rows(indices), max(1, int(lengths.max())), inputs=False, targets=True)
+        _, targets = self.source.read(self.row_ids(indices), max(1, int(lengths.max())), inputs=False, targets=True)
         assert targets is not None
         return [[{"sequence": index, **score}] for index, score in _score_rows(indices, lengths, targets, outputs)]
 
@@ -203,7 +203,7 @@ class SlidingWindowRows(_ItemRows):
         last_outputs = _last_outputs(outputs, lengths).float().cpu().numpy()
         context, forecast = self.source.context, self.source.forecast
         results = []
-        windows = self.source.read_windows(self.rows(indices))
+        windows = self.source.read_windows(self.row_ids(indices))
         for (series, step, values), row_outputs in zip(windows, last_outputs, strict=True):
             predicted = forecast.to_predictions(row_outputs, values[:context])
             actual = values[context:, list(forecast.target_channels)]
@@ -255,7 +255,7 @@ def _last_outputs(outputs: Outputs, lengths: Tensor) -> Tensor:
     last_outputs: Tensor | None = None
     for start, y in outputs:
         last_outputs = y.new_empty(y.shape[1:]) if last_outputs is None else last_outputs
-        rows = torch.nonzero((lengths > start) & (lengths <= start + len(y))).squeeze(1)  # those that end in this chunk
+        rows = torch.nonzero((lengths > start) & (lengths <= start + len(y))).squeeze(1)  # that end in this chunk
         last_outputs[rows.to(y.device)] = y[(lengths[rows] - 1 - start).to(y.device), rows.to(y.device)]
     assert last_outputs is not None
     return last_outputs

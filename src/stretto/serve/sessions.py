@@ -20,7 +20,7 @@ from stretto.blocks.stack import Stack
 
 SessionName = TypeVar("SessionName", bound=Hashable)
 
-_MIN_GROWTH = 16  # slots to add at least, when all are taken
+_MIN_GROWTH = 16  # add at least this many slots when all are taken
 
 
 class Sessions:
@@ -135,14 +135,14 @@ class Sessions:
 
 
 def _check_chunks(chunks: Mapping[SessionName, Tensor]) -> None:
-    kind: tuple[torch.Size, bool] | None = None
+    expected: tuple[torch.Size, bool] | None = None
     for name, chunk in chunks.items():
         if chunk.dim() == 0 or len(chunk) == 0:
             raise ConfigError(f"the chunk of session {name!r} has no time steps; give it shape [time, ...], or omit it")
-        chunk_kind = (chunk.shape[1:], chunk.is_floating_point())
-        kind = kind or chunk_kind
-        if chunk_kind != kind:
+        actual = (chunk.shape[1:], chunk.is_floating_point())
+        expected = expected or actual
+        if actual != expected:
             raise ConfigError(
-                f"the chunk of session {name!r} has time steps of shape {list(chunk_kind[0])} and dtype {chunk.dtype}, "
+                f"the chunk of session {name!r} has time steps of shape {list(actual[0])} and dtype {chunk.dtype}, "
                 "unlike the first chunk; use the same for all chunks"
             )

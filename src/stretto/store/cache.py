@@ -44,7 +44,7 @@ class Cache:
             content = path.read_bytes()
         except OSError:
             return None
-        # Pages are evicted by time of last use. In a read-only cache that time can't be set, but nothing is evicted.
+        # The time of last use decides which pages are evicted. A read-only cache can't store it, but evicts nothing.
         with suppress(OSError):
             os.utime(path)
         return content
@@ -68,7 +68,7 @@ class Cache:
         return self._page_folder / f"{key}.page"
 
     def _reserve(self, descriptor: int, num_bytes: int) -> None:
-        """Add `num_bytes` (about to be written) to the total in the `size` file; evict pages if it exceeds `max_bytes`.
+        """Add the `num_bytes` to be written to the total in the `size` file; if that exceeds `max_bytes`, evict pages.
 
         The total is an upper bound, since a page may be deleted, or written twice; `_evict` counts the bytes exactly.
         """

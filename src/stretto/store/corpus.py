@@ -52,7 +52,7 @@ class Corpus:
         return cls(store, fields, vocabulary)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave out the cached edges, so that a pickled corpus is as small after reading as before."""
+        """Leave out the cached `_edges`, so that a pickled corpus stays small after it has been read from."""
         return {name: value for name, value in self.__dict__.items() if name != "_edges"}
 
     @property

@@ -35,9 +35,9 @@ class FileWriter:
         content = memoryview(values if isinstance(values, bytes) else np.ascontiguousarray(values).tobytes())
         self._file.write(content)
         while len(content):
-            page_left = PAGE_BYTES - self.num_bytes % PAGE_BYTES
-            part, content = content[:page_left], content[page_left:]
-            if page_left == PAGE_BYTES:  # a new page starts
+            free_bytes = PAGE_BYTES - self.num_bytes % PAGE_BYTES  # of the current page
+            part, content = content[:free_bytes], content[free_bytes:]
+            if free_bytes == PAGE_BYTES:  # a new page starts
                 self._checksums.append(0)
             self._checksums[-1] = zlib.crc32(part, self._checksums[-1])
             self.num_bytes += len(part)

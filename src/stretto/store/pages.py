@@ -62,7 +62,7 @@ class Pages(Protocol):
 class LocalPages:
     """Pages of the files in a folder; each page is verified once per process, when it is first read.
 
-    Files are read, not memory-mapped: a mapped file that is truncated kills the process (SIGBUS).
+    Files are read, not memory-mapped: if a mapped file is truncated, reading it kills the process (SIGBUS).
     """
 
     def __init__(self, folder: Path, files: Iterable[PagedFile]) -> None:
@@ -122,7 +122,7 @@ class _Descriptor:
 
 
 def path_in_store(folder: Path, name: str) -> Path:
-    """Return the path of a store's file; reject a link to a file outside the folder."""
+    """Return the path of a store's file; raise DataError if it is a link to a file outside the folder."""
     path = folder / name
     # A store may come from anyone: a link in it could make us read any of the user's files.
     if path.is_symlink() and not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(folder)):

@@ -39,10 +39,10 @@ class RemotePages:
         self._memory: dict[Page, bytes] = {}
         self._max_in_memory = _MIN_PAGES_IN_MEMORY
         self._has_warned = False
-        # By process ID: a forked child can't use the parent's connection, and must not drop it, which would close it.
+        # By process ID: a forked child can't use the parent's connection, and must not drop it, as that would close it.
         self._remotes: dict[int, RemoteFolder] = {}
         cache.create()
-        self._remote()
+        self._remote()  # raise now if fsspec does not support the URL
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out open connections and pages in memory."""
@@ -51,7 +51,7 @@ class RemotePages:
     def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
         """Return the bytes of each range; pages that are not cached are fetched, many per request."""
         outputs = [np.empty(byte_range.stop - byte_range.start, np.uint8) for byte_range in byte_ranges]
-        range_indices: dict[Page, list[int]] = {}  # the ranges that need each page
+        range_indices: dict[Page, list[int]] = {}  # which ranges need each page
         for index, byte_range in enumerate(byte_ranges):
             for number in self._files[byte_range.file].pages(byte_range.start, byte_range.stop):
                 range_indices.setdefault(Page(byte_range.file, number), []).append(index)
@@ -81,10 +81,11 @@ class RemotePages:
                 yield page, self._keep_in_memory(page, content)
 
     def _find(self, page: Page) -> bytes | None:
+        """Return a page from memory or from the local disk; None if it must be fetched."""
         content = self._memory.get(page)
         if content is None:
             content = self._cache.get(self._key(page))
-            # The local disk may have damaged the page; then fetch it again.
+            # A page that is damaged on the local disk is fetched again.
             if content is not None and not self._files[page.file].is_intact(page.number, content):
                 content = None
         return content
@@ -92,26 +93,26 @@ class RemotePages:
     def _fetch(self, pages: Sequence[Page]) -> Iterator[tuple[Page, bytes]]:
         """Yield verified pages from the server; retry failed requests within the RetryBudget, a damaged page once."""
         retries = RetryBudget(self._location, self._cache.retry_seconds)
-        damaged: set[Page] = set()
+        damaged_once: set[Page] = set()
         while pages:
             to_retry = []
-            reason: Exception | None = None
+            request_error: Exception | None = None
             for page, response in zip(pages, self._request(pages), strict=True):
                 if isinstance(response, FileNotFoundError):
                     url = join(self._location, page.file)
                     raise DataError(f"{url} is missing, though the index lists it; copy it again") from response
                 if isinstance(response, Exception):
-                    reason = response
+                    request_error = response
                     to_retry.append(page)
                 elif self._files[page.file].is_intact(page.number, response):
                     yield page, response
-                elif page in damaged:
+                elif page in damaged_once:
                     raise self._damaged(page, response)
                 else:
-                    damaged.add(page)
+                    damaged_once.add(page)
                     to_retry.append(page)
-            if reason is not None:
-                retries.wait(reason)
+            if request_error is not None:
+                retries.wait(request_error)
             pages = to_retry
 
     def _request(self, pages: Sequence[Page]) -> list[bytes | Exception]:

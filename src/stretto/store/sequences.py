@@ -71,7 +71,7 @@ class Classes(StrictModel):
 
 @dataclass(frozen=True)
 class Schema:
-    """What other data must have in common with a dataset for one model to read both; the dataset itself may be gone."""
+    """The properties that other data must share with a dataset so that one model can read both."""
 
     location: str  # where the data is or was, for messages
     values: Tokens | Channels
@@ -88,7 +88,7 @@ class Shard(StrictModel):
 
 
 class Origin(StrictModel):
-    """Which fields or columns of the original files were used for what, to read similar files in the same way."""
+    """Which fields or columns of the original files were used for what, so that similar files are read in the same way."""
 
     sequence: str | None = None  # None for series, whose columns are the channels
     label: str | None = None
@@ -181,8 +181,8 @@ class Sequences:
         """Return where sequence `start` begins, then where each sequence from `start` to `stop` ends."""
         ends = self._read_items("ends", END_DTYPE, [(shard, max(start - 1, 0), stop)])[0].astype(np.int64)
         ends = ends if start else np.concatenate([[0], ends])
-        limits, lengths = self.fields.shards[shard], np.diff(ends)
-        if lengths.min(initial=1) < 1 or lengths.max(initial=1) > limits.longest or ends[-1] > limits.num_steps:
+        sizes, lengths = self.fields.shards[shard], np.diff(ends)
+        if lengths.min(initial=1) < 1 or lengths.max(initial=1) > sizes.longest or ends[-1] > sizes.num_steps:
             raise self._invalid("ends", shard, "a sequence has an impossible end")
         return ends
 

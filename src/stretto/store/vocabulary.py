@@ -63,7 +63,7 @@ class SymbolVocabulary:
 
     @classmethod
     def from_counts(cls, level: Level, counts: Mapping[str, int], max_symbols: int | None) -> Self:
-        """Keep `<unk>` and the most frequent symbols: at most `max_symbols` in all, or all symbols if it is None."""
+        """Return `<unk>` and the most frequent symbols as a vocabulary: at most `max_symbols` in all, or all if None."""
         known = sorted(counts.keys() - {UNKNOWN}, key=lambda symbol: (-counts[symbol], symbol))
         return cls(level, (UNKNOWN, *known[: None if max_symbols is None else max_symbols - 1]))
 

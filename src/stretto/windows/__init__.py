@@ -1,1 +1,1 @@
-"""What a training step reads: order, batches, lanes, targets; nothing here knows about ranks."""
+"""Turns data into the windows that training steps read, as batches or as lanes; nothing here knows about ranks."""

@@ -1,4 +1,4 @@
-"""BatchOrder: which rows form each global batch (of similar lengths, within a budget), and each replica's share."""
+"""BatchOrder: which rows of similar lengths form each global batch; `assign_rows`: which of them a replica reads."""
 
 from dataclasses import dataclass
 
@@ -12,7 +12,7 @@ from stretto.store.sequences import IntArray
 from stretto.windows.shuffle import permutation, splitmix64
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
-# To even out the batches of a pool, limits are lowered to n / _NUM_LIMIT_STEPS of what the user allows.
+# To even out the batches of a pool, `pack` lowers the limits in steps of 1 / _NUM_LIMIT_STEPS.
 _NUM_LIMIT_STEPS = 256
 
 
@@ -22,7 +22,7 @@ class BatchLimits:
 
     budget: int  # maximum of rows x time steps of the longest row, so padding counts
     max_rows: int
-    # A batch with more rows than this has a multiple of it, unless it has a pool's shortest rows, packed last.
+    # Row counts above this are rounded down to a multiple of it, except in the last batch packed from a pool.
     row_multiple: int = 8
 
     def __post_init__(self) -> None:
@@ -53,11 +53,12 @@ class BatchOrder:
         return self.pools.next_position(position, len(self._pool_at(position)[1]))
 
     def fraction(self, position: Position) -> float:
-        """Return approximately how much of its epoch lies before a position."""
+        """Return approximately what fraction of the epoch lies before a position."""
         # At the start of a pool, its number of batches doesn't matter, so the pool is not packed.
         return self.pools.fraction(position, len(self._pool_at(position)[1]) if position.index else 1)
 
     def _pool_at(self, position: Position) -> tuple[RowTable, IntArray]:
+        """Return the result of `_pack_pool`; raise DataError if the pool has no batch at `position`."""
         epoch, pool = position.epoch, position.pool
         rows, batches = self._packed.get((epoch, pool), lambda: self._pack_pool(epoch, pool))
         if not 0 <= position.index < len(batches):
@@ -77,22 +78,22 @@ class BatchOrder:
 def _longest_first(lengths: IntArray, key: int) -> IntArray:
     """Return the order that sorts by length, longest first, and at random among equal lengths."""
     longest = int(lengths.max())
-    # Sorting by one 64-bit number (length in the high bits, random bits below) is several times faster than by two.
-    bits = np.uint64(longest.bit_length() or 1)
-    high_bits = (longest - lengths).astype(np.uint64) << (np.uint64(64) - bits)
+    # Sorting by one 64-bit number (length in the high bits, random bits below) is several times faster than lexsort.
+    length_bits = np.uint64(longest.bit_length() or 1)
+    high_bits = (longest - lengths).astype(np.uint64) << (np.uint64(64) - length_bits)
     # Stable: equal numbers must have the same order on every machine.
-    return (high_bits | (splitmix64(key, len(lengths)) >> bits)).argsort(kind="stable")
+    return (high_bits | (splitmix64(key, len(lengths)) >> length_bits)).argsort(kind="stable")
 
 
 def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
     """Return the edges `[batches + 1]` of as few batches as possible, of similar size; `lengths` must be descending."""
-    edges = _pack(lengths, limits, _NUM_LIMIT_STEPS)
+    edges = _pack_greedily(lengths, limits, _NUM_LIMIT_STEPS)
     num_edges = len(edges)
     low, high = 1, _NUM_LIMIT_STEPS
     # Binary search for the lowest limits that still give `num_edges` edges, so that batches are about equally large.
     while low < high:
         middle = (low + high) // 2
-        candidate = _pack(lengths, limits, middle, num_edges)
+        candidate = _pack_greedily(lengths, limits, middle, num_edges)
         if len(candidate) == num_edges:
             edges, high = candidate, middle
         else:
@@ -100,8 +101,8 @@ def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
     return np.array(edges)
 
 
-def _pack(lengths: IntArray, limits: BatchLimits, numerator: int, max_edges: int | None = None) -> list[int]:
-    """Return the edges of batches filled to `numerator / _NUM_LIMIT_STEPS` of the limits; stop early at `max_edges`."""
+def _pack_greedily(lengths: IntArray, limits: BatchLimits, numerator: int, max_edges: int | None = None) -> list[int]:
+    """Return the edges of batches filled to `numerator / _NUM_LIMIT_STEPS` of the limits; stop at `max_edges + 1`."""
     total = len(lengths)
     budget = max(limits.budget * numerator // _NUM_LIMIT_STEPS, int(lengths[0]))
     max_rows = max(limits.max_rows * numerator // _NUM_LIMIT_STEPS, 1)
@@ -113,7 +114,7 @@ def _pack(lengths: IntArray, limits: BatchLimits, numerator: int, max_edges: int
         if num_rows > limits.row_multiple:
             num_rows -= num_rows % limits.row_multiple
         edges.append(min(start + num_rows, total))
-    return edges if edges[-1] == total else [*edges, total]  # if it stopped early: more than `max_edges`
+    return edges if edges[-1] == total else [*edges, total]  # if rows are left: `max_edges + 1` edges
 
 
 def assign_rows(num_rows: int, index: int, count: int) -> IntArray:
@@ -122,7 +123,7 @@ def assign_rows(num_rows: int, index: int, count: int) -> IntArray:
         rows       0  1  2  3 | 4  5  6  7 | 8  9
         replica    0  1  2  3 | 3  2  1  0 | 0  1
 
-    The direction alternates, so that replicas differ by at most one row and have nearly the same number of time steps.
+    The direction alternates, so that all replicas get nearly the same number of time steps.
     """
     rounds = np.arange(-(-num_rows // count))
     rows = rounds * count + np.where(rounds % 2, count - 1 - index, index)

@@ -34,14 +34,14 @@ class Batches:
     """
 
     is_stateful = False  # every row starts from the initial state
-    lanes = 0  # no row continues in the next batch
+    lanes = 0  # no row continues in the next batch; `Window.lanes` are row numbers
     lane_indices = range(0)
     num_windows = None  # known only after a whole epoch is packed
 
     items: Items
     budget: int  # maximum of rows x time steps of the longest row, per global batch
     max_rows: int = 1 << 20  # maximum number of rows, per global batch
-    row_multiple: int = 8  # a batch with more rows than this has a multiple of it, unless it has a pool's shortest rows
+    row_multiple: int = 8  # larger row counts are rounded down to a multiple, except in the last-packed batch of a pool
     seed: int = 1
     part: Share | None = None  # this replica's share; None: all rows
 
@@ -91,7 +91,7 @@ class Batches:
         return self.order.next_position(position)
 
     def fraction(self, position: Position) -> float:
-        """Return approximately how much of its epoch lies before a position."""
+        """Return approximately what fraction of the epoch lies before a position."""
         return self.order.fraction(position)
 
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
@@ -108,12 +108,12 @@ class Batches:
         lengths = np.concatenate([rows.lengths, np.zeros(num_blank, np.int64)])
         # The longest row of the global batch, not of this share: all shares' windows have the same `num_steps`.
         num_steps = max(1, int(batch.lengths[0]))
-        # Blank rows get lane numbers above those of all other rows, unique to this share.
-        blank_lanes = len(batch.lengths) + share.index * share.min_rows + np.arange(num_blank)
+        # Blank rows are numbered after all rows of the global batch, with different numbers in each share.
+        blank_indices = len(batch.lengths) + share.index * share.min_rows + np.arange(num_blank)
         x, target = self._payload(rows, num_blank, num_steps, inputs, targets, batch)
         return Window(
             num_steps=num_steps,
-            lanes=torch.from_numpy(np.concatenate([indices, blank_lanes])),
+            lanes=torch.from_numpy(np.concatenate([indices, blank_indices])),
             lengths=torch.from_numpy(lengths),
             fresh=torch.ones(len(lengths), dtype=torch.bool),
             inputs=x,

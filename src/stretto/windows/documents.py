@@ -5,9 +5,9 @@
     lane 1    1--|------------doc 2---
     lane 2    ---------|---doc 3---|
 
-A row of a window is part of one document. If the document ends within it, the rest of the row is padding, and the
-next document starts fresh in the next window. A document that is cut by the edge of a lane restarts fresh in the next
-lane; that happens at most once per lane and pool.
+A row of a window is part of one document. If the document ends within the row, padding follows, and the next document
+starts fresh in the next window. A document that is cut by the end of a lane restarts fresh in the next lane; this
+happens at most once per lane and pool.
 """
 
 from dataclasses import dataclass
@@ -72,7 +72,7 @@ class DocumentLanes(DividedLanes):
     def fitting(
         cls, sequences: Sequences, lanes: int, window: int, forecast: ForecastTransform | None, seed: int, min_rows: int
     ) -> Self:
-        """Return lanes that fit the data: `window` shrinks first, to leave `min_rows` lanes, then `lanes` does."""
+        """Return lanes that fit the data: `window` shrinks until `min_rows` lanes fit; then `lanes` shrinks."""
         return cls(sequences, *fit_lanes(sequences.num_steps, lanes, window, min_rows), forecast, seed)
 
     def __str__(self) -> str:
@@ -108,7 +108,7 @@ class DocumentLanes(DividedLanes):
         return self.pools.next_position(position, self._num_windows(position))
 
     def fraction(self, position: Position) -> float:
-        """Return approximately how much of its epoch lies before a position."""
+        """Return approximately what fraction of the epoch lies before a position."""
         # At the start of a pool, its number of windows doesn't matter, so the pool is not arranged.
         return self.pools.fraction(position, self._num_windows(position) if position.index else 1)
 
@@ -121,7 +121,7 @@ class DocumentLanes(DividedLanes):
         if not 0 <= position.index < self._num_windows(position):
             raise DataError(f"{position} does not exist: that pool ends at window {self._num_windows(position) - 1}")
         lanes, total = np.array(self.lane_indices), int(windows_before[-1])
-        # Lane i holds windows total * i // lanes up to total * (i + 1) // lanes of the pool.
+        # Lane i has windows total * i // self.lanes up to total * (i + 1) // self.lanes of the pool.
         windows = total * lanes // self.lanes + position.index
         has_data = windows < total * (lanes + 1) // self.lanes
         # A lane that has ended keeps its row, with length 0.
@@ -146,7 +146,7 @@ class DocumentLanes(DividedLanes):
         # The targets of a window look back by a season and ahead by the horizon.
         back = self.forecast.season if self.forecast else 0
         ahead = self.forecast.horizon if self.forecast else 1
-        step_ranges, starts = [], []  # what to read, and where in it the window starts
+        step_ranges, starts = [], []  # the time steps to read, and at which of them the window starts
         documents = self.sequences.step_ranges(rows.row_ids())
         for document, offset, length in zip(documents, offsets.tolist(), lengths.tolist(), strict=True):
             start = max(0, offset - back)

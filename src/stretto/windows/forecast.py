@@ -52,7 +52,7 @@ class ForecastTransform:
         """Return a transform for the channels named in `targets` (default: all), with the data's saved mean and std."""
         values = sequences.fields.values
         if not isinstance(values, Channels):
-            raise DataError(f"{sequences.location} holds tokens, not channels; use feed='batches' or 'lanes'")
+            raise DataError(f"{sequences.location} holds tokens, not channels; use data.feed='batches' or 'lanes'")
         targets = [targets] if isinstance(targets, str) else targets
         names = ", ".join(values.names)
         for name in targets:
@@ -83,9 +83,9 @@ class ForecastTransform:
         of `values` counts as missing.
         """
         scaled = self._scale(values)[:, list(self.target_channels)]
-        future = _ahead(scaled, start + 1, stop - start, self.horizon)
+        future = _horizon_windows(scaled, start + 1, stop - start, self.horizon)
         if self.season:
-            future = future - _ahead(scaled, start + 1 - self.season, stop - start, self.horizon)
+            future = future - _horizon_windows(scaled, start + 1 - self.season, stop - start, self.horizon)
         return np.array(future.transpose(0, 2, 1)).reshape(stop - start, self.task.num_outputs)
 
     def to_predictions(self, outputs: NDArray[Any], values: NDArray[Any]) -> Values:
@@ -97,7 +97,7 @@ class ForecastTransform:
         if self.season:
             # Only the last season is needed, however long the series is; a short series may not have all of it.
             last_season = self._scale(values[-self.season :])[:, list(self.target_channels)]
-            scaled = scaled + _ahead(last_season, len(last_season) - self.season, 1, self.horizon)[0].T
+            scaled = scaled + _horizon_windows(last_season, len(last_season) - self.season, 1, self.horizon)[0].T
         return self.unscale(scaled)
 
     def unscale(self, scaled: Values) -> Values:
@@ -111,9 +111,9 @@ class ForecastTransform:
         return scaled
 
 
-def _ahead(values: Values, start: int, num_steps: int, horizon: int) -> Values:
+def _horizon_windows(values: Values, start: int, num_steps: int, horizon: int) -> Values:
     """Return `values[t:t+horizon]` for `num_steps` steps t from `start`: `[time, channels, horizon]`, NaN outside."""
-    size = num_steps + horizon
+    size = num_steps + horizon  # one more than needed, so that `num_steps` may be 0
     padded = np.full((size, values.shape[1]), np.nan, np.float32)
     first, stop = max(start, 0), min(start + size, len(values))
     if first < stop:

@@ -18,7 +18,7 @@ from stretto.store.sequences import Channels, IntArray, Sequences, StepRange, To
 from stretto.windows.forecast import ForecastTransform
 
 RowId = tuple[int, int]
-"""A row by its shard and its index in the shard."""
+"""(shard, index in the shard)"""
 
 
 class Items(Protocol):
@@ -73,11 +73,11 @@ class InputItems(_SequenceItems):
     @cached_property
     def scaler(self) -> ForecastTransform | None:
         """Scales channels to inputs; None for tokens, which are inputs as they are."""
-        is_scaled = isinstance(self.sequences.fields.values, Channels)
-        return ForecastTransform.from_sequences(self.sequences, masks=self.masks) if is_scaled else None
+        has_channels = isinstance(self.sequences.fields.values, Channels)
+        return ForecastTransform.from_sequences(self.sequences, masks=self.masks) if has_channels else None
 
     def inputs(self, step_ranges: Sequence[StepRange], num_steps: int) -> Tensor:
-        """Return the sequences `[time, batch, ...]`, padded to `num_steps` time steps."""
+        """Return the inputs in some ranges `[time, batch, ...]`, padded to `num_steps` time steps."""
         rows, scaler = self.sequences.read(step_ranges), self.scaler
         return pad(rows if scaler is None else [scaler.inputs(values) for values in rows], num_steps, 0)
 
@@ -117,11 +117,12 @@ class NextTokenItems(_SequenceItems):
     """Each sequence of tokens is a row; the target of each time step is the next token."""
 
     def __post_init__(self) -> None:
+        location = self.sequences.location
         if self.sequences.fields.values.type != "tokens":
-            raise DataError(f"{self.sequences.location} holds channels, not tokens; use feed='lanes' or 'forecast'")
+            raise DataError(f"{location} holds channels, not tokens; use data.feed='lanes' or 'forecast'")
         if self.longest < 1:
             problem = "has no sequence of two or more tokens, so there is nothing to predict"
-            raise DataError(f"{self.sequences.location} {problem}; use longer sequences")
+            raise DataError(f"{location} {problem}; use longer sequences")
 
     @property
     def task(self) -> Task:
@@ -177,8 +178,8 @@ class SlidingWindows:
         shards = []
         for shard, size in enumerate(self.sequences.shard_sizes):
             ends = self.sequences.ends(shard, 0, size)
-            last_start = np.diff(ends) - self.context - self.forecast.horizon
-            counts = np.where(last_start < 0, 0, last_start // self.stride + 1)
+            last_starts = np.diff(ends) - self.context - self.forecast.horizon  # negative if a series is too short
+            counts = np.where(last_starts < 0, 0, last_starts // self.stride + 1)
             shards.append((ends[:-1], np.concatenate([[0], counts.cumsum()])))
         return shards
 
@@ -211,7 +212,7 @@ class SlidingWindows:
         return x, pad(target, num_steps, np.nan)
 
     def read_windows(self, rows: Sequence[RowId]) -> list[tuple[int, int, NDArray[Any]]]:
-        """Return for each window: its series' index, its context's last time step, and its values, horizon included."""
+        """Return for each window: its series, the last time step of its context, and its values, horizon included."""
         series_before = [0, *accumulate(self.sequences.shard_sizes)]
         windows = []
         all_values = self.sequences.read([self._step_range(*row) for row in rows])
@@ -226,7 +227,7 @@ class SlidingWindows:
         return StepRange(shard, start, start + self.context + self.forecast.horizon)
 
     def _locate(self, shard: int, index: int) -> tuple[int, int]:
-        """Return the index in the shard of a window's series, and of the window's first time step."""
+        """Return a window's series and its first time step, both as indices in the shard."""
         starts, windows_before = self._series_by_shard[shard]
         series = int(np.searchsorted(windows_before, index, side="right")) - 1
         return series, int(starts[series]) + (index - int(windows_before[series])) * self.stride

@@ -45,7 +45,7 @@ class Lanes(DividedLanes):
 
     @classmethod
     def fitting(cls, corpus: Corpus, lanes: int, window: int, min_rows: int = 1) -> Self:
-        """Return lanes that fit the corpus: `window` shrinks first, to leave `min_rows` lanes, then `lanes` does."""
+        """Return lanes that fit the corpus: `window` shrinks until `min_rows` lanes fit; then `lanes` shrinks."""
         return cls(corpus, *fit_lanes(corpus.num_tokens - 1, lanes, window, min_rows))
 
     def __str__(self) -> str:
@@ -66,7 +66,7 @@ class Lanes(DividedLanes):
 
     @property
     def _longest(self) -> int:
-        """The number of time steps of the longest lane; the others are at most one shorter."""
+        """The number of time steps of the last lane, which is the longest; the others are at most one shorter."""
         return -(-self.num_targets // self.lanes)
 
     @property
@@ -83,7 +83,7 @@ class Lanes(DividedLanes):
         return self.position(position.epoch * self.num_windows + position.index + 1)
 
     def fraction(self, position: Position) -> float:
-        """Return how much of its epoch lies before a position."""
+        """Return what fraction of the epoch lies before a position."""
         return position.index / self.num_windows
 
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
@@ -111,13 +111,9 @@ class Lanes(DividedLanes):
 
     def _tokens(self, starts: NDArray[np.int64], num_steps: int) -> torch.Tensor:
         """Return each lane's tokens `[num_steps + 1, lanes]`; the targets are the inputs shifted by one."""
-        # A lane one token shorter than the longest reads into the next lane; `_mask_ended` removes that target. At the
-        # end of the corpus there is no next lane, so read earlier and roll the tokens back into place.
-        readable = np.minimum(starts, self.corpus.num_tokens - 1 - num_steps)
-        tokens = self.corpus.gather(readable, num_steps + 1)
-        for row in np.flatnonzero(readable != starts):
-            tokens[row] = np.roll(tokens[row], readable[row] - starts[row])
-        return torch.from_numpy(tokens.T.copy())
+        # A lane one token shorter than the longest reads into the next lane; `_mask_ended` removes that target. The
+        # last lane is never shorter, so nothing is read beyond the end of the corpus.
+        return torch.from_numpy(self.corpus.gather(starts, num_steps + 1).T.copy())
 
 
 def _mask_ended(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tensor:
@@ -130,6 +126,6 @@ def _mask_ended(targets: torch.Tensor, lengths: NDArray[np.int64]) -> torch.Tens
 
 
 def fit_lanes(num_steps: int, lanes: int, window: int, min_rows: int) -> tuple[int, int]:
-    """Return `lanes` and `window`, reduced to fit `num_steps` time steps: first `window`, to leave `min_rows` lanes."""
+    """Return `lanes` and `window`, reduced to fit `num_steps`: `window` until `min_rows` lanes fit, then `lanes`."""
     window = max(1, min(window, num_steps // min_rows))
     return max(1, min(lanes, num_steps // window)), window

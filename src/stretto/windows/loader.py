@@ -43,13 +43,13 @@ class WindowSource(Protocol):
         """The kind and size of inputs and targets."""
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
-        """Return the share of replica `index` of `count`, with `min_rows` rows or more; raise if already a share."""
+        """Return the share of replica `index` of `count`, with `min_rows` rows or more; raise if this is a share."""
 
     def next_position(self, position: Position) -> Position:
         """Return the position of the window after the one at `position`."""
 
     def fraction(self, position: Position) -> float:
-        """Return approximately how much of its epoch lies before a position."""
+        """Return approximately what fraction of the epoch lies before a position."""
 
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
         """Return the window at a position, with inputs and targets unless they are switched off."""

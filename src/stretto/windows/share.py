@@ -18,12 +18,12 @@ class Share:
 WHOLE = Share(0, 1)
 
 
-def take_share(taken: Share | None, index: int, count: int, min_rows: int) -> Share:
-    """Return share `index` of `count`; raise if the windows are already a share, `taken`."""
-    if taken is not None:
+def take_share(current: Share | None, index: int, count: int, min_rows: int) -> Share:
+    """Return share `index` of `count`; raise DataError if the windows are already a share (`current` is not None)."""
+    if current is not None:
         # A share of a share would leave rows that no replica trains on.
         raise DataError(
-            f"these windows are already share {taken.index} of {taken.count}; pass the windows without calling "
+            f"these windows are already share {current.index} of {current.count}; pass the windows without calling "
             "share(): Trainer and evaluate take this replica's share themselves"
         )
     if not 0 <= index < count:
@@ -54,6 +54,6 @@ class DividedLanes:
 
     @property
     def lane_indices(self) -> range:
-        """The global indices of the lanes in this share; the sizes of two shares differ by at most one lane."""
+        """The global indices of the lanes in this share."""
         part = self.part or WHOLE
         return range(self.lanes * part.index // part.count, self.lanes * (part.index + 1) // part.count)

@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # these are the constants of splitmix64
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the constants of splitmix64
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)
 

@@ -4,8 +4,8 @@
     runs     |--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|   cut into runs,
     pools    |A3 B0 B5 A1 ...  |A4 B2 ...        |D1 C5 C0 D2 ...  |C3 D0 ...        |   shuffled within a few shards
 
-Any pool can be computed without the others. The lengths in a run are read in one piece, and at any time only a few
-shards are in use, so a small cache is enough for data in remote storage.
+A run is a range of consecutive rows of one shard; their lengths are read in one piece. Any pool can be computed
+without the others, and needs only a few shards, so a small cache is enough for data in remote storage.
 """
 
 from collections.abc import Sequence
@@ -90,7 +90,7 @@ class ShufflePools:
         return RowTable(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
 
     def next_position(self, position: Position, num_windows: int) -> Position:
-        """Return the position after `position`, whose pool has `num_windows` windows."""
+        """Return the position after `position`, which is in a pool of `num_windows` windows."""
         if position.index + 1 < num_windows:
             return replace(position, index=position.index + 1)
         if position.pool + 1 < self.num_pools:
@@ -98,7 +98,7 @@ class ShufflePools:
         return Position(position.epoch + 1)
 
     def fraction(self, position: Position, num_windows: int) -> float:
-        """Return approximately how much of its epoch lies before a position, whose pool has `num_windows` windows."""
+        """Return approximately what fraction of the epoch lies before a position in a pool of `num_windows` windows."""
         return (position.pool + position.index / num_windows) / self.num_pools
 
     def _read_run(self, shard: int, run: int) -> RowTable:
@@ -108,18 +108,18 @@ class ShufflePools:
 
     def _runs(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
         """Return runs `first` to `stop` of an epoch's order, each as its shard and its index in the shard."""
-        _, starts = self._epochs.get(epoch, lambda: self._arrange_epoch(epoch))
+        _, group_starts = self._epochs.get(epoch, lambda: self._arrange_epoch(epoch))
         runs: list[tuple[int, int]] = []
-        group = int(np.searchsorted(starts, first, side="right")) - 1
+        group = int(np.searchsorted(group_starts, first, side="right")) - 1
         while first < stop:
-            end = min(stop, int(starts[group + 1]))
+            start, end = int(group_starts[group]), min(stop, int(group_starts[group + 1]))
             shuffled = self._groups.get((epoch, group), partial(self._shuffle_group, epoch, group))
-            runs += [(int(shard), int(run)) for shard, run in shuffled[first - starts[group] : end - starts[group]]]
+            runs += [(int(shard), int(run)) for shard, run in shuffled[first - start : end - start]]
             first, group = end, group + 1
         return runs
 
     def _arrange_epoch(self, epoch: int) -> tuple[IntArray, IntArray]:
-        """Return the order of an epoch's shards, and the number of runs before each group of shards, then the total."""
+        """Return an epoch's shards in random order, and the number of runs before each group of shards and in total."""
         sizes = np.array(self.source.shard_sizes, np.int64)
         shards = permutation(derive_key(self.seed, "epoch", epoch), len(sizes))
         runs_per_shard = -(-sizes[shards] // self._run_length)
