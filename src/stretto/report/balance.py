@@ -21,8 +21,8 @@ def balance_section(record: Record) -> Html:
     """Return the section with the busy time, waiting time and peak memory of each rank."""
     ranks = record.ranks
     if ranks.num_ranks < 2:
-        missing = "The log has no per-rank measurements; they are logged every run.log_every steps and after the last."
-        return section("balance", "Load balance", note(_describe_one(ranks) if ranks.num_ranks else missing))
+        no_ranks = "The log has no per-rank measurements; they are logged every run.log_every steps and after the last."
+        return section("balance", "Load balance", note(_describe_one(ranks) if ranks.num_ranks else no_ranks))
     charts = [figure(_memory_chart(ranks))]
     if ranks.bubbles.num_rows > 1:
         charts.append(figure(_bubble_chart(ranks)))
@@ -83,8 +83,7 @@ def _rank_chart(
             groups = np.array_split(np.array(part.amounts) * factor, num_columns)
             columns.append(part._replace(amounts=[float(group.mean()) for group in groups]))
         return stacked_column_chart(title, unit_name, "rank", columns, num_ranks)
-    names = [f"rank {rank}" for rank in range(num_ranks)]
-    return stacked_bar_chart(title, unit, names, parts, format_value, values)
+    return stacked_bar_chart(title, unit, [f"rank {rank}" for rank in range(num_ranks)], parts, format_value, values)
 
 
 def _bubble_chart(ranks: RankMeans) -> Html:

@@ -60,7 +60,7 @@ class BarChart:
         return join(heading(self.title), legend((name, f"chip {css_class}") for name, css_class in entries), bars)
 
     def to_svg(self, width: float = 1000) -> str:
-        """Return the content of an SVG file with the chart and the style sheet of the pages."""
+        """Return the content of an SVG file with the chart and the pages' style sheet. Positions are in pixels."""
         left = 18 + CHAR_WIDTH * max((len(row.name) for row in self.rows), default=0)
         bar_width, top = width - left - 20, 66
         bottom = top + _ROW_HEIGHT * len(self.rows)
@@ -107,6 +107,7 @@ def stacked_bar_chart(
             boxes.append(Box(x.fraction(start * factor), x.fraction(stop * factor), part.css_class, tooltip))
             start = stop
         rows.append(BarRow(name, boxes, values[index] if values else ""))
+    # The description is for screen readers, so it lists only the first few bars.
     first_totals = [f"{name} {format_value(total)}" for name, total in zip(names[:8], totals, strict=False)]
     entries = [(part.name, part.css_class) for part in parts]
     return BarChart(title, "; ".join(first_totals), entries, rows, x, unit_name).to_html()
@@ -117,8 +118,8 @@ def _draw_bar(boxes: Sequence[Box], screens: Sequence[tuple[float, str]]) -> lis
     drawn = [tag("rect", width="100%", height=_BAR_HEIGHT, class_="track")]
     for start, stop, css_class, tooltip, label in boxes:
         drawn.append(box(start, stop, 0, _BAR_HEIGHT, css_class, tooltip))
-        needed = 5 + CHAR_WIDTH * len(label)
-        text_class = next((name for width, name in screens if (stop - start) * width > needed), None)
+        needed_width = 5 + CHAR_WIDTH * len(label)
+        text_class = next((name for width, name in screens if (stop - start) * width > needed_width), None)
         if label and text_class is not None:
             x = percent((start + stop) / 2)
             drawn.append(tag("text", label, x=x, y=14, text_anchor="middle", class_=text_class))

@@ -26,11 +26,11 @@ _MAX_DOTS = 60  # with more points than this, a line has dots only at isolated p
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart. If its points are means, `low` and `high` are the lowest and highest value in each."""
+    """A line of a chart. If its points are means, `low` and `high` are the lowest and highest value in each mean."""
 
     name: str
     color: int  # index of a color class
-    x: Sequence[Sequence[float]]  # the positions on each of the chart's x axes
+    x: Sequence[Sequence[float]]  # for each x axis of the chart: the positions of the points
     y: Sequence[float]  # NaN leaves a gap
     low: Sequence[float] = ()
     high: Sequence[float] = ()
@@ -91,8 +91,7 @@ def line_chart(
         x = linear(start, end, 10 if is_large else 5, is_integer=axis.is_integer, is_tight=True)
         drawn = [_band(x, y, line, index) for line in shown if len(line.low)]
         drawn += [part for line in shown for part in _draw_line(x, y, line, index)]
-        visible_marks = [(mark_x[index], text) for mark_x, text in marks if x.low <= mark_x[index] <= x.high]
-        drawn_marks = [_draw_mark(x, position, text, height) for position, text in visible_marks]
+        drawn_marks = [_draw_mark(x, xs[index], text, height) for xs, text in marks if x.low <= xs[index] <= x.high]
         view = (*_x_axis(x, axis.label, height), *drawn_marks, _viewport(height, drawn))
         x_range = f"{x.low:.12g} {x.high:.12g}"
         css_class, is_integer = axis.css_class, axis.is_integer
@@ -118,8 +117,8 @@ def histogram_chart(
         tooltip = f"{format_short(low)} to {format_short(high)}: {format_short(count)} {unit}"
         parts.append(box(x.fraction(low), x.fraction(high), top, _TOP + _SMALL - top, "c0", tooltip))
     parts.append(_draw_mark(x, median, f"median: {median:,.0f}", _SMALL))
-    limits = f"{format_short(edges[0])} to {format_short(edges[-1])} {x_label}"
-    label = f"{title}: {format_short(sum(counts))} {unit} from {limits}"
+    x_range = f"{format_short(edges[0])} to {format_short(edges[-1])} {x_label}"
+    label = f"{title}: {format_short(sum(counts))} {unit} from {x_range}"
     return join(heading(title, unit), _plot(y, _SMALL, label, parts))
 
 
@@ -264,7 +263,7 @@ def _band(x: Scale, y: Scale, line: Line, axis_index: int) -> Html:
 
 
 def _draw_line(x: Scale, y: Scale, line: Line, axis_index: int) -> list[Html]:
-    """Return polylines between gaps, dots at isolated points and, with `has_dots`, at all points of a short line."""
+    """Return polylines between gaps, and dots at isolated points or, with `has_dots`, at all points of a short line."""
     segments: list[list[tuple[int, int]]] = [[]]
     for position, value in zip(line.x[axis_index], line.y, strict=True):
         if math.isfinite(value):

@@ -25,7 +25,7 @@ def render_comparison(folders: Sequence[Path | str], on_progress: ProgressCallba
     ]
     runs = dict(zip(_names(folders), records, strict=True))
     title = " / ".join(runs)
-    has_steps = any(record.steps.last for record in records)
+    has_steps = any(record.steps.last_step for record in records)
     return page(
         f"Runs {title}",
         tag("header", tag("p", "Comparison of runs", class_="kind"), tag("h1", title)),

@@ -45,21 +45,21 @@ def curves(runs: Mapping[str, Record]) -> Html:
     )
 
 
-def final_loss(steps: StepHistory) -> float:
+def final_loss(history: StepHistory) -> float:
     """Return the exponentially weighted mean of the training losses up to the last finite one; NaN if there is none."""
-    losses = steps.series.mean("loss")
-    spans = np.full(len(losses), float(steps.smoothing_span))
-    means = exponential_mean(losses, steps.series.count("loss"), spans)
+    losses = history.series.mean("loss")
+    spans = np.full(len(losses), float(history.smoothing_span))
+    means = exponential_mean(losses, history.series.count("loss"), spans)
     finite = means[np.isfinite(means)]
     return float(finite[-1]) if len(finite) else math.nan
 
 
 def _x_axes(histories: Sequence[StepHistory], target_name: str) -> list[XAxis]:
     """Return the axes to choose from, each long enough for all runs."""
-    seconds, targets = max(steps.seconds for steps in histories), max(steps.targets for steps in histories)
+    seconds, targets = max(history.seconds for history in histories), max(history.targets for history in histories)
     factor, unit = run_time_unit(seconds)
     return [
-        XAxis("step", max(steps.last for steps in histories), "by-steps"),
+        XAxis("step", max(history.last_step for history in histories), "by-steps"),
         XAxis(f"{unit} of training", seconds * factor, "by-seconds", "seconds", factor, is_integer=False),
         XAxis(f"{target_name} trained on", targets, "by-targets", "targets"),
     ]
@@ -74,13 +74,12 @@ def _loss_chart(record: Record, axes: Sequence[XAxis]) -> Html:
     series, span = record.steps.series, record.steps.smoothing_span
     x, loss = _positions(series, axes), series.mean("loss")
     name = f"training, mean of {series.bucket_size:,} steps" if series.bucket_size > 1 else "training, each step"
-    lines = [Line(name, 0, x, loss.tolist(), *_limits(series, "loss"), is_faint=span > 1, has_dots=span == 1)]
+    lines = [Line(name, 0, x, loss.tolist(), *_bucket_ranges(series, "loss"), is_faint=span > 1, has_dots=span == 1)]
     if span > 1:
         smoothed = smooth(loss, series.count("loss"), span)
         lines.append(Line(f"training, smoothed over {span:,} steps", 0, x, smoothed.tolist()))
     evaluations = record.evaluations.series
-    losses = evaluations.mean("loss").tolist()
-    lines.append(Line("validation", 1, _positions(evaluations, axes), losses, has_dots=True))
+    lines.append(Line("validation", 1, _positions(evaluations, axes), evaluations.mean("loss").tolist(), has_dots=True))
     return line_chart("Loss", lines, axes, marks=_restart_marks(record, x), is_large=True)
 
 
@@ -93,7 +92,7 @@ def _training_loss_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> H
     return line_chart("Training loss, smoothed", lines, axes, is_large=True)
 
 
-def _limits(series: DownsampledSeries, name: str) -> tuple[Sequence[float], Sequence[float]]:
+def _bucket_ranges(series: DownsampledSeries, name: str) -> tuple[Sequence[float], Sequence[float]]:
     """Return the minimum and maximum of each bucket; empty if a bucket is a single step."""
     return (series.min(name).tolist(), series.max(name).tolist()) if series.bucket_size > 1 else ((), ())
 
@@ -131,8 +130,8 @@ def _lines(runs: Mapping[str, Record], axes: Sequence[XAxis], column: str) -> li
         series = record.steps.series
         x, y = _positions(series, axes), series.mean(column).tolist()
         # The minimum-to-maximum bands of several runs would overlap.
-        limits = _limits(series, column) if len(runs) == 1 else ((), ())
-        lines.append(Line(name if len(runs) > 1 else "", color, x, y, *limits))
+        ranges = _bucket_ranges(series, column) if len(runs) == 1 else ((), ())
+        lines.append(Line(name if len(runs) > 1 else "", color, x, y, *ranges))
     return lines
 
 
@@ -146,10 +145,10 @@ def _speed_chart(runs: Mapping[str, Record], axes: Sequence[XAxis], target_name:
     return line_chart("Speed", lines, axes, unit=f"{target_name} per second{smoothed}", from_zero=True)
 
 
-def _smoothed_speed(steps: StepHistory) -> Floats:
+def _smoothed_speed(history: StepHistory) -> Floats:
     """Return targets per second, smoothed: the speed of a single step is mostly noise."""
-    series, counts = steps.series, steps.series.count("step_seconds")
+    series, counts = history.series, history.series.count("step_seconds")
     with np.errstate(invalid="ignore", divide="ignore"):
-        num_targets = smooth(series.mean("step_targets"), counts, steps.smoothing_span)
-        speed: Floats = num_targets / smooth(series.mean("step_seconds"), counts, steps.smoothing_span)
+        num_targets = smooth(series.mean("step_targets"), counts, history.smoothing_span)
+        speed: Floats = num_targets / smooth(series.mean("step_seconds"), counts, history.smoothing_span)
     return np.where(np.isfinite(speed), speed, np.nan)

@@ -23,7 +23,7 @@ class DownsampledSeries:
         self._max_buckets = max_buckets
         self._num_flushed = 0
         self._pending: list[Sequence[float]] = []
-        self._bucket_starts = np.zeros(0, np.int64)
+        self._bucket_starts = np.zeros(0, np.int64)  # row numbers
         # Count of finite values, their sum, minimum and maximum: [4, buckets, columns].
         self._table = np.zeros((4, 0, len(names)))
 
@@ -112,7 +112,7 @@ def exponential_mean(values: Floats, counts: Floats, spans: Floats) -> Floats:
 def smooth(values: Floats, counts: Floats, span: float) -> Floats:
     """Return a weighted mean of about `span` steps on each side of each value: a trailing mean would lag.
 
-    The span is shorter near the start, where curves fall steeply.
+    Near the start, where curves fall steeply, the span is only about a fifth of the steps so far.
     """
     spans = np.minimum(span, 1 + np.cumsum(counts) / 5)
     backward = exponential_mean(values[::-1], counts[::-1], spans[::-1])[::-1]

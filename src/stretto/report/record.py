@@ -27,7 +27,7 @@ class StepHistory:
             "step", "seconds", "targets", "loss", "gradient_norm", "learning_rate", "step_targets", "step_seconds",
             "data", "compute", "optimizer", "padding",
         )  # fmt: skip
-        self.last = self.epoch = 0  # the highest step and epoch
+        self.last_step = self.epoch = 0  # the highest step and epoch
         self.targets = 0.0  # how many were trained on: tokens, labels or values
         self.seconds = 0.0  # spent in steps: reading data, computing and the optimizer
         self.num_nonfinite = 0  # steps whose loss or gradient norm is not finite
@@ -51,7 +51,7 @@ class StepHistory:
             self.num_skipped = num_skipped
             if len(self.skipped) < _MAX_LISTED:
                 self.skipped.append(step)
-        self.last, self.epoch = max(self.last, step), max(self.epoch, read_int(line, "epoch"))
+        self.last_step, self.epoch = max(self.last_step, step), max(self.epoch, read_int(line, "epoch"))
         # A step without targets has no loss.
         if num_targets > 0 and not math.isfinite(loss + norm):
             self.num_nonfinite += 1
@@ -218,9 +218,9 @@ class Record:
         if self.has_weights:
             return "finished"
         # The step that stopped the run was not logged.
-        if any(name.startswith(f"step-{self.steps.last + 1}-") for name in self.nonfinite_files):
+        if any(name.startswith(f"step-{self.steps.last_step + 1}-") for name in self.nonfinite_files):
             return "stopped: non-finite values"
-        return "not finished" if self.steps.last else "no steps yet"
+        return "not finished" if self.steps.last_step else "no steps yet"
 
 
 def read_number(line: JsonObject, name: str) -> float:

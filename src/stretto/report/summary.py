@@ -28,9 +28,9 @@ def final_metrics(record: Record) -> dict[str, str]:
             is_score = name not in ("kind", "step", "loss", "num_targets")
             if is_score and math.isfinite(read_number(evaluations.last, name)):
                 metrics[f"validation {name.replace('_', ' ')}"] = f"{value:,.4g}"
-    if steps.last:
+    if steps.last_step:
         metrics["final training loss"] = format_finite_loss(final_loss(steps))
-        metrics["steps"] = f"{steps.last:,}"
+        metrics["steps"] = f"{steps.last_step:,}"
         metrics["epoch reached"] = f"{steps.epoch:,}" if steps.epoch else ""
         metrics[f"{target_name} trained on"] = format_count(steps.targets)
         metrics["time spent in steps"] = format_duration(steps.seconds)
@@ -54,14 +54,14 @@ def summary_tiles(record: Record) -> Html:
         pairs.append((f"best validation loss, at step {read_int(best, 'step'):,}", loss))
         if math.isfinite(read_number(best, "perplexity")):
             pairs.append((f"perplexity at step {read_int(best, 'step'):,}", f"{read_number(best, 'perplexity'):,.4g}"))
-    if steps.last:
+    if steps.last_step:
         span = steps.smoothing_span
         name = f"training loss, smoothed over {span:,} steps" if span > 1 else "training loss, last step"
         planned = None if record.config is None else record.config.train.steps
-        of_planned = f" of {planned:,}" if planned and planned != steps.last else ""
+        of_planned = f" of {planned:,}" if planned and planned != steps.last_step else ""
         pairs += [
             (name, format_finite_loss(final_loss(steps))),
-            (f"steps{of_planned}", f"{steps.last:,}"),
+            (f"steps{of_planned}", f"{steps.last_step:,}"),
             (f"{target_name} trained on", format_count(steps.targets)),
             (f"{target_name} per second", format_count(steps.speed)),
             ("time spent in steps", format_duration(steps.seconds)),

@@ -7,6 +7,7 @@ steps 3, 4       ■                 one call
 """
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import TypeVar
 
 import torch
@@ -66,14 +67,12 @@ class Sessions:
             inputs = inputs.to(self._stack.dtype)
         state = self._gather_states(names)
         outputs: list[Tensor] = []
-        start = 0
-        for stop in sorted(set(lengths)):
+        for start, stop in pairwise([0, *sorted(set(lengths))]):
             num_rows = sum(length >= stop for length in lengths)
             y, next_state = self._stack(inputs[start:stop, :num_rows], tuple(tensor[:num_rows] for tensor in state))
             # torch.cat copies: the returned state may be a view of the given one.
             state = tuple(torch.cat([value, old[num_rows:]]) for value, old in zip(next_state, state, strict=True))
             outputs.append(y)
-            start = stop
         self._store_states(names, state)
         # Concatenate each row's outputs from all calls that it was part of.
         return {name: torch.cat([y[:, row] for y in outputs if row < y.shape[1]]) for row, name in enumerate(names)}

@@ -88,7 +88,7 @@ class Shard(StrictModel):
 
 
 class Origin(StrictModel):
-    """Which fields or columns of the original files were used for what, so that similar files are read in the same way."""
+    """Which fields or columns of the original files were used for what; similar files are then read in the same way."""
 
     sequence: str | None = None  # None for series, whose columns are the channels
     label: str | None = None

@@ -63,7 +63,7 @@ class SymbolVocabulary:
 
     @classmethod
     def from_counts(cls, level: Level, counts: Mapping[str, int], max_symbols: int | None) -> Self:
-        """Return `<unk>` and the most frequent symbols as a vocabulary: at most `max_symbols` in all, or all if None."""
+        """Return a vocabulary of at most `max_symbols` symbols (None: all): `<unk>` and the most frequent ones."""
         known = sorted(counts.keys() - {UNKNOWN}, key=lambda symbol: (-counts[symbol], symbol))
         return cls(level, (UNKNOWN, *known[: None if max_symbols is None else max_symbols - 1]))
 
@@ -79,8 +79,7 @@ class SymbolVocabulary:
         symbols = (self.symbols[token] for token in tokens)
         if self.level == "char":
             return "".join(symbols)
-        lines = " ".join(symbols).split(END_OF_LINE)
-        return "\n".join(line.strip() for line in lines)
+        return "\n".join(line.strip() for line in " ".join(symbols).split(END_OF_LINE))
 
 
 def split_symbols(text: bytes | str, level: Level) -> list[str]:

@@ -24,8 +24,7 @@ from stretto.windows.share import DividedLanes, Share
 class Lanes(DividedLanes):
     """A corpus as `lanes` streams; window k+1 of a lane continues where window k ended.
 
-    Each token but the first is predicted exactly once per epoch. `share` returns the lanes of one replica; lane numbers
-    stay global.
+    Each token but the first is predicted once per epoch. `share` returns one replica's lanes, with global lane numbers.
     """
 
     corpus: Corpus
