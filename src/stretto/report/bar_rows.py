@@ -10,7 +10,7 @@ from stretto.report.page import read_style
 from stretto.report.ticks import Scale, linear
 
 _BAR_HEIGHT, _ROW_HEIGHT, _AXIS_HEIGHT = 20, 24, 40
-# If a row's name and value together have more characters, narrow screens show names and values above the bars.
+# If a row's name and value have more characters than this, narrow screens show names and values above the bars.
 _MAX_SIDE_CHARS = 20
 # A bar's minimum width in pixels on narrow, medium and wide screens, and the class of labels that need such a screen.
 _SCREENS = ((230.0, "on"), (500.0, "on mid"), (900.0, "on wide"))

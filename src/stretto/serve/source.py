@@ -58,7 +58,7 @@ class FieldNames:
 
 
 def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: FieldNames | None = None) -> None:
-    """Prepare a file like the run's data: with its vocabulary, or its channels and their scale."""
+    """Prepare a file like the run's data: with the same vocabulary, or the same channels, mean and std."""
     task, origin, fields = data_spec.task, data_spec.origin or Origin(), fields or FieldNames()
     values = data_spec.channels or Tokens(num_tokens=task.num_inputs)  # num_inputs is the vocabulary size
     labels = Classes(names=data_spec.labels) if data_spec.labels else None
@@ -85,7 +85,7 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
 
 
 def _field_names(file: Path | str) -> set[str]:
-    """Return the field names of a file's first record, or an empty set if that is missing or invalid."""
+    """Return the field names of a file's first record; an empty set if there is none or it is invalid."""
     row = next(iter(read_rows(cut_records(list_paths(file), None)[0])), None)
     return set() if row is None or row.problem else set(row.record)
 

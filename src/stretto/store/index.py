@@ -40,8 +40,8 @@ class Store:
     """An open store: the content of its index, and where its bytes come from."""
 
     location: str  # a folder, or a URL that fsspec supports
-    kind: str
-    fields: dict[str, Any]
+    kind: str  # "tokens" (a corpus) or "sequences"
+    fields: dict[str, Any]  # what the index says about this kind of data, not validated yet
     files: tuple[PagedFile, ...]
     pages: Pages
     digest: str  # SHA-256 of the index; it identifies the content of all files, since the index covers their checksums
@@ -89,7 +89,7 @@ def write_index(folder: Path, kind: str, fields: dict[str, Any], files: Sequence
 
 
 def damaged_index(location: str, reason: str) -> DataError:
-    """Return the error for an index whose values are invalid."""
+    """Return the error for a damaged index; `reason` says what is wrong with it."""
     return DataError(f"{location}: {INDEX} is damaged ({reason}); copy it again or prepare the data again")
 
 

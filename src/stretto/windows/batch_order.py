@@ -33,14 +33,11 @@ class BatchLimits:
 
 @dataclass(frozen=True)
 class BatchOrder:
-    """The global batches of all epochs: a length-bucketing batch sampler with random access.
-
-    Each batch is a pure function of the seed and its position.
-    """
+    """The global batches of all epochs: a length-bucketing batch sampler; a batch depends only on seed and position."""
 
     pools: ShufflePools
     limits: BatchLimits
-    _packed: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)
+    _packed: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)  # by (epoch, pool)
 
     def batch(self, position: Position) -> RowTable:
         """Return the rows of the global batch at a position, longest first."""

@@ -52,7 +52,7 @@ class DocumentLanes(DividedLanes):
     forecast: ForecastTransform | None = None
     seed: int = 1
     part: Share | None = None  # None: all lanes, not divided among replicas
-    _arranged: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)
+    _arranged: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)  # by (epoch, pool)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -129,10 +129,9 @@ class DocumentLanes(DividedLanes):
         # The document of each window. The minimum only matters for a pool without windows, where all lengths are 0.
         indices = np.minimum(np.searchsorted(windows_before, windows, side="right"), len(documents.lengths)) - 1
         offsets = (windows - windows_before[indices]) * self.window
-        lengths = np.where(has_data, np.minimum(documents.lengths[indices] - offsets, self.window), 0)
-        x, target = None, None
-        if inputs or targets:
-            x, target = self._payload(documents.take(indices), offsets, lengths, inputs, targets)
+        rows = documents.take(indices)
+        lengths = np.where(has_data, np.minimum(rows.lengths - offsets, self.window), 0)
+        x, target = self._payload(rows, offsets, lengths, inputs, targets) if inputs or targets else (None, None)
         return Window(
             num_steps=self.window,
             lanes=torch.from_numpy(lanes),

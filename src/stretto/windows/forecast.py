@@ -17,7 +17,7 @@ Values = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class ForecastTransform:
-    """The targets of each time step are the next `horizon` values of some channels.
+    """Makes inputs and targets: the targets of each time step are the next `horizon` values of some channels.
 
     Values are scaled with the mean and standard deviation of the training data. With `season`, a target is the
     difference from the value one season earlier, so a network that outputs zeros repeats the last season.
@@ -26,8 +26,8 @@ class ForecastTransform:
     mean: tuple[float, ...]
     std: tuple[float, ...]
     target_channels: tuple[int, ...]  # indices
-    horizon: int = 1
-    season: int = 0
+    horizon: int = 1  # in time steps, like `season`
+    season: int = 0  # 0: none
     masks: bool = False  # add one input per channel: 1 where its value is present, 0 where it is missing
 
     def __post_init__(self) -> None:

@@ -18,7 +18,7 @@ from stretto.store.sequences import Channels, IntArray, Sequences, StepRange, To
 from stretto.windows.forecast import ForecastTransform
 
 RowId = tuple[int, int]
-"""(shard, index in the shard)"""
+"""A row as (shard, index in the shard)."""
 
 
 class Items(Protocol):
@@ -34,7 +34,7 @@ class Items(Protocol):
     def longest(self) -> int: ...  # time steps of the longest row
     @property
     def mean_length(self) -> float: ...  # time steps per row, approximately
-    def lengths(self, shard: int, start: int, stop: int) -> IntArray: ...
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray: ...  # of rows `start` to `stop` of a shard
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> "Payload":
         """Return inputs and targets `[time, batch, ...]`, padded to `num_steps` time steps; None if not requested."""
 
@@ -205,14 +205,14 @@ class SlidingWindows:
         x = pad([self.forecast.inputs(values[: self.context]) for values in windows], num_steps, 0) if inputs else None
         if not targets:
             return x, None
-        target = [self.forecast.targets(values, 0, self.context) for values in windows]
+        window_targets = [self.forecast.targets(values, 0, self.context) for values in windows]
         if not self.every_step:
-            for steps in target:
+            for steps in window_targets:
                 steps[:-1] = np.nan
-        return x, pad(target, num_steps, np.nan)
+        return x, pad(window_targets, num_steps, np.nan)
 
     def read_windows(self, rows: Sequence[RowId]) -> list[tuple[int, int, NDArray[Any]]]:
-        """Return for each window: its series, the last time step of its context, and its values, horizon included."""
+        """Return (series index, index of the context's last time step, values with the horizon) for each window."""
         series_before = [0, *accumulate(self.sequences.shard_sizes)]
         windows = []
         all_values = self.sequences.read([self._step_range(*row) for row in rows])

@@ -38,8 +38,7 @@ class Lanes(DividedLanes):
         if needed > available:
             raise DataError(
                 f"lanes={self.lanes:,} x window={self.window:,} needs {needed:,} tokens per step, but "
-                f"{self.corpus.location} has {max(available, 0):,} to predict; use fewer lanes, a shorter window or "
-                "more text"
+                f"{self.corpus.location} has {available:,} to predict; use fewer lanes, a shorter window or more text"
             )
 
     @classmethod

@@ -24,7 +24,7 @@ from stretto.windows.shuffle import permutation
 
 # Runs are shuffled within a group of this many shards: more give a more random order, fewer need a smaller cache.
 _SHARDS_AT_ONCE = 8
-_MAX_RUN_LENGTH = 1024
+_MAX_RUN_LENGTH = 1024  # rows
 # A pool has about this many runs or more, if there are enough rows.
 _MIN_RUNS_PER_POOL = 64
 
@@ -60,8 +60,8 @@ class ShufflePools:
     source: ShardedLengths
     seed: int
     pool_rows: int  # the approximate number of rows in a pool
-    _epochs: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(2)
-    _groups: LruCache[IntArray] = lru_cache_field(4)
+    _epochs: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(2)  # by epoch
+    _groups: LruCache[IntArray] = lru_cache_field(4)  # by (epoch, group)
 
     def __post_init__(self) -> None:
         if self.pool_rows < 1:
@@ -112,9 +112,9 @@ class ShufflePools:
         runs: list[tuple[int, int]] = []
         group = int(np.searchsorted(group_starts, first, side="right")) - 1
         while first < stop:
-            start, end = int(group_starts[group]), min(stop, int(group_starts[group + 1]))
+            group_start, end = int(group_starts[group]), min(stop, int(group_starts[group + 1]))
             shuffled = self._groups.get((epoch, group), partial(self._shuffle_group, epoch, group))
-            runs += [(int(shard), int(run)) for shard, run in shuffled[first - start : end - start]]
+            runs += [(int(shard), int(run)) for shard, run in shuffled[first - group_start : end - group_start]]
             first, group = end, group + 1
         return runs
 
