@@ -92,9 +92,9 @@ def _training_loss_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> H
     return line_chart("Training loss, smoothed", lines, axes, is_large=True)
 
 
-def _bucket_ranges(series: DownsampledSeries, name: str) -> tuple[Sequence[float], Sequence[float]]:
+def _bucket_ranges(series: DownsampledSeries, column: str) -> tuple[Sequence[float], Sequence[float]]:
     """Return the minimum and maximum of each bucket; empty if a bucket is a single step."""
-    return (series.min(name).tolist(), series.max(name).tolist()) if series.bucket_size > 1 else ((), ())
+    return (series.min(column).tolist(), series.max(column).tolist()) if series.bucket_size > 1 else ((), ())
 
 
 def _restart_marks(record: Record, positions: Sequence[Sequence[float]]) -> list[Mark]:

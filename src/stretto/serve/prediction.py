@@ -67,8 +67,8 @@ def write_predictions(
     """Write the results of `predict` to a JSON Lines file, one per line; return the number of lines.
 
     Several ranks must all make the same call, and share a file system. After an interruption, repeat the call to
-    continue: finished parts are kept in `PATH.parts`. `fields` names the fields of a file's records where
-    they differ from those of the run's files.
+    continue: finished parts are kept in `PATH.parts`. `fields` names the fields of a file's records where they differ
+    from those of the run's files.
     """
     path = Path(path)
     world = world or World(rank=0, size=1, device=trained.stack.device)
@@ -131,7 +131,7 @@ def _write_missing_parts(
 
 
 def _run_on_rank_zero(world: World, function: Callable[[], None]) -> None:
-    """Call a function on rank 0 while the others wait. It may take longer than a collective's timeout."""
+    """Call a function on rank 0 while the others wait, even for longer than a collective's timeout."""
     if world.is_single_rank:
         function()
         return
@@ -201,13 +201,13 @@ def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldN
     for name, tensor in sorted(trained.stack.state_dict().items()):
         weights.update(name.encode())
         weights.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    included = {"context", "horizon", "season", "targets", "masks", "window"}
+    settings = {"context", "horizon", "season", "targets", "masks", "window"}
     return fingerprint(
         {
             "version": _VERSION,
             "weights": weights.hexdigest(),
             "data": source,
-            "settings": trained.config.data.model_dump(mode="json", include=included),
+            "settings": trained.config.data.model_dump(mode="json", include=settings),
             "precision": trained.config.run.precision,
             "steps": [_PART_STEPS, _BATCH_STEPS],
         }

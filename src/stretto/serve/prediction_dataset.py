@@ -30,7 +30,7 @@ _WINDOWS_PER_TEXT_ROW = 8
 PredictionRow = dict[str, Any]
 """One result, ready to be written as JSON."""
 Outputs = Iterator[tuple[int, Tensor]]
-"""Yields (first time step, outputs `[time, rows, ...]`) for a batch, chunk by chunk in time."""
+"""Yields (first time step, outputs `[time, batch, ...]`) for a batch, chunk by chunk in time."""
 
 
 class PredictionDataset(Protocol):

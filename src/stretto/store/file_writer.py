@@ -35,7 +35,7 @@ class FileWriter:
         content = memoryview(values if isinstance(values, bytes) else np.ascontiguousarray(values).tobytes())
         self._file.write(content)
         while len(content):
-            free_bytes = PAGE_BYTES - self.num_bytes % PAGE_BYTES  # of the current page
+            free_bytes = PAGE_BYTES - self.num_bytes % PAGE_BYTES  # left in the current page
             part, content = content[:free_bytes], content[free_bytes:]
             if free_bytes == PAGE_BYTES:  # a new page starts
                 self._checksums.append(0)

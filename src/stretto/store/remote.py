@@ -55,7 +55,7 @@ class RemotePages:
         for index, byte_range in enumerate(byte_ranges):
             for number in self._files[byte_range.file].pages(byte_range.start, byte_range.stop):
                 range_indices.setdefault(Page(byte_range.file, number), []).append(index)
-        # The next window mostly needs the same pages.
+        # Keep the pages of this call in memory, within bounds: the next window mostly needs the same ones.
         self._max_in_memory = min(max(_MIN_PAGES_IN_MEMORY, len(range_indices)), _MAX_PAGES_IN_MEMORY)
         for page, content in self._get(range_indices):
             page_start = page.number * PAGE_BYTES
