@@ -10,7 +10,7 @@ def advise(plan: Plan) -> str:
     chosen = plan.chosen
     num_ranks = chosen.layout.num_ranks
     if num_ranks == 1:
-        return f"stay on one device: {_why_not_more(plan)}"
+        return f"stay on one device: {_reason_for_one_device(plan)}"
     layout = f"{num_ranks} devices as {layout_name(chosen)}"
     if not plan.fits_single_device:
         needed = f"one device would need {format_bytes(plan.single_device.memory)}"
@@ -29,7 +29,7 @@ def advise(plan: Plan) -> str:
 
 
 def layout_name(prediction: Prediction) -> str:
-    """Return a short name such as `2 stages x 8 chunks`, which omits counts of 1."""
+    """Return a short name such as `2 stages x 8 chunks`, without counts of 1."""
     layout = prediction.layout
     parts = {
         "replicas": layout.replicas,
@@ -41,10 +41,10 @@ def layout_name(prediction: Prediction) -> str:
     return f"{name}, with recomputation" if layout.recompute else name
 
 
-def _why_not_more(plan: Plan) -> str:
-    parallel = [prediction for prediction in plan.best if prediction.layout.num_ranks > 1]
+def _reason_for_one_device(plan: Plan) -> str:
     if plan.cluster.devices == 1:
         return "there is no other"
+    parallel = [prediction for prediction in plan.best if prediction.layout.num_ranks > 1]
     if not parallel:
         return "no layout on several devices is possible"
     best = min(parallel, key=lambda prediction: prediction.seconds)
@@ -67,7 +67,7 @@ def _idle_devices(plan: Plan) -> str:
 
 
 def _bottleneck(plan: Plan, prediction: Prediction) -> str:
-    """Return a clause about the largest overhead, or about how long devices compute if that costs more speed."""
+    """Return a clause about the largest overhead, or about the compute time if its poor scaling costs more."""
     overheads = {
         "waiting for the all-reduce of gradients takes {:.0%} of a step": prediction.all_reduce,
         "stages wait for each other for {:.0%} of a step": prediction.bubble * prediction.pipeline,
@@ -75,7 +75,7 @@ def _bottleneck(plan: Plan, prediction: Prediction) -> str:
         "reading data and other overhead take {:.0%} of a step": prediction.other,
     }
     template, overhead = max(overheads.items(), key=lambda item: item[1])
-    # With linear scaling, n devices would each compute for 1/n of the time that a single device does.
+    # With linear scaling, n devices would each compute for 1/n of a single device's time. 70% of linear is near enough.
     busy, single_busy = prediction.pipeline * (1 - prediction.bubble), plan.single_device.pipeline
     num_ranks = prediction.layout.num_ranks
     if plan.speed_up(prediction) < 0.7 * num_ranks and busy - single_busy / num_ranks > overhead:

@@ -31,13 +31,12 @@ class LowerBounds:
         return ((mean + costs.optimizer_seconds(0, num_blocks)) / layout.stages + overhead) / self._solo_speed(layout)
 
     def tight_bound(self, layout: Layout) -> float:
-        """Return a bound for a layout with a partition, as if stages waited only while the pipeline fills or drains."""
+        """Return a bound for a layout with `blocks`, as if stages waited only while the pipeline fills or drains."""
         speed = self._solo_speed(layout)
-        # Multiplied by the speed, which the sum is later divided by: a message takes equally long at any speed.
+        # The result is divided by the speed, but a message takes equally long at any speed: multiply its latency here.
         latency = min(self.costs.intra_node.latency, self.costs.inter_node.latency) * speed
-        total = 0.0
-        for shapes in self.workload.count_chunks(layout.replicas, layout.micro_batches, layout.chunks):
-            total += self._pipeline_bound(layout, shapes, latency)
+        batches = self.workload.count_chunks(layout.replicas, layout.micro_batches, layout.chunks)
+        total = sum(self._pipeline_bound(layout, shapes, latency) for shapes in batches)
         parts = partition_from_counts(layout.blocks)
         optimizer = max(self.costs.optimizer_seconds(part.start, part.stop) for part in parts)
         return (total / len(self.workload.batches) + optimizer) / speed
@@ -56,8 +55,8 @@ class LowerBounds:
         num_chunks, overhead = shapes.total(), self.costs.profile.action_overhead
         for part in partition_from_counts(layout.blocks):
             chunk_costs = [self.costs.chunk_cost(part.start, part.stop, *shape) for shape in shapes]
-            counted = zip(chunk_costs, shapes.values(), strict=True)
-            compute = sum(count * (num_forwards * cost.forward + cost.backward) for cost, count in counted)
+            costs_and_counts = zip(chunk_costs, shapes.values(), strict=True)
+            compute = sum(count * (num_forwards * cost.forward + cost.backward) for cost, count in costs_and_counts)
             accumulate = (num_chunks - 1) * self.costs.accumulate_seconds(part.start, part.stop)
             work.append(compute + 2 * overhead * num_chunks + accumulate)
             # The chunks of the first forward and the last backward can have different shapes, so take the cheapest.

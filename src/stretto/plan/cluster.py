@@ -57,5 +57,5 @@ class Cluster:
         if layout.adjacent == "stages":
             return min(layout.replicas, ceil(layout.num_ranks / self.devices_per_node))
         # The replicas of a stage can start in the middle of a node and end on another.
-        edges = [(stage * layout.replicas, (stage + 1) * layout.replicas - 1) for stage in range(layout.stages)]
-        return max(last // self.devices_per_node - first // self.devices_per_node + 1 for first, last in edges)
+        rank_ranges = [(stage * layout.replicas, (stage + 1) * layout.replicas - 1) for stage in range(layout.stages)]
+        return max(last // self.devices_per_node - first // self.devices_per_node + 1 for first, last in rank_ranges)

@@ -41,8 +41,7 @@ class CostModel:
         """Return the cost of a chunk on a range of blocks, without `Profile.action_overhead`."""
         sums = self._chunk_sums(rows, steps)
         # The loss is one more entry after the last block.
-        last = stop + 1 if stop == self.num_blocks else stop
-        low, high = sums[start], sums[last]
+        low, high = sums[start], sums[stop + 1 if stop == self.num_blocks else stop]
         return ChunkCost(high.forward - low.forward, high.backward - low.backward, max(high.saved - low.saved, 0.0))
 
     def accumulate_seconds(self, start: int, stop: int) -> float:
@@ -95,7 +94,7 @@ class CostModel:
         return seconds
 
     def _effective_link(self, num_ranks: int) -> Link:
-        """Return the link in a node, with the bus bandwidth measured for the next smaller number of ranks, if any."""
+        """Return the intra-node link, with the bus bandwidth measured for the next smaller number of ranks, if any."""
         smaller = [cost for cost in self.profile.all_reduces if cost.ranks < num_ranks]
         if not smaller:
             return self.intra_node
@@ -138,7 +137,7 @@ def interpolate(kind: KindCosts, rows: int, steps: int) -> ChunkCost:
             + value_of(points.get((num_rows, step_pair[1]), zero)) * step_weight
             for num_rows in row_pair
         )
-        # A line can fall to zero or below. The floor is the smallest known cost, scaled down for even smaller chunks.
+        # Extrapolation can give 0 or less. The floor is the smallest known cost, scaled down for even smaller chunks.
         floor = min(value_of(point) for point in kind.points) * size_ratio
         return max(low * (1 - row_weight) + high * row_weight, floor)
 
@@ -149,7 +148,7 @@ def interpolate(kind: KindCosts, rows: int, steps: int) -> ChunkCost:
 
 def _neighbors(known: Sequence[int], value: int) -> tuple[tuple[int, int], float]:
     """Return two known numbers to interpolate or extrapolate from, and the weight of the second."""
-    if len(known) == 1:  # paired with 0
+    if len(known) == 1:  # the other number is 0, where `interpolate` takes the cost as 0
         return (0, known[0]), value / known[0]
     index = min(max(bisect_right(known, value), 1), len(known) - 1)
     low, high = known[index - 1], known[index]

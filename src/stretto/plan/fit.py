@@ -10,18 +10,18 @@ def fit_layout(layout: Layout, num_ranks: int, num_blocks: int, num_rows: int) -
     The number of stages stays the same if possible. Otherwise more stages, which need less memory each, are preferred
     to fewer. A model has at most as many stages as blocks, and each micro-batch needs at least one row.
     """
-    possible = [
+    possible_stages = [
         stages
         for stages in range(1, min(num_ranks, num_blocks) + 1)
         if num_ranks % stages == 0 and num_ranks // stages * layout.micro_batches <= num_rows
     ]
-    if not possible:
+    if not possible_stages:
         raise PlanError(
             f"no layout uses all {num_ranks} ranks: with layout.stages at most {num_blocks} (one block each), "
             f"rows={num_rows} is too few for layout.micro_batches={layout.micro_batches} in each replica; start fewer "
             "ranks, or use more rows or fewer micro-batches"
         )
     current = layout.stages
-    stages = min(possible, key=lambda count: (count != current, count < current, abs(count - current)))
+    stages = min(possible_stages, key=lambda count: (count != current, count < current, abs(count - current)))
     blocks = layout.blocks if stages == current else ()
     return layout.model_copy(update={"replicas": num_ranks // stages, "stages": stages, "blocks": blocks})

@@ -14,7 +14,7 @@ from stretto.plan.profile import CostPoint, KindCosts, Link, Profile
 
 @dataclass(frozen=True)
 class Hardware:
-    """The figures of a device's data sheet, and assumptions about what it doesn't say."""
+    """The figures of a device's data sheet, and assumptions where the data sheet is silent."""
 
     name: str
     memory: float  # bytes
@@ -115,7 +115,7 @@ def _assumptions(hardware: Hardware) -> str:
 
 
 def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], steps: Sequence[int]) -> KindCosts:
-    weight_bytes = 4 * (shape.weights + shape.embedding_weights)
+    weight_bytes = 4 * (shape.weights + shape.embedding_weights)  # fp32
     points = []
     for num_rows, num_steps in product(rows, steps):
         forward = _forward_seconds(hardware, shape, num_rows, num_steps)
@@ -146,9 +146,9 @@ def _derive_loss(hardware: Hardware, num_outputs: int, rows: Sequence[int], step
 def _forward_seconds(hardware: Hardware, shape: BlockShape, rows: int, steps: int) -> float:
     peak = hardware.flops * hardware.utilization
     # The inputs of all time steps need one matrix product; the state needs one per time step.
-    batched = shape.weights - shape.recurrent
-    arithmetic = 2 * batched * rows * steps / peak
-    memory = hardware.element_size * (batched + shape.outputs * rows * steps) / hardware.bandwidth
+    input_weights = shape.weights - shape.recurrent
+    arithmetic = 2 * input_weights * rows * steps / peak
+    memory = hardware.element_size * (input_weights + shape.outputs * rows * steps) / hardware.bandwidth
     seconds = hardware.launch_seconds + max(arithmetic, memory)
     if shape.recurrent:
         arithmetic = 2 * shape.recurrent * rows / peak

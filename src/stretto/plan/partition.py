@@ -19,7 +19,7 @@ def partition(costs: Sequence[float], num_stages: int) -> list[slice]:
     """
     ranges = range_costs(np.array(list(accumulate(costs, initial=0.0))))
     parts = partition_by_cost(len(costs), num_stages, lambda stage: ranges)
-    assert parts is not None
+    assert parts is not None  # all costs are finite
     return parts
 
 

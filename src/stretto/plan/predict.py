@@ -193,13 +193,13 @@ def _all_reduce_end(step: _StepSimulation, timeline: Timeline) -> float:
     num_in_group = max(1, min(layout.replicas, num_on_node))
     speed = costs.contention.relative_speed
     slowdown = speed(num_in_group, num_busy=num_in_group) / speed(num_on_node, num_busy=num_on_node)
-    seconds = partial(costs.all_reduce_seconds, num_ranks=layout.replicas, num_nodes=num_nodes)
+    duration = partial(costs.all_reduce_seconds, num_ranks=layout.replicas, num_nodes=num_nodes)
     ends = []
     for stage, part in enumerate(step.parts):
         num_bytes = costs.weight_bytes(part.start, part.stop)
         last = last_actions[stage]
         overlapped = costs.profile.overlap * (last.stop - last.start)
-        exposed = max(seconds(num_bytes) - overlapped, seconds(min(num_bytes, _BUCKET_BYTES))) * slowdown
+        exposed = max(duration(num_bytes) - overlapped, duration(min(num_bytes, _BUCKET_BYTES))) * slowdown
         ends.append(last.stop + exposed)
     return max(ends)
 

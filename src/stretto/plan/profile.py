@@ -1,7 +1,6 @@
 """Profile: the costs of a model's blocks on a device, and of the links between devices.
 
-A profile is one JSON file: measured, derived from a data sheet, or written by hand. Times are in seconds,
-sizes in bytes, bandwidths in bytes per second.
+A profile is one JSON file: measured, derived from a data sheet, or written by hand. Its units are seconds and bytes.
 """
 
 from functools import cached_property

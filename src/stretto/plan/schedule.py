@@ -22,9 +22,9 @@ def stage_schedule(stage: int, num_stages: int, num_micro_batches: int, num_chun
         for micro_batch in range(num_micro_batches)
         for chunk in reversed(range(num_chunks))
     )
-    warm_up = max_live_chunks(stage, num_stages, num_micro_batches, num_chunks)
-    actions = forwards[:warm_up]
-    for forward in forwards[warm_up:]:
+    num_warm_up = max_live_chunks(stage, num_stages, num_micro_batches, num_chunks)
+    actions = forwards[:num_warm_up]
+    for forward in forwards[num_warm_up:]:
         actions += [next(backwards), forward]
     return [*actions, *backwards]
 

@@ -112,7 +112,7 @@ class _LayoutSearch:
         grids, num_simulated = self._simulate_best(layouts, num_best)
         self._reject_oversized()
         if not grids:
-            raise self._no_layout()
+            raise self._no_layout_error()
         slowest = self._slowest_listed(grids)
         listed = sorted((prediction for prediction in grids.values() if prediction.seconds <= slowest), key=_sort_key)
         on_one_device, _ = self._simulate_best(self._layouts_of_grid(1, 1), num_best=1)
@@ -154,10 +154,9 @@ class _LayoutSearch:
         """Reject the numbers of stages for which every layout that was tried needs too much memory."""
         for stages, memory_limit in sorted(self.oversized.items()):
             if stages not in self.fitting:
-                layouts = pluralize(stages, "stage")
-                self._reject(layouts, f"a rank needs more than {format_bytes(memory_limit)}")
+                self._reject(pluralize(stages, "stage"), f"a rank needs more than {format_bytes(memory_limit)}")
 
-    def _no_layout(self) -> PlanError:
+    def _no_layout_error(self) -> PlanError:
         reasons = "; ".join(f"{layouts}: {reason}" for layouts, reason in list(self.rejected)[:3])
         remedy = "use more devices or memory, or a smaller model" if self.oversized else "use fewer devices"
         return PlanError(f"no layout is possible with devices={self.cluster.devices} ({reasons}); {remedy}")
@@ -170,7 +169,7 @@ class _LayoutSearch:
         return bound > min(slowest, self._slowest_listed(grids))
 
     def _slowest_listed(self, grids: _Grids) -> float:
-        """Return the longest step time that is still listed; the fastest layout on several devices is always listed."""
+        """Return the longest step time of a layout to list; the fastest layout on several devices is always listed."""
         fastest = min((prediction.seconds for prediction in grids.values()), default=np.inf)
         distributed = (prediction.seconds for (replicas, stages), prediction in grids.items() if replicas * stages > 1)
         return max(fastest * _MAX_SLOWDOWN, min(distributed, default=np.inf) if self.cluster.devices > 1 else 0.0)
@@ -189,9 +188,8 @@ class _LayoutSearch:
                     yield from self._layouts_of_grid(replicas, stages)
 
     def _layouts_of_grid(self, replicas: int, stages: int) -> Iterator[Layout]:
-        max_micro_batches = self.workload.min_rows // replicas
         can_cross_nodes = stages > 1 and replicas > 1 and replicas * stages > self.cluster.devices_per_node
-        for micro_batches in _powers_of_two(min(max_micro_batches, _MAX_CHUNKS)):
+        for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, _MAX_CHUNKS)):
             max_chunks = min(self.workload.num_steps, _MAX_CHUNKS // micro_batches) if self.workload.is_causal else 1
             for chunks in _chunk_counts(max_chunks):
                 for adjacent in ("stages", "replicas") if can_cross_nodes else ("stages",):

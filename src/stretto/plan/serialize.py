@@ -12,7 +12,7 @@ from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
 from stretto.plan.timeline import TimedAction, Timeline
 
-# If a timeline has more actions than this, they are left out, to keep the file small.
+# If a timeline has more actions than this, none of them is written, to keep the file small.
 _MAX_ACTIONS = 10_000
 
 
@@ -84,7 +84,7 @@ def _parse_action(line: str) -> TimedAction:
 
 
 def _layout_to_dict(layout: Layout) -> dict[str, Any]:
-    return layout.model_dump(mode="json", exclude={"auto", "elastic"})
+    return layout.model_dump(mode="json", exclude={"auto", "elastic"})  # these don't affect how a step is split
 
 
 def layout_toml(layout: Layout) -> str:

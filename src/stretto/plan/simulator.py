@@ -41,8 +41,8 @@ class _SimulatedStage:
     position: int = 0  # index of the running action or, if none is running, of the next one
     is_busy: bool = False  # computes, or is in a blocking send
     start: float = 0.0  # when the running action started
-    sending: Action | None = None  # a blocking send that waits for its receive
-    arrivals: dict[Action, float] = field(default_factory=dict)  # when messages arrive that no action has used yet
+    sending: Action | None = None  # the action whose blocking send waits for a receive
+    arrivals: dict[Action, float] = field(default_factory=dict)  # arrival times of messages not yet used
     posted_receives: dict[ActionKind, int] = field(default_factory=lambda: dict.fromkeys(ActionKind, 1))
 
     @property
@@ -82,13 +82,11 @@ class _Simulator:
             end = self.base_time + work_from_base / self.current_speed
             if self.wake_ups and self.wake_ups[0][0] <= end:
                 self.now, index = heapq.heappop(self.wake_ups)
-                stage = self.stages[index]
-                stage.is_busy = False  # its blocking send is done, or its message has arrived
+                self.stages[index].is_busy = False  # its blocking send is done, or its message has arrived
             else:
                 self.now, (_, index) = end, heapq.heappop(self.ends)
-                stage = self.stages[index]
-                self._end(stage)
-            self._start_next(stage)
+                self._end(self.stages[index])
+            self._start_next(self.stages[index])
             self._update_speed()
         self.timed_actions.sort(key=lambda timed: (timed.start, timed.stage))
         stuck = [

@@ -75,7 +75,7 @@ def choose_on_ranks(
     cluster = Cluster(devices=world.size, nodes=max(1, world.size // world.local_size))
     path = profile_path(cache, profile_input)
     cached = _load_cached_profile(path, profile_input, cluster) if world.is_rank_zero else None
-    # Only rank 0 reads the cache; the sum tells the other ranks whether it had a profile.
+    # Only rank 0 reads the cache; the sum tells the other ranks whether a profile was found.
     if world.all_reduce([float(cached is not None)])[0]:
         profile = broadcast_profile(world, cached)
     else:

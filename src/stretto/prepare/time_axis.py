@@ -23,13 +23,13 @@ _PERIODS = (
     *((60.0 * minutes, 24 * 60 // minutes) for minutes in (5, 10, 15, 30, 60, 120, 180, 240, 360)),
     (_DAY_SECONDS, 7),
     (7 * _DAY_SECONDS, 52),
-    (30.4 * _DAY_SECONDS, 12),
-    (91.3 * _DAY_SECONDS, 4),
+    (30.4 * _DAY_SECONDS, 12),  # months
+    (91.3 * _DAY_SECONDS, 4),  # quarters
 )
 
 
 def parse_timestamps(records: Records, time: str, is_csv: bool) -> list[Timestamp]:
-    """Return the times of the rows that have one."""
+    """Return the times in the column `time`; rows without a valid time are left out."""
     timestamps = (parse_timestamp(record.get(time), is_csv) for record in records)
     return [timestamp for timestamp in timestamps if timestamp is not None]
 
@@ -62,7 +62,7 @@ def is_grouped(records: Records, by: str) -> bool:
 
 
 def median_interval(times: Sequence[Timestamp]) -> float | None:
-    """Return the median seconds between dates of consecutive rows, if the second is later; None without such rows."""
+    """Return the median seconds between a date and the next, over pairs where the next is later; None without any."""
     gaps = [
         (after - before).total_seconds()
         for before, after in pairwise(times)
@@ -76,8 +76,8 @@ def median_interval(times: Sequence[Timestamp]) -> float | None:
 def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
     """Return the seasonal period of values `[rows, channels]` in rows, 0 if there is none.
 
-    `seconds`, the interval between rows, suggests a period. That period is returned only if repeating the value from
-    one period ago is a better forecast than repeating the last value.
+    `seconds`, the interval between rows, suggests a period. That period is returned only if there are three periods of
+    rows, and repeating the value from one period ago is a better forecast than repeating the last value.
     """
     if seconds is None:
         return 0
@@ -85,16 +85,16 @@ def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
     period = next((period for interval, period in _PERIODS if abs(seconds / interval - 1) < 0.1), 0)
     if not period or len(values) < 3 * period:
         return 0
-    horizons = range(1, period + 1, max(1, period // 8))  # about 8, up to one period
-    last_value_error = np.mean([_squared_error(values, steps) for steps in horizons])
+    horizons = range(1, period + 1, max(1, period // 8))  # about 8 of them; a seasonal forecast is equally good at each
+    last_value_error = np.mean([_squared_error(values, horizon) for horizon in horizons])
     seasonal_error = _squared_error(values, period)
     return period if math.isfinite(seasonal_error) and seasonal_error < last_value_error else 0
 
 
-def _squared_error(values: NDArray[np.float64], steps: int) -> float:
-    """Return the mean squared error, relative to each channel's variance, of repeating values from `steps` rows ago."""
+def _squared_error(values: NDArray[np.float64], lag: int) -> float:
+    """Return the mean squared error, relative to each channel's variance, of repeating values from `lag` rows ago."""
     variance = np.nanvar(values, axis=0)
     # The variance is 0 for a constant channel, and NaN for one without any value.
     variance[~(variance > 0)] = 1.0
-    errors = (values[steps:] - values[:-steps]) ** 2 / variance
+    errors = (values[lag:] - values[:-lag]) ** 2 / variance
     return float(np.nanmean(errors)) if np.isfinite(errors).any() else math.inf

@@ -7,11 +7,11 @@ _MONTH = r"(?:jan|feb|mar|apr|may|jun|jul|aug|sep|oct|nov|dec)[a-z]*\.?"
 _DATE = "|".join(
     (
         r"\d{1,4}([-/.])\d{1,2}(?:\1\d{1,4})?",  # 1949-01, 01/03/2012, 01.01.2009
-        r"\d{4}[- ]?[qwm]\d{1,2}",  # 1960Q1
-        r"q\d[- /]?\d{4}",
+        r"\d{4}[- ]?[qwm]\d{1,2}",  # 1960Q1, 2012-W05
+        r"q\d[- /]?\d{4}",  # Q1 1960
         rf"\d{{1,2}}[-. /]*{_MONTH}[-., /]*\d{{2,4}}",  # 3 Jan 2012
         rf"{_MONTH}[-., /]*(?:\d{{1,2}},?[- /])?\d{{2,4}}",  # Jan-62, January 3, 2012
-        rf"\d{{4}}[- ]?{_MONTH}",
+        rf"\d{{4}}[- ]?{_MONTH}",  # 1962 Jan
     )
 )
 _CLOCK = r"\d{1,2}[:.]\d{2}(?:[:.]\d{2}(?:[.,]\d+)?)? ?(?:[ap]\.?m\.?)? ?(?:z|utc|gmt|[-+]\d{2}:?\d{2})?"
@@ -19,7 +19,7 @@ _TIME = re.compile(rf"(?:{_DATE})(?:[t, ]+{_CLOCK})?|{_CLOCK}", re.IGNORECASE)
 
 
 def parse_time(text: str) -> datetime | None:
-    """Return the time in an ISO 8601 string such as 2025-01-31T12:00:00, or None."""
+    """Return the time in an ISO 8601 string such as 2025-01-31T12:00:00; None if it is not one."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:

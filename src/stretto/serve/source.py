@@ -30,7 +30,7 @@ def open_source(location: Path | str, data_spec: DataSpec) -> Corpus | Sequences
         raise DataError(f"{location} does not exist; use a prepared folder, the URL of one, or a file")
     store = Store.open(location)
     source = Corpus.from_store(store) if store.kind == CorpusFields.kind else Sequences.from_store(store)
-    check_same_spec(data_spec, _data_spec(source, data_spec), str(location), "the run")
+    check_same_spec(data_spec, _data_spec(source, data_spec), "the run", str(location))
     return source
 
 

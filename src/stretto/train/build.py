@@ -40,14 +40,13 @@ def build_inputs(config: RunConfig) -> RunInputs:
     """
     train, valid = open_feeds(config.data, config.layout, config.run.seed)
     task = train.data_spec.task
-    model = build_model(config.model, task)
-    loss = build_loss(config.model, task)
+    model, loss = build_model(config.model, task), build_loss(config.model, task)
     _check_layout(config.layout, model, train.windows, config.data)
     return RunInputs(train, valid, model, loss)
 
 
 def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
-    """Return the config with its layout fitted to `num_ranks`; unchanged if it fits, is auto, or is not elastic."""
+    """Return the config with its layout fitted to `num_ranks`, unless it is auto, is not elastic, or already fits."""
     layout = config.layout
     if layout.auto or not layout.elastic or layout.num_ranks == num_ranks:
         return config

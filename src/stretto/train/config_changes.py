@@ -7,7 +7,7 @@ from typing import Any
 from stretto.base.errors import ConfigError
 from stretto.config.run import RunConfig
 
-# These fields, and whether model.dropout is 0, determine the saved tensors, the meaning of a position, or the targets.
+# These fields, and whether model.dropout is 0, affect the saved tensors, what a saved position means, or the targets.
 _INCOMPATIBLE_FIELDS = {
     "model": {"cell", "layers", "layers_per_block", "hidden", "embedding", "projection", "locked_dropout", "residual",
               "norm"},

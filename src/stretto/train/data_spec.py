@@ -22,7 +22,7 @@ class DataSpec:
     origin: Origin | None = None  # how the original files were read
 
 
-def check_same_spec(expected: DataSpec, actual: DataSpec, actual_name: str, expected_name: str) -> None:
+def check_same_spec(expected: DataSpec, actual: DataSpec, expected_name: str, actual_name: str) -> None:
     """Raise DataError if a model for data with the expected spec would misread data with the actual spec."""
     task, expected_task = actual.task, expected.task
     for part, kind, expected_kind in (
@@ -44,7 +44,7 @@ def check_same_spec(expected: DataSpec, actual: DataSpec, actual_name: str, expe
 
 
 def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:
-    """Return the files of a spec: `data_spec.json`, and `vocabulary.json` for text."""
+    """Return the files of a spec by name: `data_spec.json`, and `vocabulary.json` for text."""
     channels = None if data_spec.channels is None else data_spec.channels.model_dump()
     origin = None if data_spec.origin is None else data_spec.origin.model_dump()
     tree = {"task": asdict(data_spec.task), "labels": data_spec.labels, "channels": channels, "origin": origin}
@@ -55,7 +55,7 @@ def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:
 
 
 def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
-    """Parse the files of `data_spec_files`; `read` returns a file's content, or None if there is no such file."""
+    """Parse the files of a spec in `where`, a folder or URL; `read` returns a file's content, or None if missing."""
     try:
         content = read(DATA_SPEC)
         if content is None:
@@ -67,6 +67,5 @@ def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
         vocabulary_json = read(VOCABULARY_FILE)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{where}/{DATA_SPEC} can't be read ({error}); the run or checkpoint is damaged") from None
-    path = f"{where}/{VOCABULARY_FILE}"
-    vocabulary = None if vocabulary_json is None else parse_vocabulary(vocabulary_json, path)
+    vocabulary = None if vocabulary_json is None else parse_vocabulary(vocabulary_json, f"{where}/{VOCABULARY_FILE}")
     return DataSpec(task, vocabulary, labels, channels, origin)

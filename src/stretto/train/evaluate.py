@@ -23,9 +23,9 @@ class Evaluation:
     """The loss over all targets, and other scores: accuracy, perplexity, bits per byte."""
 
     total: float  # the loss summed over targets, in nats for tokens and labels
-    num_targets: int  # of any kind
+    num_targets: int  # tokens, labels or values
     bytes_per_token: float | None = None  # None if the data is not text
-    target_kind: Literal["tokens", "labels", "values"] = "tokens"  # `targets` of the task
+    target_kind: Literal["tokens", "labels", "values"] = "tokens"  # as in `Task.targets`
     num_correct: int | None = None  # how many predictions were right; None if the loss does not count them
 
     def __str__(self) -> str:

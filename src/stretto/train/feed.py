@@ -25,7 +25,7 @@ _FEEDS_BY_FIELD = {
     **dict.fromkeys(("budget", "max_rows", "row_multiple"), ("batches", "forecast")),
     **dict.fromkeys(("context", "stride", "every_step"), ("forecast",)),
     **dict.fromkeys(("horizon", "season", "targets"), ("lanes", "forecast")),
-    "masks": ("lanes", "batches", "forecast"),
+    "masks": ("lanes", "batches", "forecast"),  # all feeds, but only on data with channels
 }
 _CHANNEL_FIELDS = {"horizon", "season", "targets", "masks"}  # have an effect only on data with channels
 
@@ -36,7 +36,7 @@ class Feed:
 
     windows: WindowSource
     data_spec: DataSpec
-    digest: str = ""  # of the data's index
+    digest: str = ""  # hash of the data's index
 
 
 def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed | None]:
@@ -45,7 +45,7 @@ def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed 
     if data.valid is None:
         return train, None
     valid = open_feed("data.valid", data.valid, data, layout, seed, is_validation=True)
-    check_same_spec(train.data_spec, valid.data_spec, f"data.valid={data.valid}", f"data.train={data.train}")
+    check_same_spec(train.data_spec, valid.data_spec, f"data.train={data.train}", f"data.valid={data.valid}")
     return train, valid
 
 
@@ -54,7 +54,7 @@ def open_feed(
 ) -> Feed:
     """Return the feed of the data at `location`; errors begin with `field`. Validation data need not fill the lanes."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
-    # Validation data that is too small gets a shorter window, to give this many lanes; such training data is rejected.
+    # If validation data is too small, its windows shrink, to fill this many lanes. Training data (None) is rejected.
     min_rows = layout.num_global_micro_batches if is_validation else None
     try:
         store = Store.open(location, cache)

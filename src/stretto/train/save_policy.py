@@ -1,4 +1,4 @@
-"""SavePolicy: decides when a run saves a checkpoint and when it evaluates."""
+"""SavePolicy: decides when a run evaluates and when it saves a checkpoint; `Run` itself always saves the last step."""
 
 import time
 

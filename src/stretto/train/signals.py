@@ -10,13 +10,13 @@ _PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 @contextmanager
-def on_preemption_signal(call: Callable[[], None]) -> Iterator[None]:
-    """Within this context, run `call` on a preemption signal. It is a signal handler, so it must do very little."""
+def on_preemption_signal(callback: Callable[[], None]) -> Iterator[None]:
+    """Within this context, call `callback` on a preemption signal. It runs in a signal handler, so keep it short."""
     # Python allows signal handlers in the main thread only; elsewhere, signals are left alone.
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    old_handlers = {number: signal.signal(number, lambda *_: call()) for number in _PREEMPTION_SIGNALS}
+    old_handlers = {number: signal.signal(number, lambda *_: callback()) for number in _PREEMPTION_SIGNALS}
     try:
         yield
     finally:

@@ -47,7 +47,7 @@ class TrainedModel:
     def evaluate(self, location: Path | str, on_window: OnWindow = lambda fraction: None) -> Evaluation:
         """Evaluate on other prepared data, cut into windows like the run's own data."""
         feed = open_feed("data", location, self.config.data, Layout(), self.config.run.seed, is_validation=True)
-        check_same_spec(self.data_spec, feed.data_spec, str(location), "the run")
+        check_same_spec(self.data_spec, feed.data_spec, "the run", str(location))
         loss = build_loss(self.config.model, self.data_spec.task)
         # Compute about as many rows at once as a rank of the run did, so that they fit into memory.
         num_rows = feed.windows.read(Position(), inputs=False, targets=False).num_rows

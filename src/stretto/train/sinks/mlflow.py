@@ -1,4 +1,4 @@
-"""MLflow: logs to an MLflow run, in the run's folder or on the server at MLFLOW_TRACKING_URI."""
+"""MLflow: logs to an MLflow run, which is stored in the run's folder or on the server at MLFLOW_TRACKING_URI."""
 
 import os
 import time

@@ -15,14 +15,14 @@ class Sink:
     """Gets the lines of a run's log as they are written."""
 
     needs_history = False
-    """Whether it needs the lines that were logged before it was opened."""
+    """Whether it needs the history: the lines that were logged before it was opened."""
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Write a line: its kind and its other fields, among them `step`."""
         raise NotImplementedError
 
     def end_history(self) -> None:
-        """Called after the history is written without an error, or at once if it isn't needed; a no-op by default."""
+        """Called after the history is written without an error, or at once if none is needed; a no-op by default."""
 
     def close(self, status: RunStatus) -> None:
         """Called after the last line, with how the run ended; a no-op by default."""
@@ -52,7 +52,7 @@ def step_of(values: Mapping[str, object]) -> int:
 
 
 def iter_scalars(kind: str, values: Mapping[str, object]) -> Iterator[Scalar]:
-    """Yield a line's finite numbers, and a step's speed; a list of finite numbers holds one per rank."""
+    """Yield the finite numbers of a line and, for a step, its speed. A list of finite numbers has one per rank."""
     for name, value in {**values, **_speed(kind, values)}.items():
         if _is_number(value):
             yield Scalar(kind, name, None, float(value))

@@ -11,7 +11,7 @@ from stretto.config.logging import LoggingConfig
 from stretto.train.sinks.background import BackgroundSink, describe_error
 from stretto.train.sinks.sink import LogLine, RunStatus, Sink
 
-# The extra of stretto that each field of LoggingConfig needs. Sinks are opened in this order: those that fail most
+# The pip extra that each field of LoggingConfig needs. Sinks are opened in this order: those that fail most
 # often first, the slowest last.
 _EXTRAS = {
     "prometheus_port": "prometheus",

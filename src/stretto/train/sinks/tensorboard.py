@@ -16,7 +16,7 @@ from stretto.train.sinks.sink import Sink, iter_scalars, step_of
 from stretto.train.sinks.state import SinkState
 
 _HISTORY = "history"
-_numbers = itertools.count()  # make the file names of a process unique
+_file_numbers = itertools.count()  # so that all files of a process have different names
 
 
 class TensorBoardSink(Sink):
@@ -28,12 +28,12 @@ class TensorBoardSink(Sink):
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # The files of earlier launches hold the history, unless a launch was killed while it wrote the history.
+        # Earlier event files have the log lines of earlier launches, unless a launch was killed while it wrote those.
         self._state = SinkState(folder)
         has_history = any(folder.glob("events.out.tfevents.*")) and self._state.read(_HISTORY) is not None
         self.needs_history = not has_history
         # TensorBoard looks for this pattern, and reads the files in the order of the times in their names.
-        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_numbers)}"
+        name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{next(_file_numbers)}"
         self._path = folder / name
         self._path.touch()
         start = SessionLog(status=SessionLog.START)

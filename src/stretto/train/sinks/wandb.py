@@ -27,8 +27,7 @@ class WandbSink(Sink):
         import wandb
 
         mode = os.environ.get("WANDB_MODE", "offline")
-        state = SinkState(folder)
-        name = f"wandb {project}"
+        state, name = SinkState(folder), f"wandb {project}"
         run_id = state.read(name) or uuid.uuid4().hex[:16]
         settings = wandb.Settings(
             mode=mode,
