@@ -125,7 +125,7 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
     return KindCosts(
         weight_bytes=weight_bytes,
         output_bytes=hardware.element_size * shape.outputs,
-        state_bytes=4 * shape.state,
+        state_bytes=4 * shape.state,  # fp32
         accumulate=3 * weight_bytes / hardware.bandwidth,  # reads two gradients, writes their sum
         # Reads weights, gradients and two moments, writes all but the gradients; the norm reads the gradients again.
         optimizer=8 * weight_bytes / hardware.bandwidth,

@@ -41,7 +41,7 @@ def partition_by_cost(num_blocks: int, num_stages: int, costs: Callable[[int], R
     most_expensive = costs(0)[0]
     cuts: list[NDArray[np.int64]] = []
     for stage in range(1, num_stages):
-        values = np.maximum(most_expensive[:, None], costs(stage))  # [cut, n]: this stage holds blocks cut:n
+        values = np.maximum(most_expensive[:, None], costs(stage))  # [cut, n]: if this stage holds blocks cut:n
         # Reversed, so that argmin finds the last of equal minima and earlier stages hold more.
         cuts.append(num_blocks - values[::-1].argmin(axis=0))
         most_expensive = values.min(axis=0)

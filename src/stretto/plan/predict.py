@@ -136,7 +136,7 @@ class _StepSimulation:
         forward = self.costs.sent_bytes(part.stop) if stage < self.layout.stages - 1 else 0.0
         backward = self.costs.sent_bytes(part.start) if stage else 0.0
         num_tokens = sum(rows * time_steps for chunk_shapes in self.shapes for rows, time_steps in chunk_shapes)
-        all_reduce = 2 * (replicas - 1) / replicas * self.costs.weight_bytes(part.start, part.stop)
+        all_reduce = 2 * (replicas - 1) / replicas * self.costs.weight_bytes(part.start, part.stop)  # in a ring
         return (forward + backward) * num_tokens + all_reduce
 
 

@@ -113,8 +113,8 @@ class _LayoutSearch:
         self._reject_oversized()
         if not grids:
             raise self._no_layout_error()
-        slowest = self._slowest_listed(grids)
-        listed = sorted((prediction for prediction in grids.values() if prediction.seconds <= slowest), key=_sort_key)
+        limit = self._max_listed_seconds(grids)
+        listed = sorted((prediction for prediction in grids.values() if prediction.seconds <= limit), key=_sort_key)
         on_one_device, _ = self._simulate_best(self._layouts_of_grid(1, 1), num_best=1)
         # If no layout fits on one device, compare with a device of unlimited memory.
         unsplit = Layout(blocks=(self.costs.num_blocks,))
@@ -166,9 +166,9 @@ class _LayoutSearch:
         times = sorted(prediction.seconds for prediction in grids.values())
         # A layout about as fast as the fastest can be chosen, even if `num_best` others are faster.
         slowest = max(times[num_best - 1], times[0] * (1 + _TIE_TOLERANCE)) if len(times) >= num_best else np.inf
-        return bound > min(slowest, self._slowest_listed(grids))
+        return bound > min(slowest, self._max_listed_seconds(grids))
 
-    def _slowest_listed(self, grids: _Grids) -> float:
+    def _max_listed_seconds(self, grids: _Grids) -> float:
         """Return the longest step time of a layout to list; the fastest layout on several devices is always listed."""
         fastest = min((prediction.seconds for prediction in grids.values()), default=np.inf)
         distributed = (prediction.seconds for (replicas, stages), prediction in grids.items() if replicas * stages > 1)

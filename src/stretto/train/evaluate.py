@@ -83,7 +83,7 @@ def evaluate(
     mesh = engine.mesh
     share = windows.share(mesh.replica, mesh.num_replicas, engine.num_micro_batches)
     state: State | None = None
-    total = num_targets = num_correct = num_judged = 0.0
+    total = num_targets = num_correct = num_judged = 0.0  # num_judged: the targets that num_correct is out of
     reader = read_ahead(share, Position(), inputs=mesh.is_first_stage, targets=mesh.is_last_stage, workers=workers)
     for number, (window, next_position) in enumerate(reader):
         is_check_due = number % _WINDOWS_PER_CHECK == 0

@@ -28,7 +28,7 @@ class TensorBoardSink(Sink):
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # Earlier event files have the log lines of earlier launches, unless a launch was killed while it wrote those.
+        # Older event files hold the history (log lines of earlier launches), unless one was killed while writing it.
         self._state = SinkState(folder)
         has_history = any(folder.glob("events.out.tfevents.*")) and self._state.read(_HISTORY) is not None
         self.needs_history = not has_history
