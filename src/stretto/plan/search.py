@@ -205,7 +205,7 @@ class _LayoutSearch:
 
     def fit(self, layout: Layout) -> Layout | None:
         """Return the layout with `blocks` set, with recomputation if needed; None if it doesn't fit in memory."""
-        for recompute in (False, True) if not layout.recompute else (True,):
+        for recompute in (True,) if layout.recompute else (False, True):
             candidate = layout.model_copy(update={"recompute": recompute})
             parts = self._find_parts(candidate)
             if parts is not None:

@@ -86,6 +86,7 @@ def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> Non
         value = getattr(data, name)
         if value == DataConfig.model_fields[name].default:
             continue
+        # Without data.feed, data.context decides between "lanes" and "forecast" for series, so name it as the remedy.
         if name in ("stride", "every_step") and data.feed is None and has_channels and kind == "lanes":
             raise ConfigError(
                 f"data.{name}={value!r} needs data.context; set it to how many time steps the network sees"

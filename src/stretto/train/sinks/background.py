@@ -47,7 +47,7 @@ class BackgroundSink:
         with self._catch_errors():
             for line in self._history:
                 self._write(line)
-            if not self._has_warned:
+            if not self._has_warned:  # otherwise the history may be incomplete
                 self._sink.end_history()
         while (line_or_end := self._lines.get()) is not None:
             self._write(line_or_end)

@@ -23,10 +23,10 @@ class PrometheusSink(Sink):
 
     def __init__(self, port: int, folder: Path) -> None:
         state = SinkState(folder)
-        was_used_before = state.read("prometheus") == str(port)
+        is_own_port = state.read("prometheus") == str(port)  # an earlier launch used it
         self._registry = CollectorRegistry()
         self._gauges: dict[str, Gauge] = {}
-        deadline = time.monotonic() + (_PORT_TIMEOUT_SECONDS if was_used_before else 0.0)
+        deadline = time.monotonic() + (_PORT_TIMEOUT_SECONDS if is_own_port else 0.0)
         self._server, self._thread = _listen(port, self._registry, deadline)
         try:
             state.write("prometheus", str(port))
