@@ -14,7 +14,7 @@ _TORCH_SECONDS = 90.0
 _LINK_SECONDS = 120.0
 # The checks of torch and of ranks stop their processes at their limits, then have this much longer to report that.
 _REPORT_SECONDS = 10.0
-# How long ranks wait for each other, if none of them runs the checks first.
+# How long ranks wait for each other. If they run checks first, `rendezvous_timeout` adds the checks' time limits.
 RENDEZVOUS_TIMEOUT = timedelta(seconds=90)
 
 OnCheck = Callable[[str], None]
@@ -46,7 +46,7 @@ def check_machine(config: RunConfig | None = None, *, on_check: OnCheck = lambda
 
 
 def rendezvous_timeout(config: RunConfig | None) -> timedelta:
-    """Return how long ranks wait for each other, if one rank of each machine runs all checks before it joins."""
+    """Return how long ranks wait for each other if one rank of each machine runs all checks before it joins."""
     return RENDEZVOUS_TIMEOUT + timedelta(seconds=sum(seconds for _, seconds, _ in _checks(config)))
 
 

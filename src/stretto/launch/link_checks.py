@@ -87,7 +87,7 @@ def link_findings(links: Sequence[Mapping[str, Any]]) -> list[Finding]:
 
 
 def gather_findings(world: World, local_rank: int, local_findings: list[Finding]) -> list[Finding]:
-    """On rank 0, return every node's findings and two about versions and clocks; elsewhere, `local_findings`."""
+    """On rank 0, return every node's findings and two more about versions and clocks; elsewhere, `local_findings`."""
     world.barrier()
     # All ranks leave the barrier at about the same moment, so their clocks can be compared.
     now, host = time.time(), socket.gethostname()
@@ -117,10 +117,9 @@ def _compare_versions(messages: Sequence[Mapping[str, Any]]) -> Finding:
     first = messages[0]
     for rank, message in enumerate(messages):
         for name, version in message["versions"].items():
-            if version != first["versions"][name]:
-                detail = (
-                    f"{name} {version} on {message['host']} (rank {rank}), {first['versions'][name]} on {first['host']}"
-                )
+            expected = first["versions"][name]
+            if version != expected:
+                detail = f"{name} {version} on {message['host']} (rank {rank}), {expected} on {first['host']}"
                 return problem("versions", detail, "install the same versions on every node")
     versions_text = ", ".join(f"{name} {version}" for name, version in first["versions"].items())
     return ok("versions", f"the same on all {len(messages)} ranks: {versions_text}")

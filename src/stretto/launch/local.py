@@ -58,13 +58,9 @@ def launch_local(
         max_restarts=max_restarts,
         monitor_interval=0.1,
     )
+    policy = _RestartPolicy(max_restarts, progress, on_message)
     # No log files: the ranks share our output.
-    agent = ElasticAgent(
-        spec,
-        DefaultLogsSpecs(os.devnull),
-        _RestartPolicy(max_restarts, progress, on_message),
-        grace_seconds=GRACE_SECONDS,
-    )
+    agent = ElasticAgent(spec, DefaultLogsSpecs(os.devnull), policy, grace_seconds=GRACE_SECONDS)
     # Temporary files of killed ranks are removed with this folder.
     with make_scratch_folder() as folder, _set_environment(_rank_environment(num_ranks, folder)):
         try:

@@ -46,7 +46,7 @@ def name_kinds(model: Stack) -> list[str]:
 
 
 def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[tuple[str, KindCosts]]:
-    """Measure and yield each kind of block, and then `loss`; skip chunks that need more than `memory_limit` bytes."""
+    """Measure each kind of block, then the loss; yield names and costs. Skip chunks above `memory_limit` bytes."""
     model = profile_input.model
     inputs = window_tensor(profile_input.window, "inputs", model.dtype)
     # The output of each kind for one time step of one row: the example input of the block after it.
@@ -218,7 +218,7 @@ def _measure_point(
 
 
 def _random_input(example: Tensor, rows: int, steps: int) -> Tensor:
-    """Return noise like a block's input; for token ids, copies of the example's first one."""
+    """Return noise with the dtype and the features of `example`; for token ids, copies of its first one."""
     shape = (steps, rows, *example.shape[2:])
     if example.is_floating_point():
         return torch.randn(shape, dtype=torch.float32, device=example.device).to(example.dtype)

@@ -87,7 +87,7 @@ def check_chunk_law(
 
 
 def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | None) -> list[_Variant]:
-    whole, half = [slice(0, num_rows)], num_rows // 2
+    all_rows, half = [slice(0, num_rows)], num_rows // 2
     halves = [slice(0, half), slice(half, num_rows)]
     if cuts is None:
         cuts = [*([cut] for cut in range(1, num_steps)), range(1, num_steps)]
@@ -98,9 +98,9 @@ def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | Non
     use_state = "let a time step depend only on its input and the state, and don't detach the state"
     carry_state = "let `begin` return the carried state of rows that aren't fresh"
     return [
-        _Variant("run again from the same state", [], whole, keep_nothing),
-        *(_Variant(f"cut in time at {cut_list}", cut_list, whole, use_state) for cut_list in cut_lists),
-        _Variant(f"run in windows that carry state, cut at {last}", last, whole, carry_state, is_stateful=True),
+        _Variant("run again from the same state", [], all_rows, keep_nothing),
+        *(_Variant(f"cut in time at {cut_list}", cut_list, all_rows, use_state) for cut_list in cut_lists),
+        _Variant(f"run in windows that carry state, cut at {last}", last, all_rows, carry_state, is_stateful=True),
         _Variant("run on two halves of its rows", [], halves, separate_rows),
         _Variant(f"run on two halves of its rows, cut at {last}", last, halves, separate_rows),
     ]
@@ -112,13 +112,13 @@ def _run(block: Block, x: Tensor, variant: _Variant, key: int) -> _Result:
     x = _as_leaf(x)
     # As in an engine, each micro-batch makes its initial state, which can depend on a row's lane but not on its index.
     micro_batches = [_rows(block, x, key)[rows] for rows in variant.micro_batches]
-    initial_states = [tuple(map(_as_leaf, block.begin(rows))) for rows in micro_batches]
+    initial_states = [tuple(map(_as_leaf, block.begin(micro_batch))) for micro_batch in micro_batches]
     states = list(initial_states)
     outputs: list[list[Tensor]] = [[] for _ in variant.micro_batches]
     for start, stop in pairwise([0, *variant.cuts, x.shape[0]]):
         for index, rows in enumerate(variant.micro_batches):
             if variant.is_stateful and start:
-                continued = replace(micro_batches[index], fresh=~micro_batches[index].fresh)  # all were fresh
+                continued = replace(micro_batches[index], fresh=~micro_batches[index].fresh)  # none is fresh now
                 states[index] = block.begin(continued, states[index])
             y, states[index] = block(x[start:stop, rows], states[index])
             outputs[index].append(y)
@@ -196,7 +196,7 @@ def _difference(expected: Tensor, actual: Tensor | None, scale: float) -> float:
     if not expected.is_floating_point():
         return 0.0 if torch.equal(actual, expected) else torch.inf
     difference = float((actual - expected).abs().max()) / scale if expected.numel() else 0.0
-    return difference if difference < torch.inf else torch.inf
+    return difference if difference < torch.inf else torch.inf  # also for NaN
 
 
 def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-4) -> None:
@@ -211,7 +211,7 @@ def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-
         parts = [loss(*pair) for pair in split]
         total, count = sum(float(part.total) for part in parts), sum(int(part.count) for part in parts)
         scale = max(abs(float(part.total)) for part in (whole, *parts))
-        # `not ... <=`, because NaN is never in bounds.
+        # `not ... <=` instead of `>`, so that NaN fails the check.
         if count != int(whole.count) or not abs(total - float(whole.total)) <= tolerance * scale:
             raise LawError(
                 f"the loss is not a sum over {axis}: two parts give {total:.6g} over {count} targets, the whole "

@@ -36,11 +36,11 @@ def measure_bare_all_reduce(world: World, num_ranks: int) -> AllReduceCost:
 def measure_all_reduce(profile_input: ProfileInput, world: World, num_ranks: int) -> AllReduceCost:
     """Time DDP's reducer on the model's own weights: a training step on one row and one time step, with and without it.
 
-    An all-reduce of plain tensors would leave out the reducer's copies and their effect on caches.
+    An all-reduce of plain tensors would leave out the reducer's copies and their effect on caches. All ranks call this.
     """
     mesh = Mesh(world, Topology(num_ranks, world.size // num_ranks, "replicas"))
     (latency,) = time_all_reduces(world, num_ranks, _ALL_REDUCE_SIZES[:1])
-    is_measured = world.rank < num_ranks  # these ranks are the mesh's first stage
+    is_measured = world.rank < num_ranks  # in this topology, these ranks are the first stage
     window = profile_input.crop(1, 1)
     local = profile_input.make_engine(chunks=1)
     replica = ReplicaEngine(profile_input.make_engine(chunks=1), mesh, is_synced=True) if is_measured else None
@@ -54,8 +54,8 @@ def measure_all_reduce(profile_input: ProfileInput, world: World, num_ranks: int
             seconds = synchronized_time(profile_input.device) - started if is_measured else 0.0
             fastest[index] = min(fastest[index], world.all_reduce([seconds])[0] / num_ranks)
     num_bytes = sum(weight.nbytes for weight in local.stack.parameters() if weight.requires_grad)
-    seconds = max(fastest[1] - fastest[0] - latency, 1e-9)
-    return AllReduceCost(ranks=num_ranks, latency=latency, bandwidth=max(num_bytes, 1) / seconds)
+    transfer_seconds = max(fastest[1] - fastest[0] - latency, 1e-9)
+    return AllReduceCost(ranks=num_ranks, latency=latency, bandwidth=max(num_bytes, 1) / transfer_seconds)
 
 
 def _measure_link(world: World, target: int) -> Link:

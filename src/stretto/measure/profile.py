@@ -74,7 +74,7 @@ def measure_on_ranks(
             profile = _measure_single_rank(profile_input, world, progress)
         else:
             profile = None
-            # Rank 0 measures alone. A barrier per kind shows the others that it is alive.
+            # Rank 0 measures alone. With a barrier per kind, the others don't time out while they wait.
             for _ in _distinct_kinds(profile_input):
                 world.barrier()
         return _measure_all_ranks(profile_input, world, profile, progress)
@@ -122,7 +122,7 @@ def _measure_all_ranks(
     profile_input: ProfileInput, world: World, profile: Profile | None, progress: Progress
 ) -> Profile:
     """Add links and contention, which take several ranks to measure, to rank 0's profile; return it on every rank."""
-    # If a rank can't hold the whole model, speeds are guessed and all-reduces are measured with plain tensors.
+    # Rank 0 tells the others whether the model fits on one rank. If not, speeds are guessed and all-reduces are bare.
     fits_rank_zero = profile is not None and _fits_single_rank(profile, profile_input, world)
     fits = bool(world.all_reduce([float(fits_rank_zero)])[0])
     progress("measuring how much ranks slow each other down", 0.85)
@@ -156,8 +156,8 @@ def _describe_device(profile_input: ProfileInput) -> str:
     if not profile_input.is_cpu:
         return profile_input.device_name
     threads = profile_input.threads
-    text = f"{pluralize(threads, 'thread')} per rank" if threads else "shared by the ranks"
-    return f"{profile_input.device_name}, {text}"
+    threads_text = f"{pluralize(threads, 'thread')} per rank" if threads else "shared by the ranks"
+    return f"{profile_input.device_name}, {threads_text}"
 
 
 def _fits_single_rank(profile: Profile, profile_input: ProfileInput, world: World) -> bool:
@@ -193,15 +193,9 @@ def _calibrate(profile: Profile, profile_input: ProfileInput) -> Profile:
 
 def _time_steps(profile_input: ProfileInput, *chunk_counts: int) -> list[float]:
     """Return how long the fastest step takes, in seconds, for each number of chunks; alternate between the numbers."""
-    engines = [profile_input.make_engine(chunks) for chunks in chunk_counts]
-    key = derive_key(profile_input.seed, "step", 0)
-    rounds = [
-        [
-            fastest_time(partial(engine.step, profile_input.window, None, key), profile_input.device)
-            for engine in engines
-        ]
-        for _ in range(_NUM_CALIBRATION_ROUNDS)
-    ]
+    window, key = profile_input.window, derive_key(profile_input.seed, "step", 0)
+    steps = [partial(profile_input.make_engine(chunks).step, window, None, key) for chunks in chunk_counts]
+    rounds = [[fastest_time(step, profile_input.device) for step in steps] for _ in range(_NUM_CALIBRATION_ROUNDS)]
     return [min(times) for times in zip(*rounds, strict=True)]
 
 

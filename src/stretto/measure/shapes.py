@@ -33,13 +33,13 @@ def block_shapes(model: Stack, windows: WindowSource) -> list[BlockShape]:
 def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, state_size: int) -> BlockShape:
     kind, outputs = type(block).__name__.lower(), y[0, 0].numel()
     sizes = {name: weight.numel() for name, weight in block.named_parameters()}
-    total = sum(sizes.values())
+    num_weights = sum(sizes.values())
     if isinstance(block, Embedding):
-        return BlockShape(kind, weights=0, embedding_weights=total, outputs=outputs)
+        return BlockShape(kind, weights=0, embedding_weights=num_weights, outputs=outputs)
     recurrent = sum(size for name, size in sizes.items() if "_hh" in name or "_hr" in name)  # nn.LSTM's names
     if state_size and not recurrent:
         # A custom block with a state: assume that each time step multiplies the state by all weights.
-        recurrent = total
+        recurrent = num_weights
     # An LSTM's state has two elements per hidden feature, h and c.
     saved = x[0, 0].numel() + _SAVED_PER_FEATURE * state_size // 2
-    return BlockShape(kind, total, recurrent=recurrent, outputs=outputs, saved=saved, state=state_size)
+    return BlockShape(kind, num_weights, recurrent=recurrent, outputs=outputs, saved=saved, state=state_size)

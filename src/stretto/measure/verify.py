@@ -98,7 +98,7 @@ def verify(
     parallel = _ParallelRun(engine, model, windows, layout)
     # Rank 0 also runs the whole model by itself, and compares.
     single = _SingleRun(_initialized_copy(model, seed, world), loss, windows, precision) if world.is_rank_zero else None
-    differences = torch.zeros(len(model) + 1, 2)  # the loss, then (gradients, state) of each block
+    differences = torch.zeros(len(model) + 1, 2)  # [loss, 0], then [gradients, state] of each block
     position = Position()
     for step in range(num_steps):
         key = derive_key(seed, "step", step)
@@ -151,8 +151,7 @@ class _SingleRun:
         result = self.engine.step(self.windows.read(position), self.state, key)
         self.state = result.state
         mean_loss = float(result.total) / max(float(result.count), 1)
-        stack = self.engine.stack
-        return _StepTensors(mean_loss, _gradients(stack), _states_by_block(stack, result.state))
+        return _StepTensors(mean_loss, _gradients(self.engine.stack), _states_by_block(self.engine.stack, result.state))
 
 
 class _ParallelRun:
@@ -182,18 +181,18 @@ class _ParallelRun:
         mesh = self.engine.mesh
         lanes = [share.read(position, inputs=False, targets=False).lanes for share in self.shares]
         num_rows = len(self.windows.read(position, inputs=False, targets=False).lanes)
-        # Sort the rows into their order on one rank. Padding rows, which don't exist there, come last and are dropped.
+        # Lane numbers give the rows' order on one rank. Blank rows, which don't exist there, come last and are dropped.
         order = torch.cat(lanes).argsort()[:num_rows]
         states: dict[int, State] = {}
         for stage, part in enumerate(self.parts):
-            replicas = []
+            replica_states = []
             for replica in range(mesh.num_replicas):
                 is_here = (mesh.replica, mesh.stage) == (replica, stage)
                 rows = Rows.of(len(lanes[replica]), dtype=self.model.dtype)
                 tensors = state if is_here else self.model[part].initial_state(rows)
                 source = mesh.topology.rank(replica, stage)
-                replicas.append([mesh.world.broadcast(t.to(mesh.world.device), source).cpu() for t in tensors])
-            ordered = tuple(torch.cat(tensors)[order] for tensors in zip(*replicas, strict=True))
+                replica_states.append([mesh.world.broadcast(t.to(mesh.world.device), source).cpu() for t in tensors])
+            ordered = tuple(torch.cat(tensors)[order] for tensors in zip(*replica_states, strict=True))
             states |= _states_by_block(self.model[part], ordered)
         return states
 
@@ -227,10 +226,8 @@ def _find_violations(model: Stack, loss: Loss, windows: WindowSource) -> list[st
     rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
     targets = window_tensor(window, "targets")[:, rows]
     has_target = ~targets.isnan() if targets.is_floating_point() else targets != IGNORE_INDEX
-    stop = steps
     # End at the last target, so that the loss has something to sum.
-    if bool(has_target.any()):
-        stop = max(steps, 1 + int(has_target.flatten(1).any(1).nonzero().max()))
+    stop = max(steps, 1 + int(has_target.flatten(1).any(1).nonzero().max())) if bool(has_target.any()) else steps
     device = next((parameter.device for parameter in model.parameters()), targets.device)
     x = window_tensor(window, "inputs", model.dtype)[stop - steps : stop, rows].to(device)
     violations = []

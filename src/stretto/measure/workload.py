@@ -10,7 +10,7 @@ _NUM_BATCHES = 4
 
 
 def find_workload(windows: WindowSource, *, is_causal: bool = True) -> Workload:
-    """Return the row lengths of the first global batches, a sample of all the data; of one if the data is stateful."""
+    """Return the row lengths of the first global batches, a sample of all the data; of only one if it is stateful."""
     if windows.is_stateful:
         window = windows.read(Position(), inputs=False, targets=False)
         return Workload([[window.num_steps] * window.num_rows], is_causal=is_causal)

@@ -24,7 +24,7 @@ from stretto.mesh.status import status_key
 _LOST_RANK_KEY = "lost"
 _ERROR_KEY = "error"
 _PRINTED_KEY = "printed"
-# For an answer from the store or from a rank. A live rank answers within milliseconds, a little later on a busy node.
+# How long to wait for the store or for a rank. A live rank answers within milliseconds, or a bit later on a busy node.
 _ANSWER_TIMEOUT_SECONDS = 3.0
 _FOREVER = timedelta(days=365)
 
@@ -50,12 +50,12 @@ class LivenessCheck:
         self._thread.start()
 
     def find_lost_rank(self, ranks: Sequence[int]) -> int | None:
-        """Ping `ranks` and report a silent one; return the rank that was reported first, maybe this one, or None."""
+        """Ping `ranks` and report a silent one; return the rank first reported by any rank, maybe this one, or None."""
         try:
             answer_keys = {rank: self._ping(rank) for rank in ranks if rank != self._rank}
             if not self._store.wait_for_keys(list(answer_keys.values()), _ANSWER_TIMEOUT_SECONDS):
                 silent = [rank for rank, key in answer_keys.items() if self._store.get(key) is None]
-                # Ranks without a connection to the lost one see only that we end. This key tells them which was lost.
+                # Ranks without a connection to the lost rank see only that we end. This key tells them its number.
                 if silent:
                     self._store.set_once(_LOST_RANK_KEY, str(silent[0]))
             if self._store_rank == self._rank:

@@ -75,7 +75,7 @@ class Mesh:
         return self._create_group(ranks), self._create_group(ranks)
 
     def _create_group(self, ranks: list[int]) -> dist.ProcessGroup:
-        # With local synchronization only the members take part, so no rank waits for groups that it is not in.
+        # With local synchronization only the group's members call this, so no rank waits for groups it is not in.
         group = dist.new_group(ranks, timeout=self.world.timeout, use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         return group

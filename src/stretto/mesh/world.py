@@ -177,7 +177,7 @@ class World:
 
     @property
     def _peer_ranks(self) -> Sequence[int]:
-        """The ranks that this one depends on: all ranks, or those of its replica and its stage."""
+        """The ranks that this one depends on, this one included: all ranks, or those of its replica and its stage."""
         return range(self.size) if self.topology is None else self.topology.peer_ranks(self.rank)
 
     def _lost_rank_error(self, activity: str) -> LostPeerError | None:
@@ -185,7 +185,7 @@ class World:
         lost = None if self.liveness is None else self.liveness.find_lost_rank(self._peer_ranks)
         if lost is None:
             return None
-        if lost == self.rank:
+        if lost == self.rank:  # other ranks have reported this one as lost
             return LostPeerError(
                 f"the other ranks could not reach rank {lost} and gave up on it while it was {activity}; "
                 "if the network was interrupted, restart this node's ranks"

@@ -1,6 +1,6 @@
-"""suggest: writes the config of a first run for prepared data, with a comment on each setting.
+"""suggest: composes the TOML config of a first run for prepared data, with a comment on each setting.
 
-In the code, "step" is a time step and "batch" a training step; the comments for users say "time step" and "step".
+In the code, "step" means a time step and "batch" a training step; the TOML comments say "time step" and "step".
 """
 
 import math
@@ -30,7 +30,7 @@ from stretto.windows.items import SlidingWindows
 
 # A first run should take at most about this many seconds.
 _TARGET_SECONDS = 75
-# Roughly how many floating-point operations per second training reaches, per core (of at most 4) or per accelerator.
+# Roughly how many floating-point operations per second training reaches, per core (4 at most) or per accelerator.
 _CORE_FLOPS_PER_SECOND = 40e9
 _DEVICE_FLOPS_PER_SECOND = 10e12
 # (layers, hidden), smallest first.
@@ -50,7 +50,7 @@ class Suggestion:
 
     text: str
     config: RunConfig
-    naive_loss: float | None = None  # validation loss of a forecast that repeats the last season
+    naive_loss: float | None = None  # validation loss of repeating the last season; None without season or valid data
 
 
 def suggest(
@@ -64,19 +64,20 @@ def suggest(
     context: int | None = None,
     targets: Sequence[str] = (),
 ) -> Suggestion:
-    """Return a run for data that `inspect_data` inspected and `prepare_data` prepared.
+    """Return a first run for data that `inspect_data` inspected and `prepare_data` prepared.
 
-    Model and epochs are chosen so that training takes at most about a minute on this machine. `horizon`, `season` and
-    `context` of a forecast are chosen from the data where not given; without `targets`, all channels are forecast.
+    Model and epochs are chosen so that training takes at most about a minute on this machine. `path` is the file that
+    the text will be written to; the header names it. For a forecast, `horizon`, `season` and `context` are chosen from
+    the data where not given; without `targets`, all channels are forecast.
     """
     train, valid = prepared.train, prepared.valid
     if isinstance(train, Corpus):
         data_settings = _lane_settings(train)
     elif isinstance(train.fields.values, Channels) and train.fields.labels is None:
-        schema = inspection.schema
-        series = schema if isinstance(schema, SeriesSchema) else SeriesSchema(train.fields.values.names)
+        inspected = inspection.schema
+        schema = inspected if isinstance(inspected, SeriesSchema) else SeriesSchema(train.fields.values.names)
         request = _ForecastRequest(horizon, season, context, tuple(targets))
-        data_settings = _forecast_settings(series, train, valid, request)
+        data_settings = _forecast_settings(schema, train, valid, request)
     else:
         data_settings = _batch_settings(train)
     num_validation_steps = 0 if valid is None else _num_steps(valid) * data_settings.reads_per_step
@@ -97,7 +98,7 @@ def suggest(
     optional_fields = ("data.stride", *_OPTIONAL_FIELDS) if data_settings.feed == "forecast" else _OPTIONAL_FIELDS
     text = format_commented_toml(header, settings, optional_fields)
     config = parse_config(tomllib.loads(text), "the suggested run")
-    build_inputs(config)
+    build_inputs(config)  # raises if the config does not fit the data
     return Suggestion(text, config, data_settings.naive_loss)
 
 
@@ -120,7 +121,7 @@ def _lane_settings(corpus: Corpus) -> _DataSettings:
     num_tokens, num_symbols, level = corpus.num_tokens, len(corpus.vocabulary), corpus.vocabulary.level
     window = min(128 if _has_accelerator() else 64, max(1, num_tokens // 8))  # at least 8 windows per lane
     lanes = _floor_power_of_two(min(64 if _has_accelerator() else _TARGET_ROWS, num_tokens // (8 * window)))
-    layers, hidden = _model_size(num_tokens, num_tokens, num_symbols, num_symbols)
+    layers, hidden = _model_size(num_tokens, max_weights=num_tokens, num_inputs=num_symbols, num_outputs=num_symbols)
     settings = (
         Setting("data.lanes", lanes, f"parallel streams of {num_tokens // lanes:,} tokens each, with carried state"),
         Setting("data.window", window, f"time steps of backpropagation; a batch has {lanes * window:,} tokens"),
@@ -136,7 +137,7 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
     num_steps, mean_length = sequences.num_steps, sequences.mean_length
     num_inputs = len(values.names) if isinstance(values, Channels) else values.num_tokens
     num_outputs = num_inputs if labels is None else len(labels.names)
-    # Rounded down to a power of two, 1.5 times the target becomes 0.75 to 1.5 times. The longest row must fit as well.
+    # 1.5 times the target, rounded down to a power of two, is 0.75 to 1.5 times the target. The longest row must fit.
     budget = max(
         _floor_power_of_two(round(_TARGET_ROWS * mean_length * 1.5)), math.ceil(sequences.longest / 256) * 256, 256
     )
@@ -166,16 +167,16 @@ class _ForecastRequest:
 
 
 def _choose_forecast(
-    series: SeriesSchema, train: Sequences, valid: Sequences | Corpus | None, request: _ForecastRequest
+    schema: SeriesSchema, train: Sequences, valid: Sequences | Corpus | None, request: _ForecastRequest
 ) -> tuple[ForecastTransform, int]:
     """Return a `ForecastTransform` for the data, and its context: the number of steps that the network sees."""
     store = min((store for store in (train, valid) if isinstance(store, Sequences)), key=lambda store: store.longest)
     num_available = store.longest  # steps of the longest series in train or in valid, whichever is shorter
-    horizon = request.horizon or max(1, min(series.period or 8, num_available // 4))
+    horizon = request.horizon or max(1, min(schema.period or 8, num_available // 4))
     season = request.season
     if season is None:
         # As many whole periods as cover the horizon: a forecast must know the values one season before its targets.
-        season = series.period * math.ceil(horizon / series.period) if series.period else 0
+        season = schema.period * math.ceil(horizon / schema.period) if schema.period else 0
         season = season if season + horizon <= num_available else 0
     default_context = min(max(4 * season, 2 * horizon, 32), num_available - horizon, 1024)
     context = request.context or max(season, 1, default_context)
@@ -188,22 +189,22 @@ def _choose_forecast(
             "validation_fraction (validation_fraction=0: no validation data)"
         )
     forecast = ForecastTransform.from_sequences(
-        train, horizon, season=season, targets=request.targets, masks=series.has_missing
+        train, horizon, season=season, targets=request.targets, masks=schema.has_missing
     )
     return forecast, context
 
 
 def _forecast_settings(
-    series: SeriesSchema, train: Sequences, valid: Sequences | Corpus | None, request: _ForecastRequest
+    schema: SeriesSchema, train: Sequences, valid: Sequences | Corpus | None, request: _ForecastRequest
 ) -> _DataSettings:
-    forecast, context = _choose_forecast(series, train, valid, request)
+    forecast, context = _choose_forecast(schema, train, valid, request)
     num_inputs, num_outputs = forecast.task.num_inputs, forecast.task.num_outputs
     num_steps = sum(SlidingWindows(train, forecast, context).shard_sizes) * context
     layers, hidden = _model_size(num_steps, train.num_steps * 4, num_inputs, num_outputs)
     budget = 64 * context
     duration = ""
-    if series.seconds and forecast.horizon == series.period:
-        duration = f" ({_duration_text(series.period * series.seconds)})"
+    if schema.seconds and forecast.horizon == schema.period:
+        duration = f" ({_duration_text(schema.period * schema.seconds)})"
     settings = [
         Setting("data.context", context, "time steps that the network sees before it makes a forecast"),
         Setting("data.horizon", forecast.horizon, f"time steps ahead to forecast{duration}"),
@@ -217,7 +218,7 @@ def _forecast_settings(
         settings.append(Setting("data.season", forecast.season, reason))
     if request.targets:
         settings.append(Setting("data.targets", list(request.targets), "the channels to forecast"))
-    if series.has_missing:
+    if schema.has_missing:
         settings.append(Setting("data.masks", True, "some values are missing: the network gets a mask per channel"))
     settings += [
         Setting("data.every_step", True, "train on a forecast at every time step of the context, not only at the last"),
@@ -261,7 +262,7 @@ def _model_settings(layers: int, hidden: int, num_steps: int, dropout: float) ->
 def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list[Setting]:
     """Return how long to train, the learning rate, and when to log, evaluate and save."""
     affordable_steps = _flops_per_second() * _TARGET_SECONDS / data.flops
-    # Small data is read more times: a network learns nothing in a dozen batches.
+    # Small data is read more often: a network learns nothing in a dozen batches.
     max_epochs = max(data.max_epochs, math.ceil(_MIN_BATCHES * data.batch_steps / data.num_steps))
     epochs = int(min(max_epochs, _MAX_EPOCHS, affordable_steps / data.num_steps))
     num_batches = max(1, round(min(max(epochs, 1) * data.num_steps, affordable_steps) / data.batch_steps))
@@ -291,7 +292,7 @@ def _model_size(num_steps: int, max_weights: int, num_inputs: int, num_outputs: 
     affordable_flops = _flops_per_second() * _TARGET_SECONDS
     best = _MODEL_SIZES[0]
     for layers, hidden in _MODEL_SIZES:
-        is_justified = 8 * layers * hidden**2 <= max(max_weights, 20_000)  # roughly the number of LSTM weights
+        is_justified = 8 * layers * hidden**2 <= max(max_weights, 20_000)  # left: roughly an LSTM's number of weights
         flops = _flops(layers, hidden, min(num_inputs, hidden), num_outputs)
         if is_justified and 2 * num_steps * flops <= affordable_flops:
             best = (layers, hidden)

@@ -14,7 +14,7 @@ from stretto.plan.trace import ACTION_KINDS, CATEGORIES, RankTrace, Trace, Trace
 from stretto.train.trainer import Trainer
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_NUMBERS_PER_EVENT = 5  # that `_pack` yields
+_NUMBERS_PER_EVENT = 5  # as `_pack` yields them
 # Replicas do the same work, and viewers can't open a trace of thousands of ranks.
 _MAX_RANKS = 64
 
@@ -63,8 +63,8 @@ def _align(gathered: Sequence[Sequence[float]]) -> list[RankTrace]:
 
 def _pack(events: Sequence[TraceEvent]) -> Iterator[float]:
     for event in events:
-        part = (0, 0) if event.action is None else (event.action.micro_batch, event.action.chunk)
-        yield from (CATEGORIES.index(event.category), *part, event.start, event.stop)
+        micro_batch, chunk = (0, 0) if event.action is None else (event.action.micro_batch, event.action.chunk)
+        yield from (CATEGORIES.index(event.category), micro_batch, chunk, event.start, event.stop)
 
 
 def _unpack(numbers: Sequence[float]) -> Iterator[TraceEvent]:

@@ -57,10 +57,11 @@ class TrainedModel:
 
 
 def load_model(path: Path | str, device: str | None = None, *, trust: bool = False) -> TrainedModel:
-    """Load the model from a run's folder or from a checkpoint onto one device, whatever layout it was trained in.
+    """Load the model from a run's folder or from a checkpoint, whatever layout it was trained in.
 
-    The weights of a finished run are its final ones; those of any other run are from its newest checkpoint. A run with
-    `model.factory` or `model.loss` names Python code, imported only with `trust=True`: set it if you trust the author.
+    The weights of a finished run are its final ones; those of any other run are from its newest checkpoint. `device` is
+    by default the run's own (`run.device`). A run with `model.factory` or `model.loss` names Python code, which is
+    imported only with `trust=True`: set this only if you trust the author.
     """
     if _is_finished(path):
         folder = RunFolder(Path(path))
@@ -100,7 +101,7 @@ def read_weights(model: Stack, checkpoint: Checkpoint) -> dict[str, Tensor]:
     weights: dict[str, Tensor] = {}
     shards = []
     for name, parameter in model.state_dict().items():
-        average_name = f"optimizer.{name}.ax"
+        average_name = f"optimizer.{name}.ax"  # torch's ASGD calls the average `ax`
         saved_name = average_name if average_name in tensors else f"weights.{name}"
         dtype = getattr(torch, tensors[saved_name].dtype)
         weights[name] = torch.empty(parameter.shape, dtype=dtype, device="cpu")
@@ -124,12 +125,12 @@ def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
                 )
 
 
-def _check_trusted(config: RunConfig, where: str, trust: bool) -> RunConfig:
+def _check_trusted(config: RunConfig, location: str, trust: bool) -> RunConfig:
     """Return the config; raise if it names Python code and the caller does not trust it."""
     for name, value in (("factory", config.model.factory), ("loss", config.model.loss)):
         if value is not None and not trust:
             raise ConfigError(
-                f"loading {where} would run Python code (model.{name}={value!r}); set trust=True if you trust its "
+                f"loading {location} would run Python code (model.{name}={value!r}); set trust=True if you trust its "
                 "author"
             )
     return config

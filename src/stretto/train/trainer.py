@@ -60,7 +60,7 @@ class StepReport:
 
     step: int  # from 1: how many steps are done
     epoch: int  # from 1
-    loss: float  # mean over the targets of the global batch, in nats for tokens and labels; NaN if there are none
+    loss: float  # mean over the targets of the global batch, in nats for tokens and labels; NaN without targets
     num_targets: int  # of the global batch
     gradient_norm: float  # of the mean loss, over all ranks, before clipping
     learning_rate: float  # of the optimizer's first parameter group
@@ -154,10 +154,10 @@ class Trainer:
         self.window: Window | None = None  # of the last step; None before the first
         self.skipped = 0  # steps with a loss or gradient that was not finite
         self.requested: frozenset[Request] = frozenset()  # by any rank, when the last step was taken
-        self.state: State | None = None  # that the next window starts from; None: the initial state
+        self.state: State | None = None  # the next window starts from it; None: from the initial state
         self.is_recording = False  # whether the next steps are recorded
         self.recorded_events: tuple[TraceEvent, ...] = ()  # what this rank did in the last recorded step
-        self._lr_name = "train.lr" if optimizer is None else "lr"
+        self._lr_name = "train.lr" if optimizer is None else "lr"  # in error messages
         self._requests: set[Request] = set()
         self._consecutive_skips = 0
         self._workers = workers
@@ -327,12 +327,11 @@ class Trainer:
         self._consecutive_skips += 1
         if self.config.nonfinite == "stop" or self._consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
             skips = self._consecutive_skips
-            last_good_step = self.step + 1 - skips
             streak = "" if self.config.nonfinite == "stop" else f", the last of {skips} such steps in a row"
             lr = self.optimizer.param_groups[0]["initial_lr"]
             raise DivergedError(
                 f"step {self.step + 1} has loss {totals.loss} and gradient norm {totals.grad_norm}{streak}; the "
-                f"weights are still those of step {last_good_step}: lower {self._lr_name}={lr}, or raise "
+                f"weights are still those of step {self.step + 1 - skips}: lower {self._lr_name}={lr}, or raise "
                 f"train.warmup={self.config.warmup}"
             )
         # If the new state is not finite on some rank, all ranks keep the state from before this window.

@@ -34,7 +34,7 @@ def optimizer_shards(stack: Stack, optimizer: Optimizer) -> list[TensorShard]:
             if isinstance(value, Tensor):
                 shards.append(TensorShard(f"optimizer.{name}.{key}", value))
             elif value is not None:
-                # If it were left out, training would silently differ after a resume.
+                # If this value were left out, training would silently differ after a resume.
                 raise ConfigError(
                     f"the optimizer's {key!r} for {name} is of type {type(value).__name__}, which can't be saved; use "
                     "an optimizer whose state consists of tensors"
