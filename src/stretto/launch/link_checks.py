@@ -22,6 +22,7 @@ from stretto.mesh.world import World
 _MESSAGE_SIZES = (4, 8 << 20)
 # Links to at most this many other nodes are measured.
 _MAX_NODES = 8
+# Slower links get a warning.
 _MAX_LATENCY_SECONDS = 5e-3
 _MIN_BANDWIDTH_BYTES_PER_SECOND = 50e6
 _CLOCK_WARNING_SECONDS, _CLOCK_PROBLEM_SECONDS = 1.0, 300.0
@@ -127,9 +128,9 @@ def _compare_versions(messages: Sequence[Mapping[str, Any]]) -> Finding:
 
 def _compare_clocks(messages: Sequence[Mapping[str, Any]]) -> Finding:
     offsets = {rank: abs(message["clock"] - messages[0]["clock"]) for rank, message in enumerate(messages)}
-    worst = max(offsets, key=lambda rank: offsets[rank])
-    detail = f"differ from rank 0's by at most {format_seconds(offsets[worst])}"
-    remedy = f"synchronize the clock of {messages[worst]['host']} (NTP): logs and object storage depend on it"
-    if offsets[worst] > _CLOCK_PROBLEM_SECONDS:
+    worst_rank = max(offsets, key=lambda rank: offsets[rank])
+    detail = f"differ from rank 0's by at most {format_seconds(offsets[worst_rank])}"
+    remedy = f"synchronize the clock of {messages[worst_rank]['host']} (NTP): logs and object storage depend on it"
+    if offsets[worst_rank] > _CLOCK_PROBLEM_SECONDS:
         return problem("clocks", detail, remedy)
-    return warning("clocks", detail, remedy) if offsets[worst] > _CLOCK_WARNING_SECONDS else ok("clocks", detail)
+    return warning("clocks", detail, remedy) if offsets[worst_rank] > _CLOCK_WARNING_SECONDS else ok("clocks", detail)

@@ -93,8 +93,8 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
     names = _distinct_kinds(profile_input)
     progress(f"measuring {names[0]}", 0.0)
     memory_limit = _MEMORY_FRACTION * profile_input.memory_per_rank(world.local_size)
-    for name, kind in measure_kinds(profile_input, memory_limit):
-        kinds[name] = kind
+    for name, costs in measure_kinds(profile_input, memory_limit):
+        kinds[name] = costs
         world.barrier()
         next_name = names[min(len(kinds), len(names) - 1)]
         progress(f"measuring {next_name}", 0.7 * len(kinds) / len(names))
@@ -173,9 +173,9 @@ def _calibrate(profile: Profile, profile_input: ProfileInput) -> Profile:
     window = profile_input.window
     workload = Workload([window.lengths.clamp(max=window.num_steps).numpy()])
     chunks = min(_NUM_CALIBRATION_CHUNKS, window.num_steps) if profile_input.model.causal else 1
-    costs, blocks = CostModel(profile), (len(profile.blocks),)
+    costs, one_stage = CostModel(profile), (len(profile.blocks),)
     predicted_whole, predicted_chunked = (
-        predict(costs, workload, Layout(blocks=blocks, chunks=count), Cluster(1)).pipeline for count in (1, chunks)
+        predict(costs, workload, Layout(blocks=one_stage, chunks=count), Cluster(1)).pipeline for count in (1, chunks)
     )
     whole, chunked = _time_steps(profile_input, 1, chunks)
     # Caches can explain a factor between 0.5 and 2. Outside that range, the measurement was disturbed.

@@ -89,7 +89,7 @@ def verify(
 
     `model` may be on the meta device; its weights are initialized with `seed` and never updated. It runs in its own
     dtype: `model.double()` is the most sensitive check. `verify` also checks the chunk law for each causal block, and
-    that the loss is a sum, so that the verdict can name the cause of a difference.
+    that the loss is a sum, so that the verdict can name the cause of a difference. By default, `world` is one CPU rank.
     """
     if num_steps < 1:
         raise ConfigError(f"num_steps={num_steps} compares nothing; use at least 1")
@@ -215,7 +215,7 @@ def _difference(actual: Tensor, expected: Tensor) -> float:
     if not actual.is_floating_point():
         return 0.0 if torch.equal(actual, expected) else 1.0
     largest = float(expected.abs().max()) if expected.numel() else 0.0
-    # If all expected values are zero, there is no scale: return the sum of the actual values.
+    # If all expected values are zero, there is no scale: return the sum of the actual absolute values.
     difference = float((actual - expected).abs().max()) / max(largest, 1e-12) if largest else float(actual.abs().sum())
     return difference if difference < torch.inf else torch.inf  # also for NaN
 

@@ -59,6 +59,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
 
 
 def _join(launch_info: LaunchInfo, device: torch.device, timeout: timedelta) -> tuple[World, Store]:
+    """Return this rank's world, and the store of this launch."""
     rank, size = launch_info.rank, launch_info.size
     run_store = PrefixStore(f"stretto/{launch_info.run_id}", open_store(launch_info, timeout))
     store = PrefixStore(rendezvous(run_store, rank, size, timeout), run_store)

@@ -47,13 +47,13 @@ def save_trace(trace: Trace, folder: RunFolder) -> None:
 
 
 def _align(gathered: Sequence[Sequence[float]]) -> list[RankTrace]:
-    """Return each rank's events, with times by the first rank's clock; leave out ranks that sent nothing."""
+    """Return each rank's events, with times on the first rank's clock; leave out ranks that sent nothing."""
     included = {rank: numbers for rank, numbers in enumerate(gathered) if numbers}
-    # When the barrier ended, by each clock. The ranks of a node share a clock; the first to leave the barrier counts.
+    # When the barrier ended, on each clock. The ranks of a node share a clock; the first to leave the barrier counts.
     barrier_end: dict[float, float] = {}
     for seconds, clock, *_ in included.values():
         barrier_end[clock] = min(seconds, barrier_end.get(clock, seconds))
-    reference = barrier_end[gathered[0][1]]  # by the first rank's clock
+    reference = barrier_end[gathered[0][1]]  # on the first rank's clock
     traces = []
     for rank, (_, clock, replica, stage, *numbers) in included.items():
         events = tuple(event.shifted(reference - barrier_end[clock]) for event in _unpack(numbers))
@@ -69,10 +69,10 @@ def _pack(events: Sequence[TraceEvent]) -> Iterator[float]:
 
 def _unpack(numbers: Sequence[float]) -> Iterator[TraceEvent]:
     for index in range(0, len(numbers), _NUMBERS_PER_EVENT):
-        category, micro_batch, chunk, start, stop = numbers[index : index + _NUMBERS_PER_EVENT]
-        name = CATEGORIES[int(category)]
-        kind = ACTION_KINDS.get(name)
-        yield TraceEvent(name, start, stop, None if kind is None else Action(kind, int(micro_batch), int(chunk)))
+        category_index, micro_batch, chunk, start, stop = numbers[index : index + _NUMBERS_PER_EVENT]
+        category = CATEGORIES[int(category_index)]
+        kind = ACTION_KINDS.get(category)
+        yield TraceEvent(category, start, stop, None if kind is None else Action(kind, int(micro_batch), int(chunk)))
 
 
 def _clock_id() -> float:

@@ -37,11 +37,11 @@ class TrainedModel:
     def metadata(self) -> dict[str, str]:
         """Return an exported model's metadata, each value as JSON: task, vocabulary, labels, channels and so on."""
         files = data_spec_files(self.data_spec)
-        tree = json.loads(files.pop(DATA_SPEC))
+        spec = json.loads(files.pop(DATA_SPEC))
         if self.data_spec.channels is not None:
             data = self.config.data
-            tree["series"] = {name: getattr(data, name) for name in ("horizon", "season", "targets", "masks")}
-        parts = {name: json.dumps(value, ensure_ascii=False) for name, value in tree.items() if value}
+            spec["series"] = {name: getattr(data, name) for name in ("horizon", "season", "targets", "masks")}
+        parts = {name: json.dumps(value, ensure_ascii=False) for name, value in spec.items() if value}
         return {**parts, **{name.removesuffix(".json"): content.decode() for name, content in files.items()}}
 
     def evaluate(self, location: Path | str, on_window: OnWindow = lambda fraction: None) -> Evaluation:
@@ -103,8 +103,7 @@ def read_weights(model: Stack, checkpoint: Checkpoint) -> dict[str, Tensor]:
     for name, parameter in model.state_dict().items():
         average_name = f"optimizer.{name}.ax"  # torch's ASGD calls the average `ax`
         saved_name = average_name if average_name in tensors else f"weights.{name}"
-        dtype = getattr(torch, tensors[saved_name].dtype)
-        weights[name] = torch.empty(parameter.shape, dtype=dtype, device="cpu")
+        weights[name] = torch.empty(parameter.shape, dtype=getattr(torch, tensors[saved_name].dtype), device="cpu")
         shards.append(TensorShard(saved_name, weights[name]))
     checkpoint.read(shards)
     return weights

@@ -118,7 +118,7 @@ class Trainer:
     `windows` is the data of all replicas, the same on every rank. The trainer reads its own replica's share, from the
     position `start` on; `workers` processes read ahead. Dropout masks depend on `seed`.
 
-    `optimizer` (default: from `config`) is a function from parameters to an optimizer, such as `torch.optim.AdamW` or
+    `optimizer` (default: from `config`) makes an optimizer from parameters, as `torch.optim.AdamW` does, or
     `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`. It gets this rank's parameters only, so the optimizer must
     update each parameter independently: AdamW does, LBFGS does not. The optimizer's learning rate is the peak:
     `config`'s `schedule`, `warmup` and `final_lr_ratio` scale it in each parameter group; `clip` applies too.
@@ -277,8 +277,8 @@ class Trainer:
         ended = time.perf_counter()
         if self.is_recording:
             self.engine.recorder.actions = None
-            data, optimizer = TraceEvent("data", started, data_read), TraceEvent("optimizer", computed, ended)
-            self.recorded_events = (data, *map(TraceEvent.of, actions), optimizer)
+            data_event = TraceEvent("data", started, data_read)
+            self.recorded_events = (data_event, *map(TraceEvent.of, actions), TraceEvent("optimizer", computed, ended))
         return StepReport(
             step=self.step,
             epoch=epoch,
@@ -350,13 +350,13 @@ class Trainer:
 
     def _read_ahead(self) -> Iterator[tuple[Window, Position]]:
         if self._reader is None:
-            engine = self.engine
+            mesh = self.engine.mesh
             self._reader = read_ahead(
                 self.windows,
                 self.position,
-                inputs=engine.mesh.is_first_stage,
-                targets=engine.mesh.is_last_stage,
+                inputs=mesh.is_first_stage,
+                targets=mesh.is_last_stage,
                 workers=self._workers,
-                pin=engine.mesh.world.device.type != "cpu",
+                pin=mesh.world.device.type != "cpu",
             )
         return self._reader
