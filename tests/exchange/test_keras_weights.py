@@ -186,7 +186,10 @@ def test_a_keras_file_that_can_not_be_read_is_one_sentence(name: str, content: b
         ([(3, 12), (4, 12), (12,)], "reset_after=False"),
         ([(2, 2, 2)], r"layer 0 can't begin with an array of shape \[2, 2, 2\]; use a .keras file"),
         ([], "has no layers to import"),
-        ([(3, 16), (4, 16), (16,), (5, 2), (2,)], "layer 1 takes 5 features, but layer 0, before it, outputs 4"),
+        (
+            [(3, 16), (4, 16), (16,), (5, 2), (2,)],
+            "layer 1 takes 5 features, but the layer before it, layer 0, outputs 4",
+        ),
     ],
 )
 def test_arrays_of_unsupported_layers_are_refused(shapes: list[tuple[int, ...]], sentence: str) -> None:

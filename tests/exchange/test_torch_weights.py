@@ -125,7 +125,7 @@ def without_weights_of_layer_1(module: nn.LSTM) -> dict[str, Tensor]:
         (nn.GRU(3, 4, bidirectional=True), "gru is a bidirectional GRU, which stretto does not support"),
         (nn.LSTM(3, 4, proj_size=2, bidirectional=True), "a bidirectional LSTM with a projection"),
         (nn.Embedding(3, 4, max_norm=1.0), "embedding has max_norm=1.0"),
-        ([nn.LSTM(3, 4), nn.Linear(5, 2)], "1 takes 5 features, but 0, before it, outputs 4"),
+        ([nn.LSTM(3, 4), nn.Linear(5, 2)], "1 takes 5 features, but the layer before it, 0, outputs 4"),
         (nn.RNN(3, 4).state_dict(), r"weight_hh_l0 has shape \[4, 4\], which neither an LSTM nor a GRU has"),
         ({"a.weight_ih_l0": torch.zeros(8, 2)}, "a.weight_hh_l0 is missing"),
         (nn.BatchNorm1d(4).state_dict(), "running_mean is not a weight of a layer that from_torch supports"),

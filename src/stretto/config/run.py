@@ -43,7 +43,7 @@ class DataConfig(StrictModel):
     max_rows: int = Field(65536, ge=1)
     """batches, forecast: maximum rows of a global batch."""
     row_multiple: int = Field(8, ge=1)
-    """batches, forecast: most larger batches have a multiple of this many rows, so that replicas get equal shares."""
+    """batches, forecast: most batches with more rows than this have a multiple of it, to give replicas equal shares."""
     context: int | None = Field(None, ge=1)
     """forecast: time steps of a series that the network sees before it makes a forecast."""
     stride: int = Field(1, ge=1)

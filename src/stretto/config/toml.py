@@ -97,10 +97,9 @@ def _format_error(details: ErrorDetails) -> str:
         return f"[{name}] is missing; add that section, with train set to the folder of the data"
     if kind == "missing":
         return f"{name} is missing; set it, as it has no default"
-    if kind == "model_type" and name == "layout":
-        return f'{name}={details["input"]!r} should be "auto" or a section; write it as [{name}]'
     if kind == "model_type":
-        return f"{name}={details['input']!r} should be a section; write it as [{name}]"
+        allowed = '"auto" or a section' if name == "layout" else "a section"
+        return f"{name}={details['input']!r} should be {allowed}; write it as [{name}]"
     if kind == "value_error":
         return f"{name}: {message}" if name else message
     # pydantic says: Input should be a valid integer, unable to parse string as an integer.

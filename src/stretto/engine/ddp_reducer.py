@@ -1,4 +1,4 @@
-"""The calls to DDP's reducer that `DistributedDataParallel.forward` would make, for a step that never calls it.
+"""The calls that `DistributedDataParallel.forward` makes to its reducer, for training steps that don't call `forward`.
 
 The reducer is not a public API: `Reducer._rebuild_buckets` and `Reducer.prepare_for_backward` are undocumented.
 """
@@ -13,5 +13,5 @@ def prepare_for_backward(ddp: DistributedDataParallel) -> None:
 
 
 def rebuild_buckets(ddp: DistributedDataParallel) -> None:
-    """Once, after the first backward, regroup the parameters in the order in which their gradients became ready."""
+    """Regroup the parameters by when their gradients became ready in the first backward; later calls change nothing."""
     ddp.reducer._rebuild_buckets()

@@ -16,6 +16,8 @@ from stretto.engine.recorder import ActionRecorder
 from stretto.mesh.mesh import Mesh
 
 Precision = Literal["fp32", "bf16"]
+BeforeLastBackward = Callable[[], Tensor | None]
+"""Called just before the last backward of a step; a tensor that it returns becomes one more root of that backward."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class Engine(Protocol):
         """Records when each action of a step runs; off by default."""
 
     def step(
-        self, window: Window, carried: State | None, key: int, before_last_backward: "BeforeLastBackward" = ...
+        self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward = ...
     ) -> StepResult:
         """Run forward and backward; leave the gradient of the *summed* loss in the parameters' `.grad`.
 
@@ -80,10 +82,6 @@ def window_tensor(window: Window, name: Literal["inputs", "targets"], dtype: tor
     if tensor is None:
         raise DataError(f"the window has no {name}, which this rank needs; read it with {name}=True")
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
-
-
-BeforeLastBackward = Callable[[], Tensor | None]
-"""Called just before the last backward of a step; a tensor that it returns becomes one more root of that backward."""
 
 
 def no_op() -> None:

@@ -82,8 +82,7 @@ class LocalEngine:
             loss, after = self._forward(window[rows], carried_rows, key)
             forward_stopped = self.recorder.now()
             if loss.total.requires_grad:
-                is_last = index == self.num_micro_batches - 1
-                extra_root = before_last_backward() if is_last else None
+                extra_root = before_last_backward() if index == self.num_micro_batches - 1 else None
                 torch.autograd.backward([loss.total] if extra_root is None else [loss.total, extra_root])
             if torch.is_grad_enabled():
                 self.recorder.record(0, Action(ActionKind.FORWARD, index, 0), started, forward_stopped)

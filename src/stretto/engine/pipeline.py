@@ -1,7 +1,7 @@
 """PipelineEngine: runs one stage's part of a training step, split into micro-batches (rows) and chunks (time).
 
-The engine runs the actions of its stage in order, exactly as `stretto.plan` simulates and draws them. Each chunk has
-its own autograd graph:
+An action is the forward (F) or backward (B) of one chunk. The engine runs its stage's actions in the order in which
+`stretto.plan` simulates and draws them. Each chunk has its own autograd graph:
 
                 x ──►┌────────┐──► y        F: keep (x, state, y, after), send y to the next stage,
                      │ blocks │                start the next chunk from `after`, detached
@@ -69,8 +69,7 @@ class _MicroBatchProgress:
     """What one micro-batch carries from chunk to chunk, forward and backward in time."""
 
     state: State  # the next forward starts from it
-    # Final states of the rows dropped at each chunk's end, in order of time.
-    ended_states: list[State] = field(default_factory=list)
+    ended_states: list[State] = field(default_factory=list)  # final states of the dropped rows, in order of time
     gradients: list[Tensor | None] | None = None  # d(after) for the next backward; None before the first
 
 
@@ -98,7 +97,7 @@ class PipelineEngine:
         self.num_micro_batches = layout.micro_batches
         self.device = mesh.world.device
         self.recorder = ActionRecorder(self.device)
-        self.num_windows = 0  # started since this engine was created
+        self.num_windows = 0  # how many windows this engine has started; shown in this rank's status
         self._loss = loss
         self._precision = check_precision(precision)
         self._boundaries: tuple[BoundarySpec | None, BoundarySpec | None] | None = None
@@ -119,9 +118,8 @@ class PipelineEngine:
         """Run the forwards only, without dropout and without gradients."""
         self.stack.eval()
         cut = self._cut(window)
-        return _PipelineStep(self, window, cut, carried, key, no_op).run(
-            forward_schedule(len(cut.micro_batches), cut.num_chunks)
-        )
+        actions = forward_schedule(len(cut.micro_batches), cut.num_chunks)
+        return _PipelineStep(self, window, cut, carried, key, no_op).run(actions)
 
     def squared_grad_norm(self) -> float:
         """Return the squared norm of this stage's gradient."""
@@ -172,7 +170,7 @@ class _PipelineStep:
         engine.num_windows += 1
         self.has_backward = torch.is_grad_enabled()
         self.recompute = engine.layout.recompute
-        self.live: dict[tuple[int, int], _LiveChunk] = {}
+        self.live_chunks: dict[tuple[int, int], _LiveChunk] = {}  # by (micro-batch, chunk)
         self.losses: list[LossSum] = []
         self.rows = window.rows(key, engine.device, engine.stack.dtype)
         # `begin` is called per micro-batch: a learned initial state then has one graph per micro-batch, which the
@@ -217,10 +215,9 @@ class _PipelineStep:
 
     def _forward(self, action: Action) -> None:
         progress = self.progress[action.micro_batch]
-        x, state = self._input(action), progress.state
+        x = self._input(action)
         started = self.engine.recorder.now()
-        if action.chunk:
-            state = self._drop_ended(progress, action)
+        state = self._drop_ended(progress, action) if action.chunk > 0 else progress.state
         live = _LiveChunk(
             self._leaf(x, needs_grad=not self.mesh.is_first_stage),
             # The state of the first chunk keeps its graph: it may lead to a learned initial state.
@@ -237,11 +234,12 @@ class _PipelineStep:
         if self.has_backward:
             if not self.recompute:
                 live.y, live.after = y, after
-            self.live[action.micro_batch, action.chunk] = live
+            self.live_chunks[action.micro_batch, action.chunk] = live
         self.engine.recorder.record(self.mesh.stage, action, started)
 
     def _backward(self, action: Action, is_last: bool) -> None:
-        progress, live = self.progress[action.micro_batch], self.live.pop((action.micro_batch, action.chunk))
+        progress = self.progress[action.micro_batch]
+        live = self.live_chunks.pop((action.micro_batch, action.chunk))
         y_gradient = None
         if not self.mesh.is_last_stage:
             assert self.mesh.backward_channel is not None
@@ -281,12 +279,10 @@ class _PipelineStep:
         return self._part(window_tensor(self.window, "inputs", self.engine.stack.dtype), action)
 
     def _targets(self, action: Action) -> Tensor | None:
-        if not self.mesh.is_last_stage:
-            return None
-        return self._part(window_tensor(self.window, "targets"), action)
+        return self._part(window_tensor(self.window, "targets"), action) if self.mesh.is_last_stage else None
 
     def _part(self, tensor: Tensor, action: Action) -> Tensor:
-        """Return the time steps and rows of a window's tensor that an action works on, on the device."""
+        """Return the time steps and rows of a window's tensor that an action works on, copied to the device."""
         micro_batch_cut = self.cut.micro_batches[action.micro_batch]
         start, stop = micro_batch_cut.shape.chunk_bounds[action.chunk]
         num_rows = micro_batch_cut.shape.rows_per_chunk[action.chunk]
@@ -318,6 +314,7 @@ class _PipelineStep:
         joined = cat_rows([cat_rows([progress.state, *reversed(progress.ended_states)]) for progress in self.progress])
         if all(micro_batch_cut.is_sorted for micro_batch_cut in self.cut.micro_batches):
             return joined
+        # `joined[i]` is row `rows[i]` of the window; the argsort of a permutation is its inverse.
         order = torch.cat([micro_batch_cut.rows for micro_batch_cut in self.cut.micro_batches]).argsort()
         return tuple(tensor[order.to(tensor.device)] for tensor in joined)
 

@@ -45,8 +45,7 @@ class ReplicaEngine:
                 init_sync=not is_synced,
                 gradient_as_bucket_view=True,
             )
-            hook_state = ReduceHookState(mesh.replica_group, mesh.world.wait_timer)
-            self._ddp.register_comm_hook(hook_state, all_reduce_hook)
+            self._ddp.register_comm_hook(ReduceHookState(mesh.replica_group, mesh.world.wait_timer), all_reduce_hook)
             self._settle_buckets()
 
     def step(
@@ -67,7 +66,7 @@ class ReplicaEngine:
         return self.engine.eval_step(window, carried, key)
 
     def squared_grad_norm(self) -> float:
-        """Return this rank's part of the squared gradient norm, an equal share: all replicas have the same gradient."""
+        """Return this rank's equal share of the squared gradient norm: all replicas have the same gradient."""
         return self.engine.squared_grad_norm() / self.mesh.num_replicas
 
     def _prepare_reducer(self) -> Tensor | None:

@@ -1,4 +1,4 @@
-"""ImportedLayer: a torch or Keras layer as blocks. A multi-layer LSTM or GRU becomes several; stages can split it."""
+"""ImportedLayer: a torch or Keras layer as blocks, one per layer of an LSTM or GRU, so that stages can split it."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -33,17 +33,17 @@ class ImportedLayer:
 
 
 def stack_layers(layers: Sequence[ImportedLayer]) -> Stack:
-    """Return one stack of all blocks; raise ConfigError if a layer's input size is not the output size before it."""
-    width: int | None = None
+    """Return one stack of all blocks; raise ConfigError if a layer's input size is not the previous layer's output."""
+    previous_features: int | None = None
     previous = ""
     for layer in layers:
-        if width is not None and layer.in_features not in (None, width):
+        if previous_features is not None and layer.in_features not in (None, previous_features):
             raise ConfigError(
-                f"{layer.name} takes {layer.in_features} features, but {previous}, before it, outputs {width}; give "
-                "the layers in the order in which they run"
+                f"{layer.name} takes {layer.in_features} features, but the layer before it, {previous}, outputs "
+                f"{previous_features}; give the layers in the order in which they run"
             )
         if layer.out_features is not None:
-            width, previous = layer.out_features, layer.name
+            previous_features, previous = layer.out_features, layer.name
     return Stack([block for layer in layers for block in layer.blocks])
 
 
@@ -106,8 +106,8 @@ def _recurrent_block(name: str, kind: str, weights: dict[str, Tensor]) -> Block:
     has_bias = "bias_ih_l0" in weights
     is_bidirectional = "weight_ih_l0_reverse" in weights
     if is_bidirectional and (kind == "GRU" or projection is not None):
-        actual = "a bidirectional GRU" if kind == "GRU" else "a bidirectional LSTM with a projection"
-        raise ConfigError(f"{name} is {actual}, which stretto does not support; use a plain bidirectional LSTM")
+        unsupported = "a bidirectional GRU" if kind == "GRU" else "a bidirectional LSTM with a projection"
+        raise ConfigError(f"{name} is {unsupported}, which stretto does not support; use a plain bidirectional LSTM")
     if is_bidirectional:
         return _with_weights(BidirectionalLSTM(in_features, out_features, bias=has_bias), "cell", weights)
     if kind == "GRU":

@@ -98,6 +98,7 @@ def _read_with_config(config: dict[str, Any], h5_file: Any, h5py: Any) -> Iterat
 
 def _check_chain(layer: dict[str, Any], name: str, previous: str | None) -> None:
     """Raise ConfigError unless a layer's only input is the previous layer, or the layer is the model's InputLayer."""
+    # Each input tensor in the config names the layer that outputs it, as `"keras_history": ["lstm", 0, 0]`.
     sources = set(re.findall(r'"keras_history": \["([^"]+)"', json.dumps(layer.get("inbound_nodes", []))))
     is_first = layer["class_name"] == "InputLayer" and previous is None
     if not is_first and sources != {previous}:

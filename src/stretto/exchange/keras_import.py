@@ -31,8 +31,8 @@ def from_keras(source: Path | str | Sequence[Array]) -> Stack:
     `source` is a `.keras` file, a `.weights.h5` file, or the arrays that `get_weights()` of a layer or a model returns;
     the last two hold no settings, so Keras's defaults are assumed. Keras itself is not needed. Supported layers are
     Embedding, LSTM, GRU with `reset_after`, Bidirectional LSTM (not from arrays), Dense, TimeDistributed,
-    LayerNormalization, Activation and dropout, one after the other. Each LSTM and GRU outputs all time steps, even one
-    with `return_sequences=False`.
+    LayerNormalization, Activation and dropout; they must run one after the other. Each LSTM and GRU outputs all time
+    steps, even one with `return_sequences=False`.
     """
     if isinstance(source, Path | str):
         layers = read_keras(Path(source))
@@ -158,7 +158,7 @@ def _activation(layer: KerasLayer) -> list[ImportedLayer]:
 
 def _layer_norm(layer: KerasLayer) -> ImportedLayer:
     config = layer.config
-    is_over_features = config.get("axis", -1) in (-1, [-1], 2, [2])
+    is_over_features = config.get("axis", -1) in (-1, [-1], 2, [2])  # of [batch, time, features]
     if not (is_over_features and config.get("center", True) and config.get("scale", True)):
         raise ConfigError(
             f"{layer.name} must normalize over features, with gamma and beta; use axis=-1, scale=True and center=True"
@@ -187,13 +187,14 @@ def _layers_from_arrays(arrays: list[Array]) -> list[KerasLayer]:
             rnn_arrays = [first, remaining.pop(0)]
             kind = kinds[num_columns]
             # An LSTM's bias is `[num_columns]`; a GRU's is `[2, num_columns]` with `reset_after`, else `[num_columns]`.
-            shape = remaining[0].shape if remaining else ()
-            if shape == (num_columns,) or (kind == "GRU" and shape == (2, num_columns)):
+            next_shape = remaining[0].shape if remaining else ()
+            if next_shape == (num_columns,) or (kind == "GRU" and next_shape == (2, num_columns)):
                 rnn_arrays.append(remaining.pop(0))
             layers.append(KerasLayer(name, kind, {}, {"cell": rnn_arrays}))
         elif second is not None and second.shape == (num_columns,):
             layers.append(KerasLayer(name, "Dense", {}, {"": [first, remaining.pop(0)]}))
         else:
+            # A matrix without a bias is taken for an Embedding if it comes first, else for a Dense with use_bias=False.
             layers.append(KerasLayer(name, "Dense" if layers else "Embedding", {}, {"": [first]}))
     return layers
 

@@ -33,7 +33,7 @@ def enumerate_blocks(stack: Stack, label: str) -> Iterator[tuple[str, Block]]:
 
 
 def has_forward_of(module: object, *kinds: type[Module]) -> TypeGuard[Module]:
-    """Return whether a module is an instance of one of these classes and does not override its `forward`."""
+    """Return whether a module is an instance of one of these classes, with that class's own `forward`."""
     return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
 
 
@@ -46,8 +46,8 @@ def state_names(block: Block, label: str = "") -> list[str | None]:
     num_tensors = len(block.initial_state(Rows.of(1)))
     if has_forward_of(block, Dropout, LockedDropout):
         return [None] * num_tensors
-    kinds: dict[type[Block], list[str]] = {LSTM: ["h", "c"], GRU: ["h"], BidirectionalLSTM: ["lengths"]}
-    matches = [names for kind, names in kinds.items() if has_forward_of(block, kind)]
+    names_by_class: dict[type[Block], list[str]] = {LSTM: ["h", "c"], GRU: ["h"], BidirectionalLSTM: ["lengths"]}
+    matches = [names for kind, names in names_by_class.items() if has_forward_of(block, kind)]
     return [f"state.{label}.{name}" for name in (matches[0] if matches else range(num_tensors))]
 
 
@@ -62,10 +62,10 @@ def add_block(graph: Graph, block: Block, x: str, example: Tensor, label: str = 
         return graph.add_node("Add", x, y), example + y_example
     state = block.initial_state(Rows.of(example.shape[1], dtype=torch.float32))
     names = state_names(block, label)
-    named = [(name, tensor) for name, tensor in zip(names, state, strict=True) if name]
-    inputs = [graph.add_input(name, tensor.dtype, ["rows", *tensor.shape[1:]]) for name, tensor in named]
+    named_state = [(name, tensor) for name, tensor in zip(names, state, strict=True) if name]
+    inputs = [graph.add_input(name, tensor.dtype, ["rows", *tensor.shape[1:]]) for name, tensor in named_state]
     y, next_state = _add_leaf_block(graph, block, label, (x, *inputs), (example, *state))
-    for (name, tensor), next_name in zip(named, next_state, strict=True):
+    for (name, tensor), next_name in zip(named_state, next_state, strict=True):
         graph.add_output(f"{name}.next", next_name, tensor.dtype, ["rows", *tensor.shape[1:]])
     return y, block(example, state)[0]
 

@@ -46,6 +46,7 @@ def compare_with_onnxruntime(stack: Stack, path: Path, input_spec: InputSpec) ->
 def _differences(
     stack: Stack, session: Session, spec: InputSpec, chunks: tuple[int, ...], lengths: Tensor, generator: Generator
 ) -> list[float]:
+    """Return the differences of the output and of each state tensor, after each of the chunks with these lengths."""
     num_rows = len(lengths)
     rows = Rows.of(num_rows, dtype=torch.float32)
     if not stack.causal:

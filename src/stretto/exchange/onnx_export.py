@@ -91,7 +91,7 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
 
 def _build_graph(stack: Stack, input_spec: InputSpec) -> Graph:
     graph = Graph()
-    example = input_spec.random_input(5, 3, torch.Generator().manual_seed(0))
+    example = input_spec.random_input(num_steps=5, num_rows=3, generator=torch.Generator().manual_seed(0))
     x = graph.add_input("x", example.dtype, ["time", "rows", *example.shape[2:]])
     y, y_example = add_block(graph, stack, x, example)
     graph.add_output("y", y, y_example.dtype, ["time", "rows", *y_example.shape[2:]])
@@ -121,6 +121,7 @@ def _save_model(model: Any, path: Path) -> None:  # noqa: ANN401 - onnx has no t
 
 
 def _move_model(source: Path, path: Path) -> None:
+    """Move a model and its weights file, if it has one; remove the weights file of a model that it replaces."""
     if _external_data_path(source).exists():
         _external_data_path(source).replace(_external_data_path(path))
         source.replace(path)

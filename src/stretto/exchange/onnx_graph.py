@@ -24,7 +24,7 @@ class Graph:
     initializers: list[Any] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
-    prefix: str = ""  # of the names of new values
+    prefix: str = ""  # prepended to the names of new values
     _num_values: int = 0
 
     def __post_init__(self) -> None:

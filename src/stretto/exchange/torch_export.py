@@ -81,10 +81,10 @@ def _block_layers(block: Block, label: str) -> list[TorchLayer]:
         return []  # no weights, and not needed for inference
     if has_forward_of(block, Residual):
         inner = [] if isinstance(block.block, Stack) else _block_layers(block.block, label)
-        if len(inner) == 1:
+        if len(inner) == 1:  # a skip connection around several modules is an error, raised below
             return [replace(inner[0], options={**inner[0].options, "residual": True})]
-    kinds = (LSTM, GRU, BidirectionalLSTM)
-    if has_forward_of(block, *kinds) and isinstance(block, kinds):  # isinstance narrows the type for mypy
+    rnn_classes = (LSTM, GRU, BidirectionalLSTM)
+    if has_forward_of(block, *rnn_classes) and isinstance(block, rnn_classes):  # isinstance narrows the type for mypy
         rnn = block.cell
         for kind in (nn.LSTM, nn.GRU):
             if has_forward_of(rnn, kind):

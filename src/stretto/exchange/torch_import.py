@@ -122,8 +122,8 @@ def _infer_kind(layer_name: str, weights: Weights, layers: Mapping[str, Weights]
     if "bias" in weights:
         return "Linear"
     # An embedding looks like a linear layer without bias, but comes before the first LSTM or GRU and feeds it.
-    rnn_inputs = [layer["weight_ih_l0"].shape[1] for layer in layers.values() if "weight_ih_l0" in layer]
-    feeds_rnn = is_before_rnn and weights["weight"].shape[1] in rnn_inputs[:1]
+    rnn_input_sizes = [layer["weight_ih_l0"].shape[1] for layer in layers.values() if "weight_ih_l0" in layer]
+    feeds_rnn = is_before_rnn and weights["weight"].shape[1] in rnn_input_sizes[:1]
     return "Embedding" if feeds_rnn or _is_named_embedding(layer_name) else "Linear"
 
 

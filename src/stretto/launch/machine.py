@@ -1,4 +1,4 @@
-"""Checks of this machine. They don't import torch into this process: a broken torch or driver could crash it."""
+"""Checks this machine, without importing torch into this process: a broken torch or driver could crash the process."""
 
 import importlib.util
 import os
@@ -28,7 +28,7 @@ _GIB = 1 << 30
 
 
 def versions() -> dict[str, str]:
-    """Return the versions that must be equal on all machines: of Python and of packages, which are not imported."""
+    """Return the versions of Python and of the packages that must be the same on all machines; imports no package."""
     by_name = {"python": platform.python_version()}
     for name in ("torch", "numpy", "stretto"):
         try:
@@ -41,13 +41,12 @@ def versions() -> dict[str, str]:
 def check_python() -> list[Finding]:
     """Check the version of Python, and whether stretto and numpy are installed."""
     detail = f"{platform.python_version()} at {sys.executable}"
-    min_version = ".".join(map(str, _MIN_PYTHON))
     by_name = versions()
     packages = ", ".join(f"{name} {by_name[name]}" for name in ("stretto", "numpy"))
     return [
         ok("python", detail)
         if sys.version_info >= _MIN_PYTHON
-        else problem("python", detail, f"install Python {min_version} or newer"),
+        else problem("python", detail, f"install Python {'.'.join(map(str, _MIN_PYTHON))} or newer"),
         ok("packages", packages) if "absent" not in packages else problem("packages", packages, "pip install stretto"),
     ]
 
@@ -76,8 +75,9 @@ def _check_devices(probe: Mapping[str, Any]) -> list[Finding]:
     if not probe["devices"]:
         has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
         if probe["error"] and has_gpu:
-            remedy = f"fix the driver; `{gpu_tool}` must list the devices"
-            return [problem("devices", f"none: {probe['error']}", remedy)]
+            return [
+                problem("devices", f"none: {probe['error']}", f"fix the driver; `{gpu_tool}` must list the devices")
+            ]
         if has_gpu:
             return [problem("devices", "there is a GPU, but torch is CPU-only", "install torch with CUDA or ROCm")]
         return [ok("devices", "no accelerator: ranks use the CPU")]
@@ -86,9 +86,10 @@ def _check_devices(probe: Mapping[str, Any]) -> list[Finding]:
     for number, device in enumerate(probe["devices"]):
         name = f"device {number}"
         if device["error"]:
-            remedy = "fix it, or hide it with CUDA_VISIBLE_DEVICES"
+            remedy = "fix the device, or hide it with CUDA_VISIBLE_DEVICES"
             findings.append(problem(name, f"{device['name']}: {device['error']}", remedy))
             continue
+        # For devices other than CUDA and ROCm, the probe returns 0 for both: unknown.
         memory = f", {format_bytes(device['free'])} of {format_bytes(device['total'])} free" if device["total"] else ""
         detail = f"{device['name']}{memory}{driver}"
         if device["total"] and device["free"] < 0.5 * device["total"]:
@@ -131,9 +132,8 @@ def _cpu_limit() -> float | None:
 
 def check_memory() -> list[Finding]:
     """Check free memory and swap."""
-    meminfo = {
-        line.split(":")[0]: 1024 * int(line.split()[1]) for line in Path("/proc/meminfo").read_text().splitlines()
-    }
+    lines = Path("/proc/meminfo").read_text().splitlines()
+    meminfo = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}  # the file has KiB
     total, free = meminfo["MemTotal"], meminfo["MemAvailable"]
     limit, used = container_memory() or (total, 0)
     if limit < total:
@@ -151,7 +151,7 @@ def check_memory() -> list[Finding]:
 
 
 def container_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> tuple[int, int] | None:
-    """Return the container's memory limit and its used bytes without reclaimable page cache; None without a limit."""
+    """Return a container's memory limit and its memory in use, without reclaimable page cache; None without a limit."""
     try:
         limit = (cgroup / "memory.max").read_text().strip()
         used = int((cgroup / "memory.current").read_text())
@@ -219,7 +219,7 @@ def check_host_name() -> list[Finding]:
     except OSError as error:
         return [warning("host name", f"{name} can't be resolved ({error.strerror or error})", remedy)]
     seconds = time.perf_counter() - started
-    addresses = sorted({str(answer[4][0]) for answer in answers})
+    addresses = sorted({str(socket_address[0]) for *_, socket_address in answers})
     detail = f"{name} is {', '.join(addresses[:3])}"
     if seconds > 1:
         return [warning("host name", f"{detail}, resolved in {seconds:.1f} s", remedy)]
@@ -267,6 +267,5 @@ def _shorten(value: str) -> str:
 def check_extras() -> list[Finding]:
     """List the optional packages, installed or not; none is required."""
     installed = [name for name in _EXTRAS if importlib.util.find_spec(name) is not None]
-    missing = [name for name in _EXTRAS if name not in installed]
-    lists = {"installed": installed, "not installed": missing}
+    lists = {"installed": installed, "not installed": [name for name in _EXTRAS if name not in installed]}
     return [ok("extras", "; ".join(f"{title}: {', '.join(names)}" for title, names in lists.items() if names))]

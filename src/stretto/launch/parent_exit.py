@@ -15,7 +15,7 @@ PREEMPTED_EXIT_CODE = 85
 
 
 def preempted_exit_code() -> int:
-    """Return a preempted rank's exit code: PREEMPTED_EXIT_CODE for our own launcher, LostPeerError's for others."""
+    """Return a preempted rank's exit code: PREEMPTED_EXIT_CODE for stretto's launcher, LostPeerError's for others."""
     return PREEMPTED_EXIT_CODE if LAUNCHER_PID_VARIABLE in os.environ else LostPeerError.exit_code
 
 

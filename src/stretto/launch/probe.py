@@ -75,6 +75,7 @@ def driver_cuda_version() -> str:
 
 
 def _cuda_error() -> str | None:
+    """Return why torch can't use CUDA or ROCm; None if it can."""
     import torch
 
     try:

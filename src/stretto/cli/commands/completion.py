@@ -1,4 +1,4 @@
-"""`stretto completion`: a script with which a shell completes commands, options and file names.
+"""The command `stretto completion`.
 
 Print a script that makes a shell complete the commands, options and file names of `stretto`.
 
@@ -53,6 +53,5 @@ def _mark_paths(parser: Parser, complete_path: object) -> Parser:
     """Tell shtab which arguments of a parser take a path."""
     for action in parser._actions:
         if action.type is Path or action.metavar in _PATH_METAVARS:
-            # shtab reads this attribute.
-            action.complete = complete_path  # type: ignore[attr-defined]
+            action.complete = complete_path  # type: ignore[attr-defined]  # an attribute that shtab reads
     return parser

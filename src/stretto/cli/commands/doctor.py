@@ -1,4 +1,4 @@
-"""`stretto doctor`: check that this machine, or each machine of a job, is ready for a run.
+"""The command `stretto doctor`.
 
 Check what a run depends on: Python, torch, devices, cores, memory, shared memory, open files, disks, locks, loopback,
 host name, environment variables, and the link between ranks that this command launches. Under torchrun, srun, mpirun
@@ -44,7 +44,7 @@ def add_arguments(parser: Parser) -> None:
     add("--run", type=Path, metavar="RUN.toml", help="check the folders that this run writes to, not the default ones")
     add("--json", type=Path, metavar="FILE", help="also write the findings to this file")
     add("--device", default="auto", metavar="NAME", help="device that the ranks use (default: auto)")
-    add("--links", type=Path, help=argparse.SUPPRESS)
+    add("--links", type=Path, help=argparse.SUPPRESS)  # internal, see `_measure_links`
 
 
 def run(options: argparse.Namespace) -> None:
@@ -95,7 +95,7 @@ def _check_on_ranks(
 
 
 def _measure_links(options: argparse.Namespace) -> None:
-    """Launch ranks with this same command; as a rank, measure the links, which rank 0 writes to the `--links` file."""
+    """Launch ranks that run this same command; on such a rank, measure the links. Rank 0 writes them to `--links`."""
     from stretto.launch.doctor import RENDEZVOUS_TIMEOUT
     from stretto.launch.link_checks import measure_links
     from stretto.launch.local import launch_local
@@ -132,8 +132,8 @@ def _print_findings(console: "Console", findings: "list[Finding]", path: Path | 
     console.print(table)
     for finding in findings:
         if finding.level != "ok":
-            where = f" ({finding.host})" if finding.host else ""
-            console.print(f"{finding.level}: {finding.name}{where}: {finding.remedy}")
+            host = f" ({finding.host})" if finding.host else ""
+            console.print(f"{finding.level}: {finding.name}{host}: {finding.remedy}")
     num_ok, num_warnings, num_problems = (sum(finding.level == level for finding in findings) for level in styles)
     console.print(f"{num_ok} ok, {pluralize(num_warnings, 'warning')}, {pluralize(num_problems, 'problem')}")
     if num_problems:

@@ -1,4 +1,4 @@
-"""`stretto eval`: the loss and scores of a run's model on a dataset.
+"""The command `stretto eval`.
 
 Evaluate the model of a run: print its loss, and the scores of its task, such as perplexity or accuracy.
 

@@ -1,4 +1,4 @@
-"""`stretto export`: the model of a run as an ONNX model, or as weights of torch modules.
+"""The command `stretto export`.
 
 Export the model of a run, or of a checkpoint. An ONNX model has the state as named inputs and outputs, and takes any
 number of time steps and rows; it is checked with onnxruntime if that is installed.
@@ -53,9 +53,9 @@ def run(options: argparse.Namespace) -> None:
         from stretto.exchange.torch_export import export_torch
 
         for name, module in export_torch(trained.stack, options.torch).items():
-            sizes = ", ".join(f"{key}={value}" for key, value in module.items() if key not in ("kind", "residual"))
+            arguments = ", ".join(f"{key}={value}" for key, value in module.items() if key not in ("kind", "residual"))
             residual = ", with a residual connection" if module.get("residual") else ""
-            console.print(f"{name:<11} nn.{module['kind']}({sizes}){residual}")
+            console.print(f"{name:<11} nn.{module['kind']}({arguments}){residual}")
         console.print(f"the weights of these modules are in {options.torch}")
 
 

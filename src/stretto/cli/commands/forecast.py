@@ -1,7 +1,7 @@
-"""`stretto forecast`: the values after the end of each series, predicted by the model of a run.
+"""The command `stretto forecast`.
 
-Forecast the values after the end of each series, in its own units. Print the forecast for the first series, and with
---out write the forecasts for all series to a CSV file.
+Forecast the values after the end of each series, in the units of its data. Print the forecast for the first series,
+and with --out write the forecasts for all series to a CSV file.
 
 example:
   stretto forecast runs/load --data load.csv --out tomorrow.csv

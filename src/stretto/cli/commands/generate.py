@@ -1,4 +1,4 @@
-"""`stretto generate`: text from the model of a run.
+"""The command `stretto generate`.
 
 Generate text with the model of a run: continue a prompt, one token at a time.
 

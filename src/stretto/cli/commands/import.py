@@ -1,4 +1,4 @@
-"""`stretto import`: convert weights of torch or Keras layers, so that a run can start from them.
+"""The command `stretto import`.
 
 Convert a file of weights, so that a run can start from them (model.weights). FILE is a Keras model (.keras) or
 its weights (.weights.h5), or a state dict of torch layers (.safetensors, .pt). No code in FILE is run.

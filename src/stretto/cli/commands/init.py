@@ -1,4 +1,4 @@
-"""`stretto init`: from your data to a run that is ready to train, with a few questions.
+"""The command `stretto init`.
 
 Inspect files or a folder (text, CSV, Parquet, JSONL), prepare the data, and write the TOML file of a run that is ready
 to train. In a terminal, a few questions are asked, unless --yes is given.
@@ -96,8 +96,8 @@ def run(options: argparse.Namespace) -> None:
     """Inspect the files, ask questions, prepare the data, and write the TOML file."""
     _check_values(options)
     console = make_console()
-    names = ("kind", "format", "level", "sequence", "label", "has_label", "time", "by")
-    hints = DataHints(**{name: getattr(options, name) for name in names})
+    hint_names = ("kind", "format", "level", "sequence", "label", "has_label", "time", "by")
+    hints = DataHints(**{name: getattr(options, name) for name in hint_names})
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and not options.yes
     prompter = _Prompter(console, options.paths, options.valid or [], is_interactive=is_interactive)
     inspection, hints = prompter.inspect(hints)
@@ -125,7 +125,7 @@ def _check_values(options: argparse.Namespace) -> None:
         raise ConfigError(f"--out={options.out} already exists; choose a different file, or overwrite it with --force")
     if not options.out.absolute().parent.is_dir():
         raise ConfigError(f"--out={options.out}: the folder {options.out.parent} does not exist; create it first")
-    if options.name is not None and not re.fullmatch(r"[\w][\w.+-]*", options.name):
+    if options.name is not None and not re.fullmatch(r"\w[\w.+-]*", options.name):
         raise ConfigError(f"--name={options.name} is not valid; use letters, digits and -_.+, but not -.+ at the start")
     if options.label is not None and not options.has_label:
         raise ConfigError(f"--label={options.label} and --no-label contradict each other; leave one of them out")
@@ -198,15 +198,15 @@ class _Prompter:
         if not isinstance(schema, SeriesSchema):
             given_names = [name for name in (*_FORECAST_OPTIONS, "targets") if getattr(options, name) is not None]
             if given_names and isinstance(schema, SequenceSchema) and schema.label is not None:
-                option = given_names[0]
                 raise ConfigError(
-                    f"--{option} is for a forecast, but the run predicts {schema.label!r}; add --no-label"
+                    f"--{given_names[0]} is for a forecast, but the run predicts {schema.label!r}; add --no-label"
                 )
             return forecast, targets
         for name in targets:
             if name not in schema.columns:
-                columns = ", ".join(schema.columns)
-                raise ConfigError(f"--targets={name} is not a column of numbers; choose from {columns}")
+                raise ConfigError(
+                    f"--targets={name} is not a column of numbers; choose from {', '.join(schema.columns)}"
+                )
         if self._is_interactive and not targets and len(schema.columns) > 1:
             choice = self._ask_choice("Which column do you want to forecast?", ("all", *schema.columns), "all")
             targets = [] if choice == "all" else [choice]
@@ -242,7 +242,7 @@ class _Prompter:
     def _read_answer(self, default: str) -> str:
         try:
             return input(f"[{default}] > " if default else "> ").strip()
-        except EOFError:  # Ctrl-D
+        except EOFError:  # Ctrl-D; `main` prints the message after "interrupted"
             raise KeyboardInterrupt(": nothing was written") from None
 
 

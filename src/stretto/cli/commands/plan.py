@@ -1,7 +1,7 @@
-"""`stretto plan`: the fastest layout for a run on the given devices, or on some of them.
+"""The command `stretto plan`.
 
 Find the fastest layout for a run on the given devices, and say why, and how much faster than one device it is. The
-model is measured on this machine first, unless that was done before, or --profile or --hardware is given.
+model is measured on this machine first, unless it was measured before, or --profile or --hardware is given.
 
 example:
   stretto plan run.toml --devices 8

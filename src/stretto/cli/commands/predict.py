@@ -1,4 +1,4 @@
-"""`stretto predict`: the predictions of a run's model for each row of a dataset, on any number of ranks.
+"""The command `stretto predict`.
 
 Write the predictions of a run's model to a JSONL file: the label of a sequence, the loss and perplexity of a text,
 or a forecast. Each row appears once, in order, and the file is the same for any number of ranks. After an
@@ -62,17 +62,17 @@ def run(options: argparse.Namespace) -> None:
         trained = load_model(options.run, str(world.device), trust=options.trust)
         predict_and_show(trained, data, out, world, FieldNames(options.sequence, options.label, options.by))
 
-    def check(_: object) -> None:
+    def check_output(_: object) -> None:
         if not parts_folder(out).exists():  # it exists after an interruption; then this command resumes
             refuse_existing("--out", out)
 
-    check(config)  # called here too, because `run_on_ranks` calls it only before it launches ranks
+    check_output(config)  # called here too, because `run_on_ranks` calls it only before it launches ranks
     run_config = config.run.model_copy(update={"device": options.device or config.run.device})
     config = config.model_copy(update={"layout": Layout(replicas=num_ranks), "run": run_config})
     command = RankCommand(
         options.command_line,
         predict_on_rank,
-        check=check,
+        check=check_output,
         restarts=None,
         progress=lambda: len(list(parts_folder(out).glob("*.jsonl"))),
     )

@@ -1,4 +1,4 @@
-"""`stretto prepare`: convert text, records or tables to prepared data.
+"""The command `stretto prepare`.
 
 Convert files to prepared data: shards with checksums and a small index.
 

@@ -1,4 +1,4 @@
-"""`stretto profile`: measure the model of a run on this machine, or estimate its cost on other hardware.
+"""The command `stretto profile`.
 
 Measure the time and memory of each block of a run's model on this machine, and the links between its devices, for
 `stretto plan`. With --hardware, nothing is measured: the profile is estimated from a data sheet.
