@@ -45,9 +45,9 @@ class Layout(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        given = self.model_dump(exclude_defaults=True, exclude={"auto", "elastic"})
-        if self.auto and given:
-            raise ValueError(f"auto can't be combined with {', '.join(given)}; leave out one or the other")
+        given_fields = self.model_dump(exclude_defaults=True, exclude={"auto", "elastic"})
+        if self.auto and given_fields:
+            raise ValueError(f"auto can't be combined with {', '.join(given_fields)}; leave out one or the other")
         if self.blocks and (len(self.blocks) != self.stages or min(self.blocks) < 1):
             raise ValueError(f"blocks={list(self.blocks)} must have one number >= 1 per stage (stages={self.stages})")
         return self

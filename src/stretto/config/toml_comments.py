@@ -8,8 +8,8 @@ from pydantic.fields import FieldInfo
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_field, section_model
 
-_MAX_COMMENT_WIDTH = 100
-_MAX_CODE_WIDTH = 44
+_MAX_COMMENT_WIDTH = 100  # a longer description is cut to its first clause
+_MAX_CODE_WIDTH = 44  # longer code gets its comment on the line above
 # Values shown for fields that are commented out, where the default would not show how to use the field.
 _EXAMPLES = {"layout.auto": True}
 

@@ -314,7 +314,7 @@ class _PipelineStep:
         joined = cat_rows([cat_rows([progress.state, *reversed(progress.ended_states)]) for progress in self.progress])
         if all(micro_batch_cut.is_sorted for micro_batch_cut in self.cut.micro_batches):
             return joined
-        # `joined[i]` is row `rows[i]` of the window; the argsort of a permutation is its inverse.
+        # Row i of `joined` is row `rows[i]` of the window; argsort inverts this permutation.
         order = torch.cat([micro_batch_cut.rows for micro_batch_cut in self.cut.micro_batches]).argsort()
         return tuple(tensor[order.to(tensor.device)] for tensor in joined)
 

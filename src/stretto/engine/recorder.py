@@ -9,7 +9,7 @@ from stretto.plan.timeline import TimedAction
 
 
 class ActionRecorder:
-    """Appends each action with its start and end to the list `actions`; None, the default, turns recording off."""
+    """Appends each action with its start and end to `actions`, unless that is None, the default."""
 
     def __init__(self, device: torch.device) -> None:
         self.actions: list[TimedAction] | None = None

@@ -33,7 +33,7 @@ class ImportedLayer:
 
 
 def stack_layers(layers: Sequence[ImportedLayer]) -> Stack:
-    """Return one stack of all blocks; raise ConfigError if a layer's input size is not the previous layer's output."""
+    """Return one stack of all blocks; raise ConfigError if a layer's input and the previous output differ in size."""
     previous_features: int | None = None
     previous = ""
     for layer in layers:

@@ -192,11 +192,10 @@ def _add_projected_lstm(
     # The part of the gates that does not depend on the state is computed for all steps at once.
     gates = graph.add_node("MatMul", x, weight_ih)
     if rnn.bias:
-        gates = graph.add_node(
-            "Add", gates, graph.add_initializer(f"{name}.bias", weight("bias_ih") + weight("bias_hh"))
-        )
+        bias = graph.add_initializer(f"{name}.bias", weight("bias_ih") + weight("bias_hh"))
+        gates = graph.add_node("Add", gates, bias)
     body = Graph(prefix=f"{name}.")
-    h, c, x_gates = (f"{name}.{part}" for part in ("h", "c", "gates"))
+    h, c, x_gates = (f"{name}.{part}" for part in ("h", "c", "gates"))  # the body's inputs at each step
     all_gates = body.add_node("Add", x_gates, body.add_node("MatMul", h, weight_hh))
     i, f, g, o = body.add_multi_output_node("Split", 4, all_gates, axis=-1, num_outputs=4)
     i, f, o = (body.add_node("Sigmoid", gate) for gate in (i, f, o))
@@ -206,6 +205,6 @@ def _add_projected_lstm(
     y = body.add_node("Identity", next_h)
     scan_body = body.scan_body([h, c, x_gates], [next_h, next_c, y], torch.float32)
     axis0 = graph.add_int64_constant(0)
-    initial = [graph.add_node("Squeeze", name, axis0) for name in state]
-    *next_state, outputs = graph.add_multi_output_node("Scan", 3, *initial, gates, body=scan_body, num_scan_inputs=1)
+    inputs = [*(graph.add_node("Squeeze", name, axis0) for name in state), gates]
+    *next_state, outputs = graph.add_multi_output_node("Scan", 3, *inputs, body=scan_body, num_scan_inputs=1)
     return outputs, [graph.add_node("Unsqueeze", name, axis0) for name in next_state]

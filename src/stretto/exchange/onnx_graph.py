@@ -12,8 +12,7 @@ from torch import Tensor
 from stretto.base.extras import import_optional_dependency
 
 OPSET = 18
-# The oldest file format that supports this opset, so that older runtimes can read the model.
-IR_VERSION = 8
+IR_VERSION = 8  # the oldest file format that supports this opset, so that older runtimes can read the model
 
 
 @dataclass

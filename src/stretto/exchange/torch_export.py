@@ -34,6 +34,7 @@ class TorchLayer:
 
     @property
     def prefix(self) -> str:
+        """The module's name, before modules of the same class are numbered."""
         return {"LayerNorm": "norm"}.get(self.kind, self.kind.lower())
 
 

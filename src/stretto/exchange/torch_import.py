@@ -111,7 +111,7 @@ def _infer_kind(layer_name: str, weights: Weights, layers: Mapping[str, Weights]
     if all(_RECURRENT_WEIGHT.fullmatch(key) for key in weights):
         return _infer_recurrent_kind(prefix, weights)
     if not {"weight"} <= set(weights) <= {"weight", "bias"}:
-        key = next((key for key in weights if key not in ("weight", "bias")), "bias")
+        key = next((key for key in weights if key not in ("weight", "bias")), "bias")  # or a bias without a weight
         raise ConfigError(f"{prefix}{key} is not a weight of a layer that from_torch supports; remove that layer")
     if weights["weight"].dim() == 1 and "bias" in weights:
         return "LayerNorm"
@@ -201,9 +201,8 @@ def _from_metadata(layer: dict[str, object], weights: Weights) -> ImportedLayer:
     kind: LayerKind | None = next((known for known in get_args(LayerKind) if known == layer["kind"]), None)
     if kind is None:
         raise ConfigError(f"from_torch does not support {name} ({layer['kind']}); build the stack by hand")
-    layer_weights = {
-        key.removeprefix(f"{name}."): tensor for key, tensor in weights.items() if key.startswith(f"{name}.")
-    }
+    prefix = f"{name}."
+    layer_weights = {key.removeprefix(prefix): tensor for key, tensor in weights.items() if key.startswith(prefix)}
     epsilon = layer.get("eps")
     imported = import_layer(name, kind, layer_weights, epsilon=epsilon if isinstance(epsilon, float) else 1e-5)
     return residual(imported) if layer.get("residual") else imported

@@ -75,9 +75,8 @@ def _check_devices(probe: Mapping[str, Any]) -> list[Finding]:
     if not probe["devices"]:
         has_gpu = any(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/kfd").exists()
         if probe["error"] and has_gpu:
-            return [
-                problem("devices", f"none: {probe['error']}", f"fix the driver; `{gpu_tool}` must list the devices")
-            ]
+            remedy = f"fix the driver; `{gpu_tool}` must list the devices"
+            return [problem("devices", f"none: {probe['error']}", remedy)]
         if has_gpu:
             return [problem("devices", "there is a GPU, but torch is CPU-only", "install torch with CUDA or ROCm")]
         return [ok("devices", "no accelerator: ranks use the CPU")]
@@ -89,12 +88,10 @@ def _check_devices(probe: Mapping[str, Any]) -> list[Finding]:
             remedy = "fix the device, or hide it with CUDA_VISIBLE_DEVICES"
             findings.append(problem(name, f"{device['name']}: {device['error']}", remedy))
             continue
-        # For devices other than CUDA and ROCm, the probe returns 0 for both: unknown.
         memory = f", {format_bytes(device['free'])} of {format_bytes(device['total'])} free" if device["total"] else ""
         detail = f"{device['name']}{memory}{driver}"
         if device["total"] and device["free"] < 0.5 * device["total"]:
-            remedy = f"end other processes that use its memory; `{gpu_tool}` lists them"
-            findings.append(warning(name, detail, remedy))
+            findings.append(warning(name, detail, f"end other processes that use its memory; `{gpu_tool}` lists them"))
         else:
             findings.append(ok(name, detail))
     return findings
@@ -109,14 +106,14 @@ def check_cores() -> list[Finding]:
     detail = f"{num_allowed} of {num_cores} cores" if num_allowed < num_cores else f"{num_cores} cores"
     detail += "" if limit is None else f", limited to {limit:.1f} by a cgroup"
     detail += f", OMP_NUM_THREADS {threads or 'not set'}, load {load:.1f}"
-    usable = num_allowed if limit is None else min(num_allowed, limit)
-    max_threads = max(1, int(usable))
-    if threads.isdecimal() and int(threads) > usable:
+    num_usable = num_allowed if limit is None else min(num_allowed, limit)
+    max_threads = max(1, int(num_usable))
+    if threads.isdecimal() and int(threads) > num_usable:
         remedy = f"set OMP_NUM_THREADS to {max_threads} or less: more threads compete for the same cores"
         return [warning("cores", detail, remedy)]
-    if not threads and usable < num_cores:
+    if not threads and num_usable < num_cores:
         return [warning("cores", detail, f"set OMP_NUM_THREADS to {max_threads}: torch may start a thread per core")]
-    if load > 1.5 * usable:
+    if load > 1.5 * num_usable:
         return [warning("cores", detail, "wait, or end other processes: one slow rank delays all")]
     return [ok("cores", detail)]
 
@@ -133,7 +130,7 @@ def _cpu_limit() -> float | None:
 def check_memory() -> list[Finding]:
     """Check free memory and swap."""
     lines = Path("/proc/meminfo").read_text().splitlines()
-    meminfo = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}  # the file has KiB
+    meminfo = {line.split(":")[0]: 1024 * int(line.split()[1]) for line in lines}  # KiB to bytes
     total, free = meminfo["MemTotal"], meminfo["MemAvailable"]
     limit, used = container_memory() or (total, 0)
     if limit < total:
@@ -255,7 +252,7 @@ _RISKY_VARIABLES = (
     ("TORCH_DISTRIBUTED_DEBUG", "unset it for real runs: DETAIL checks every collective, which is slow"),
     ("CUDA_LAUNCH_BLOCKING", "unset it for real runs: the CPU waits for each kernel to finish"),
     ("CUDA_VISIBLE_DEVICES", "unset it to use all devices: ranks see only these"),
-    ("GLOO_SOCKET_IFNAME", "unset it unless all machines have this interface: with gloo, ranks use no other"),
+    ("GLOO_SOCKET_IFNAME", "unset it unless all machines have this interface, the only one that gloo then uses"),
     ("NCCL_DEBUG", "unset it for real runs: it fills the output"),
 )
 

@@ -8,8 +8,7 @@ import sys
 from stretto.base.errors import LostPeerError
 
 LAUNCHER_PID_VARIABLE = "STRETTO_LAUNCHER_PID"
-# From Linux's <sys/prctl.h>: set the signal that this process receives when its parent dies.
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>: set the signal that this process receives when its parent dies
 # A preempted rank exits with this otherwise unused code, so that its launcher does not treat it as lost.
 PREEMPTED_EXIT_CODE = 85
 

@@ -7,8 +7,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-_PROBE_CODE = "from stretto.launch.probe import print_probe; print_probe()"
-
 
 class ProbeFailedError(Exception):
     """The process that probes torch crashed, failed or did not end in time."""
@@ -17,9 +15,8 @@ class ProbeFailedError(Exception):
 def probe_torch(seconds: float) -> dict[str, Any]:
     """Return the properties that `print_probe` prints, from a new process that has `seconds` to finish."""
     try:
-        process = subprocess.run(
-            [sys.executable, "-c", _PROBE_CODE], capture_output=True, text=True, timeout=seconds, check=False
-        )
+        command = [sys.executable, "-c", "from stretto.launch.probe import print_probe; print_probe()"]
+        process = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         raise ProbeFailedError(f"importing torch and testing its devices took more than {seconds:.0f} s") from None
     lines = process.stdout.splitlines()
@@ -58,7 +55,7 @@ def _probe_device(name: str) -> dict[str, Any]:
         # Compute something: this build of torch may have no kernels for a device that the driver lists.
         tensor = torch.ones(64, 64, device=name)
         is_correct = float((tensor @ tensor).sum()) == 64.0**3
-        free, total = torch.cuda.mem_get_info(name) if name.startswith("cuda") else (0, 0)
+        free, total = torch.cuda.mem_get_info(name) if name.startswith("cuda") else (0, 0)  # 0: unknown
         label = torch.cuda.get_device_name(name) if name.startswith("cuda") else name
     except Exception as error:  # noqa: BLE001 - a driver may raise anything
         return {"name": name, "error": str(error).splitlines()[0]}

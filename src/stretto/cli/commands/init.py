@@ -180,9 +180,9 @@ class _Prompter:
                 schema.label,
             )
             new_hints = replace(hints, has_label=False) if choice == "none" else replace(hints, label=choice)
-        is_text = schema.is_utf8 if isinstance(schema, TextSchema) else isinstance(schema, SequenceSchema)
         level = schema.level if isinstance(schema, TextSchema | SequenceSchema) else None
-        if is_text and level is not None and hints.level is None:
+        is_bytes_only = isinstance(schema, TextSchema) and not schema.is_utf8
+        if level is not None and not is_bytes_only and hints.level is None:
             choice = self._ask_choice("What should a token be?", LEVELS, level)
             # For the type checker, `choice` is any string; an element of LEVELS has the right type.
             new_hints = replace(new_hints, level=next(level for level in LEVELS if level == choice))
@@ -204,9 +204,8 @@ class _Prompter:
             return forecast, targets
         for name in targets:
             if name not in schema.columns:
-                raise ConfigError(
-                    f"--targets={name} is not a column of numbers; choose from {', '.join(schema.columns)}"
-                )
+                columns = ", ".join(schema.columns)
+                raise ConfigError(f"--targets={name} is not a column of numbers; choose from {columns}")
         if self._is_interactive and not targets and len(schema.columns) > 1:
             choice = self._ask_choice("Which column do you want to forecast?", ("all", *schema.columns), "all")
             targets = [] if choice == "all" else [choice]
