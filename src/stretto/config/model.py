@@ -15,7 +15,7 @@ class ModelConfig(StrictModel):
     loss: str | None = None
     """Your own loss, as `file.py:function`; the function takes outputs and targets and returns a LossSum."""
     weights: str | None = None
-    """File of initial weights, from `stretto.exchange.save_weights` or another run; by default weights are random.
+    """File with initial weights, from `stretto.exchange.save_weights` or another run; by default weights are random.
     Blocks that have weights are matched in order. The file is not read again when the run resumes."""
     cell: Literal["lstm", "gru"] = "lstm"
     """The recurrent cell."""
@@ -49,6 +49,7 @@ class ModelConfig(StrictModel):
 
     @property
     def output_size(self) -> int:
+        """The number of features that a recurrent layer outputs."""
         return self.projection or self.hidden
 
     @property

@@ -61,7 +61,7 @@ class DataConfig(StrictModel):
     workers: int = Field(0, ge=0)
     """Worker processes per rank that read ahead; 0 reads in the main process."""
     cache: Path = _Path("~/.cache/stretto")
-    """Folder that caches remote data and profiles; all ranks of a node share it."""
+    """Folder where remote data and profiles are cached; all ranks of a node share it."""
     cache_bytes: int = Field(1 << 30, ge=8 << 20)
     """Maximum size of the cached data, in bytes."""
     retry_seconds: float = Field(300.0, ge=0, allow_inf_nan=False)

@@ -26,7 +26,7 @@ def make_engine(
     seed: int | None = None,
     precision: Precision = "fp32",
 ) -> PipelineEngine | ReplicaEngine:
-    """Return the engine that runs this rank's part of `model`.
+    """Return the engine that runs this rank's part of `model`; by default there is only one rank.
 
     With `seed`, each module's weights come from a generator seeded with `seed` and the module's name; `model` can then
     be on the meta device, so no rank ever holds all of it. Without `seed`, all replicas start with replica 0's weights.

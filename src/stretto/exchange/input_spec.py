@@ -42,7 +42,7 @@ def find_input_spec(stack: Stack, task: Task | None = None, example: Tensor | No
 
 
 def _from_stack(stack: Stack) -> InputSpec:
-    """Return the input spec of the first block that is not dropout; raise ConfigError if it can't be inferred."""
+    """Return the input spec of the first block that is not dropout; raise ConfigError if it is not known."""
     for index, block in enumerate(stack, stack.first):
         if isinstance(block, Dropout | LockedDropout):
             continue

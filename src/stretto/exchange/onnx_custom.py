@@ -34,7 +34,7 @@ def add_custom_block(
     """Add any block; return the names of its output and of its next state tensors. `example` has a value per input."""
     onnx = import_optional_dependency("onnx", "onnx", "an export to ONNX")
     import_optional_dependency("onnxscript", "onnx", f"an export of block {label} ({type(block).__name__}) to ONNX")
-    for submodule in ("onnx.compose", "onnx.inliner"):  # `import onnx` need not load them
+    for submodule in ("onnx.compose", "onnx.inliner"):  # `import onnx` doesn't load all submodules
         import_optional_dependency(submodule, "onnx", "an export to ONNX")
     dynamic = torch.export.Dim.DYNAMIC  # dimensions 0 and 1 of x are time steps and rows; 0 of a state is rows
     try:
