@@ -1,4 +1,4 @@
-"""Flushes denormals to zero: numbers so close to zero that a CPU computes with them about ten times slower."""
+"""Flushes denormals to zero: on a CPU, numbers this close to zero are about ten times slower to compute with."""
 
 import sys
 from collections.abc import Iterator

@@ -36,7 +36,7 @@ def write_atomic(path: Path, content: bytes) -> None:
 
 
 @contextmanager
-def write_errors(target: Path | str, remedy: str = "choose a different file") -> Iterator[None]:
+def explain_write_errors(target: Path | str, remedy: str = "choose a different file") -> Iterator[None]:
     """Turn a file-system error into a ConfigError that names the target: a path, or `parameter=path`."""
     try:
         yield

@@ -20,7 +20,7 @@ class MeshError(StrettoError):
 
 
 class LostPeerError(MeshError):
-    """A rank was lost or does not answer. The input is not at fault, so the run can be restarted."""
+    """A rank was lost, does not answer or makes no progress. The input is not at fault, so the run can be restarted."""
 
     exit_code = 75
 
@@ -43,5 +43,6 @@ class DivergedError(StrettoError):
     """Training diverged: a loss, gradient or saved tensor is not finite."""
 
 
-# Errors that end the whole run, not only one rank: a rank that raises one publishes it, and the other ranks end too.
+# A rank that raises one of these publishes it, and the other ranks end with the same error. Others are not published: a
+# MeshError is raised on every rank, or before ranks connect; after a LawError, the other ranks report this one as lost.
 SHARED_ERRORS: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)

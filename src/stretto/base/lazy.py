@@ -1,4 +1,4 @@
-"""Lazy exports, as in lazy_loader: a package's public names, listed once in its stub and imported on first use."""
+"""Lazy exports, as in the package lazy_loader: public names, listed once in a stub and imported on first use."""
 
 import ast
 import sys

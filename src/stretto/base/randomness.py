@@ -12,7 +12,7 @@ _MIX_A = 0xBF58476D1CE4E5B9 - (1 << 64)
 _MIX_B = 0x94D049BB133111EB - (1 << 64)
 _WORD_A = 0x7FEB352D
 _WORD_B = 0x846CA68B - (1 << 32)
-_WORD_SPAN = 1 << 32
+_WORD_SPAN = 1 << 32  # the number of 32-bit values
 
 
 def mix(keys: Tensor) -> Tensor:

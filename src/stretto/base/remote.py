@@ -85,7 +85,7 @@ class RetryBudget:
                 f"{self._location} can't be accessed after {waited:.0f} s of retries ({reason}); check that the server "
                 "runs and is reachable, or raise data.retry_seconds"
             ) from error
-        if self._delay == _FIRST_DELAY_SECONDS:
+        if self._delay == _FIRST_DELAY_SECONDS:  # warn only once
             _log.warning("%s can't be accessed (%s); retrying for up to %.0f s", self._location, reason, self._seconds)
         time.sleep(self._delay)
         self._delay = min(2 * self._delay, _MAX_DELAY_SECONDS)

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
-from stretto.base.disk import write_atomic, write_errors
+from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError
 
 CONFIG = "config.toml"
@@ -100,4 +100,4 @@ class RunFolder:
 
     def writing(self) -> AbstractContextManager[None]:
         """Return a context manager that turns a file-system error into a ConfigError that names the folder."""
-        return write_errors(f"run.folder={self}", "choose a different folder")
+        return explain_write_errors(f"run.folder={self}", "choose a different folder")

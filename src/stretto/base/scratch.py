@@ -40,7 +40,7 @@ def _host_id() -> str:
 
 
 def _remove_stale() -> None:
-    """Remove the folders of this user's dead processes."""
+    """Remove the folders that dead processes of this user have left behind."""
     for path in Path(tempfile.gettempdir()).glob("stretto-*"):
         match = _NAME.match(path.name)
         if match is not None and match[1] == _host_id() and not _is_alive(int(match[2])) and _is_owned_by_user(path):

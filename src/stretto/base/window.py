@@ -11,8 +11,7 @@ from stretto.base.keys import derive_key
 
 IGNORE_INDEX = -100
 """Marks a time step without a target; torch's default `ignore_index`."""
-# The length of a row that does not end; longer than any window.
-_UNBOUNDED = 2**62
+_UNBOUNDED = 2**62  # the length of a row that does not end; longer than any window
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,7 @@ class Window:
         return Rows(self.lanes, self.lengths, self.fresh, key, device, dtype)
 
     def micro_batches(self, num_micro_batches: int) -> list[slice]:
-        """Split the rows into ranges whose sizes differ by at most one; a pipeline splits rows by work instead."""
+        """Split the rows into ranges whose sizes differ by at most one; pipelines balance the work instead."""
         edges = [self.num_rows * index // num_micro_batches for index in range(num_micro_batches + 1)]
         return [slice(start, stop) for start, stop in pairwise(edges)]
 

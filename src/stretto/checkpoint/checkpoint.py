@@ -15,8 +15,7 @@ from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, dama
 from stretto.checkpoint.shards import TensorShard, files_containing, load_shards
 from stretto.checkpoint.storage import OnBytes, Storage, open_storage
 
-# The folder of claims, one file per launch of the run.
-GENERATIONS = "generations"
+GENERATIONS = "generations"  # the folder of claims (see lineage.py), one file per launch of the run
 
 
 @dataclass(frozen=True)
@@ -89,9 +88,9 @@ def find_checkpoint(location: Path | str, retry_seconds: float = 300.0) -> Check
 def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: float = 300.0) -> Checkpoint | None:
     """Return the checkpoint that the next launch of a run resumes from; None if it starts from the beginning.
 
-    `resume` is as in `CheckpointManager.start`. A scheduler may repeat a command with the same path. The run then
-    resumes from its own newest checkpoint if it has saved one since. If the last launch was killed before its first
-    save, the next launch resumes from the same checkpoint as that one.
+    `resume` is as in `CheckpointManager.start`. A scheduler may repeat a command with the same path for `resume`; then
+    the run resumes from its own newest checkpoint, if it has saved one since. If the last launch was killed before its
+    first save, the next launch resumes from the same checkpoint as the last one.
     """
     if resume == "never":
         return None

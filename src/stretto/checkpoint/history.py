@@ -29,8 +29,7 @@ from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest
 from stretto.checkpoint.storage import Storage
 
 EVALUATION = "evaluation.json"
-# A shared filesystem may take a while to show one node the files of another.
-_VISIBILITY_TIMEOUT_SECONDS = 30.0
+_VISIBILITY_TIMEOUT_SECONDS = 30.0  # a shared filesystem may take a while to show one node the files of another
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ class History:
             self.discard(old)
 
     def check_fence(self) -> None:
-        """Raise FencedError if a newer launch of this run exists: nothing that this one writes will be used."""
+        """Raise FencedError if a newer launch of this run exists: nothing that this launch writes will be used."""
         numbers = [name.removesuffix(".json") for name in self._storage.names(GENERATIONS)]
         newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
         if newest > self.generation:

@@ -12,8 +12,7 @@ from pathlib import Path
 from stretto.base.errors import ConfigError
 
 LOCK = "lock"
-# A process that was just killed may still hold the lock.
-_LOCK_TIMEOUT_SECONDS = 5.0
+_LOCK_TIMEOUT_SECONDS = 5.0  # a process that was just killed may still hold the lock
 _held: set[Path] = set()  # the lock files that this process has locked
 
 
@@ -23,7 +22,7 @@ class FolderLock:
     def __init__(self, folder: Path, seconds: float = _LOCK_TIMEOUT_SECONDS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder.resolve() / LOCK
-        # A POSIX lock belongs to the process, which could lock the file twice; closing it once would then unlock it.
+        # A POSIX lock belongs to the process: it can lock a file twice, and closing either descriptor unlocks the file.
         if path in _held:
             raise _in_use_error(folder, "this process", "close that run or CheckpointManager first")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
@@ -49,7 +48,7 @@ def _try_lock(descriptor: int) -> bool:
     except (BlockingIOError, PermissionError):
         return False
     except OSError as error:
-        # Without locks, the older of two processes still stops at its next save: it finds a newer generation number.
+        # Go on if the filesystem has no locks: the older of two launches stops at its next save, since a newer exists.
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise
     return True

@@ -30,7 +30,7 @@ from stretto.checkpoint.snapshot import Snapshot, StagingBuffers, check_finite
 from stretto.checkpoint.storage import open_storage
 from stretto.mesh.world import World
 
-# Errors in a rank's message that end the run, by class name. After any other, the run can continue.
+# The errors in a rank's message that end the run, by class name. After any other error, the run can continue.
 _FATAL_ERRORS: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
 
 
@@ -197,8 +197,8 @@ class CheckpointManager:
         self._pending = None
         if save.report is not None:
             self._reports.append(save.report)
-        if save.fatal is not None:
-            raise save.fatal
+        if save.fatal_error is not None:
+            raise save.fatal_error
 
     def _write_and_commit(self, save: "_PendingSave") -> None:
         try:
@@ -211,7 +211,9 @@ class CheckpointManager:
                 self._commit(save, self._history)
         except RuntimeError:
             # The store's host (the launcher or rank 0) is gone: ranks can't learn what the others wrote, so all end.
-            save.fatal = LostPeerError(f"can't save step {save.name.step}: the ranks' store is gone; restart the run")
+            save.fatal_error = LostPeerError(
+                f"can't save step {save.name.step}: the ranks' store is gone; restart the run"
+            )
 
     def _write(self, save: "_PendingSave") -> list[CheckpointFile]:
         check_finite(save.snapshot)
@@ -246,7 +248,7 @@ class CheckpointManager:
         except Exception as caught:  # noqa: BLE001 - it is reported where the run can handle it
             error = caught
         if isinstance(error, FencedError | DivergedError | LostPeerError):
-            save.fatal = error
+            save.fatal_error = error
         if error is not None and save.name not in history.lineage:
             history.discard(save.name)
         save.report = SaveReport(
@@ -264,7 +266,7 @@ class CheckpointManager:
         self.world.store.set(self._key(save, "result"), save.report.error or "")
 
     def _collect_files(self, save: "_PendingSave") -> list[CheckpointFile]:
-        """Wait until all ranks have written their files and return these; raise if a rank could not write its own."""
+        """Wait for all ranks to write their files; return the files, or raise if a rank could not write its own."""
         files: list[CheckpointFile] = []
         for rank in range(self.world.size):
             message = json.loads(self._wait_for_message(self._key(save, rank), rank, self._check_open))
@@ -274,10 +276,10 @@ class CheckpointManager:
             files += [CheckpointFile.model_validate(file) for file in message["files"]]
         return files
 
-    def _wait_for_message(self, key: str, rank: int, check: Callable[[], None]) -> str:
-        # Storage may be slow, or unreachable for up to retry_seconds.
+    def _wait_for_message(self, key: str, source: int, raise_if_failed: Callable[[], None]) -> str:
+        """As `RankStore.wait_for_message`. Storage may be slow, or unreachable for up to `retry_seconds`."""
         timeout = self.world.timeout + timedelta(seconds=self._retry_seconds)
-        return self.world.store.wait_for_message(key, rank, timeout, check)
+        return self.world.store.wait_for_message(key, source, timeout, raise_if_failed)
 
     def _check_open(self) -> None:
         if self._is_closed.is_set():
@@ -298,7 +300,7 @@ class _PendingSave:
     blocked_seconds: float
     thread: threading.Thread = field(default_factory=threading.Thread)
     report: SaveReport | None = None
-    fatal: StrettoError | None = None  # an error that ends the run
+    fatal_error: StrettoError | None = None  # ends the run
 
 
 def _error_message(where: str, error: Exception) -> str:

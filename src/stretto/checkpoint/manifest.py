@@ -28,7 +28,7 @@ class ShardMetadata(StrictModel):
     name: str
     dtype: str
     shape: tuple[int, ...] = Field(strict=False)  # not strict: JSON has lists, not tuples
-    first: int = Field(0, ge=0, lt=_INT_LIMIT)  # its first row in the full tensor
+    first: int = Field(0, ge=0, lt=_INT_LIMIT)  # index in the full tensor of the shard's first row
     num_rows: int | None = Field(None, ge=0, lt=_INT_LIMIT)  # of the full tensor; None if this is all of it
 
     @model_validator(mode="after")
@@ -41,7 +41,7 @@ class ShardMetadata(StrictModel):
 
     @property
     def rows(self) -> range:
-        """Its rows in the full tensor; a scalar counts as one row."""
+        """The rows of the full tensor that this shard holds; a scalar counts as one row."""
         return range(self.first, self.first + (self.shape[0] if self.shape else 1))
 
     @property
@@ -77,11 +77,11 @@ class CheckpointFile(StrictModel):
 
 
 class TrainingState(StrictModel):
-    """A trainer's state besides tensors: its step, its position in the data, and what must not change on resume."""
+    """A trainer's state besides tensors: its step, its position in the data, and counters."""
 
     step: int = Field(ge=0, lt=_INT_LIMIT)
-    seed: int = Field(ge=0, lt=_INT_LIMIT)
-    optimizer: str  # the name of its class
+    seed: int = Field(ge=0, lt=_INT_LIMIT)  # must not change on resume
+    optimizer: str  # the name of its class; must not change on resume
     epoch: int = Field(ge=0, lt=_INT_LIMIT)  # epoch, pool and index: the position of the next window
     pool: int = Field(ge=0, lt=_INT_LIMIT)
     index: int = Field(ge=0, lt=_INT_LIMIT)

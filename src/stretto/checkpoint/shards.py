@@ -35,12 +35,12 @@ class TensorShard:
 
     name: str
     tensor: Tensor
-    first: int = 0  # its first row in the full tensor
+    first: int = 0  # index in the full tensor of the shard's first row
     num_rows: int | None = None  # of the full tensor; None if this is all of it
 
     @property
     def rows(self) -> range:
-        """Its rows in the full tensor; a scalar counts as one row."""
+        """The rows of the full tensor that this shard holds; a scalar counts as one row."""
         return range(self.first, self.first + (len(self.tensor) if self.tensor.dim() else 1))
 
     @property
@@ -51,7 +51,7 @@ class TensorShard:
 
     @property
     def metadata(self) -> ShardMetadata:
-        """Its entry in a manifest."""
+        """The shard's entry in a manifest."""
         dtype = str(self.tensor.dtype).removeprefix("torch.")
         return ShardMetadata(
             name=self.name, dtype=dtype, shape=tuple(self.tensor.shape), first=self.first, num_rows=self.num_rows
@@ -106,7 +106,7 @@ def files_containing(files: Iterable[CheckpointFile], shards: Iterable[TensorSha
 
 
 def load_shards(paths: Mapping[Path, CheckpointFile], shards: Iterable[TensorShard], where: str) -> None:
-    """Fill the shards' tensors from verified files, however those split the rows; raise if shapes or dtypes differ."""
+    """Fill the tensors from verified files, which may split rows differently; raise if a shape or dtype differs."""
     shards_by_name = _by_name(shards)
     saved_by_name: dict[str, list[ShardMetadata]] = {}
     for file in paths.values():

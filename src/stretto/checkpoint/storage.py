@@ -20,17 +20,13 @@ from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, damaged_error
 Result = TypeVar("Result")
 OnBytes = Callable[[int], None]
 _BLOCK_BYTES = 1 << 20  # per read while hashing
-# A manifest for 4,096 ranks with a hundred tensors each is about 50 MB.
-_MAX_SMALL_FILE_BYTES = 1 << 28
+_MAX_SMALL_FILE_BYTES = 1 << 28  # a manifest for 4,096 ranks with a hundred tensors each is about 50 MB
 # Errors that `os.link` raises on filesystems without hard links.
 _NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class LocalStorage:
-    """A folder on a local or shared filesystem.
-
-    It holds folders of files, without subfolders. A file's name is `folder/name`.
-    """
+    """A folder on a local or shared filesystem. It holds folders, and these only files; a name is `folder/file`."""
 
     def __init__(self, root: Path) -> None:
         self.location = str(root)
@@ -77,7 +73,7 @@ class LocalStorage:
         return path
 
     def store(self, folder: str, paths: Iterable[Path]) -> None:
-        """Add files to the storage: the caller has written them to `open_folder(folder)` and synced them to disk."""
+        """Add files to the storage that the caller has written to `open_folder(folder)` and synced to disk."""
         for path in paths:
             # safetensors creates files that only their owner can read; use the permissions of their folder instead.
             path.chmod(path.parent.stat().st_mode & 0o666)
@@ -153,7 +149,7 @@ class RemoteStorage:
         path, name = into / file.name, f"{folder}/{file.name}"
         self._read_or_none(lambda: self._remote.filesystem.get_file(join(self._remote.root, name), str(path)))
         # This also raises if the file does not exist.
-        check_file(path, file, on_bytes, name=f"{self.location}/{name}")
+        check_file(path, file, on_bytes, where=f"{self.location}/{name}")
         return path
 
     def remove(self, folder: str) -> None:
@@ -194,10 +190,10 @@ def open_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage:
 
 
 def check_file(
-    path: Path, file: CheckpointFile, on_bytes: OnBytes = lambda count: None, name: str | None = None
+    path: Path, file: CheckpointFile, on_bytes: OnBytes = lambda count: None, where: str | None = None
 ) -> None:
-    """Raise DataError if a file (`name` in the message) is missing or damaged; call `on_bytes` as `digest_of` does."""
-    where = name or str(path)
+    """Raise DataError if a file (`where` in the message) is missing or damaged; call `on_bytes` as `digest_of` does."""
+    where = where or str(path)
     try:
         _reject_symlinks(path.parent, path)
         status = path.stat()

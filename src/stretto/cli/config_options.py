@@ -12,7 +12,7 @@ from stretto.config.toml import load_config, section_model
 
 
 def add_config_options(parser: argparse.ArgumentParser) -> None:
-    """Add the TOML file of a run, and an option for each field of its config."""
+    """Add the argument `RUN.toml`, and an option `--section.field` for each field of its config."""
     parser.add_argument("config", type=Path, metavar="RUN.toml", help="TOML file of the run")
     for section in RunConfig.model_fields:
         model = section_model(section)

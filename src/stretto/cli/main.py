@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     76 replaced by a newer launch of the run, 130 interrupted, 141 the output was piped to a process that has exited.
     """
     try:
-        options = _parser().parse_all(_check_command(sys.argv[1:] if arguments is None else list(arguments)))
+        options = _make_parser().parse_all(_check_command(sys.argv[1:] if arguments is None else list(arguments)))
         run_command(options.command, options.arguments)
         sys.stdout.flush()
     except StrettoError as error:
@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"stretto: error: {error}", file=sys.stderr, flush=True)
         return error.exit_code
     except KeyboardInterrupt as interrupt:
-        # Commands raise it again with a hint, such as ` at step 5: start it again to resume from step 4`.
+        # A command may raise it again with the rest of this line, such as ` at step 5: start it again to resume ...`.
         print(f"stretto: interrupted{interrupt}", file=sys.stderr)
         return 130
     except BrokenPipeError:
@@ -90,7 +90,7 @@ def entry() -> NoReturn:
     sys.exit(main())
 
 
-def _parser() -> Parser:
+def _make_parser() -> Parser:
     listing = "\n".join(f"  {name:<10} {summary}" for name, summary in COMMANDS.items())
     parser = Parser(
         prog="stretto",

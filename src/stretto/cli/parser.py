@@ -14,8 +14,7 @@ from stretto.base.errors import ConfigError, StrettoError
 if TYPE_CHECKING:
     from stretto.prepare.options import PrepareOptions
 
-# Fits a terminal of 80 columns.
-_WIDTH = 78
+_WIDTH = 78  # fits a terminal of 80 columns
 
 Options = TypeVar("Options", bound="PrepareOptions")
 
@@ -38,7 +37,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             name = unknown[0].split("=")[0]
             known = [option for option in self._option_string_actions if option not in ("-h", "--help")]
-            similar = [option for option in known if option.endswith("." + name.lstrip("-"))]
+            similar = [option for option in known if option.endswith("." + name.lstrip("-"))]  # --train.lr for --lr
             similar = similar or difflib.get_close_matches(name, known, n=1)
             section_options = [option for option in known if option.startswith(f"{name}.")]
             hint = f"did you mean {similar[0]}?" if similar else f"see `{self.prog} --help`"

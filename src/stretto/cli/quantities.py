@@ -7,8 +7,7 @@ from stretto.plan.profile import Link
 
 _BYTES_PER_UNIT = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "KI": 2**10, "MI": 2**20, "GI": 2**30, "TI": 2**40}
 _SECONDS_PER_UNIT = {"S": 1, "MS": 1e-3, "US": 1e-6}
-# Such as 24, 1.5 or 3e-6.
-_NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]+)?)"
+_NUMBER = r"((?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:e-?[0-9]+)?)"  # such as 24, 1.5 or 3e-6
 
 
 def parse_bytes(option: str, text: str) -> float:
@@ -24,7 +23,7 @@ def parse_link(option: str, text: str) -> Link:
     """Return the link that `5us,25GB/s` describes: its latency in seconds and its bandwidth in bytes per second."""
     latency, _, bandwidth = text.partition(",")
     match = re.fullmatch(rf"{_NUMBER} *(s|ms|us)", latency.strip(), re.IGNORECASE)
-    if match is None or float(match[1]) > 1e6 or not bandwidth:
+    if match is None or float(match[1]) > 1e6 or not bandwidth:  # above 1e6, even in us, it must be a typo
         raise ConfigError(f"{option}={text} is not a latency and a bandwidth; write it like 5us,25GB/s")
     seconds = float(match[1]) * _SECONDS_PER_UNIT[match[2].upper()]
     return Link(latency=seconds, bandwidth=parse_bytes(f"{option}={text}: bandwidth", bandwidth.removesuffix("/s")))

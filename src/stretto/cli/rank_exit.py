@@ -15,7 +15,7 @@ from stretto.train.signals import on_preemption_signal
 
 
 def exit_on_preemption() -> AbstractContextManager[object]:
-    """Return a context in which a preemption signal ends the process at once, or after a save during `Run.events`."""
+    """Return a context where a preemption signal ends the process at once; `Run.events` overrides it to save first."""
     return on_preemption_signal(lambda: exit_immediately(preempted_exit_code()))
 
 
@@ -23,7 +23,8 @@ def exit_on_preemption() -> AbstractContextManager[object]:
 def exit_with_error(world: World) -> Iterator[None]:
     """Exit this process after an error inside the context, so that the other ranks exit too.
 
-    A single rank raises the error again, for `main` to print. A preemption always exits here, with its own exit code.
+    Raised again instead, for `main` to print: errors of a single rank (except for a preemption), Ctrl-C on rank 0, and
+    any StrettoError that is neither in SHARED_ERRORS nor about a lost rank.
     """
     try:
         yield

@@ -28,7 +28,7 @@ class RankCommand:
     arguments: list[str]  # the command line that each rank is launched with
     function: Callable[[World, RunConfig], None]  # what each rank runs
     check: Callable[[RunConfig], object] = build_inputs  # raises user errors once, before ranks are launched
-    restarts: int | None = 0  # maximum in a row without progress; None: 0 for one rank, else _DEFAULT_RESTARTS
+    max_restarts: int | None = 0  # in a row without progress; None: 0 for one rank, else _DEFAULT_RESTARTS
     progress: Callable[[], object] | None = None  # a new value means progress; by default the newest checkpoint
     saves_plan: bool = False  # write the plan of an automatic layout to the run's folder
 
@@ -46,7 +46,7 @@ def run_on_ranks(config: RunConfig, command: RankCommand) -> None:
         config = choose_layout_locally(config, saves_plan=command.saves_plan)
         command = replace(command, arguments=[*command.arguments, *layout_arguments(config.layout)])
     # A single rank is launched as a child process only if it may have to be restarted.
-    if config.layout.num_ranks > 1 or command.restarts:
+    if config.layout.num_ranks > 1 or command.max_restarts:
         _launch(config, command)
     else:
         _run_as_rank(config, command)
@@ -62,7 +62,7 @@ def _launch(config: RunConfig, command: RankCommand) -> None:
         launch_local(
             config.layout.num_ranks,
             command.arguments,
-            max_restarts=_DEFAULT_RESTARTS if command.restarts is None else command.restarts,
+            max_restarts=_DEFAULT_RESTARTS if command.max_restarts is None else command.max_restarts,
             progress=command.progress or (lambda: newest_checkpoint(config)),
             on_message=lambda message: print(f"stretto: {message}", file=sys.stderr, flush=True),
         )
@@ -75,10 +75,9 @@ def _run_as_rank(config: RunConfig, command: RankCommand) -> None:
     """Join the other ranks and do the work of this one."""
     exit_with_launcher()
     num_ranks = None if config.layout.auto else config.layout.num_ranks
-    timeout = timedelta(seconds=config.run.timeout)
     with (
         exit_on_preemption(),
-        world(num_ranks, device=config.run.device, timeout=timeout) as joined,
+        world(num_ranks, device=config.run.device, timeout=timedelta(seconds=config.run.timeout)) as joined,
         exit_with_error(joined),
     ):
         if config.layout.auto:

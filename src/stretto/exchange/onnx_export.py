@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from stretto.base.disk import write_errors
+from stretto.base.disk import explain_write_errors
 from stretto.base.errors import ConfigError
 from stretto.base.extras import import_optional_dependency
 from stretto.base.task import Task
@@ -106,7 +106,7 @@ def _staged_file(path: Path) -> Iterator[Path]:
 
     Not `atomic_path`: a large model contains the name of its weights file, which is derived from the model file's name.
     """
-    with write_errors(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
             yield Path(folder) / path.name

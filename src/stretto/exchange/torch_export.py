@@ -10,7 +10,7 @@ from typing import Any
 from safetensors.torch import save
 from torch import Tensor, nn
 
-from stretto.base.disk import write_atomic, write_errors
+from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError
 from stretto.blocks.bidirectional import BidirectionalLSTM
 from stretto.blocks.block import Block
@@ -48,7 +48,7 @@ def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]
     weights, modules = torch_weights(stack)
     layers = [{"name": name, **options} for name, options in modules.items()]
     path = Path(path)
-    with write_errors(path):
+    with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(path, save(weights, {LAYERS_METADATA_KEY: json.dumps(layers)}))
     return modules

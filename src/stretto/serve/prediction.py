@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stretto.base.disk import atomic_path, write_atomic, write_errors
+from stretto.base.disk import atomic_path, explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.window import Rows
@@ -123,7 +123,7 @@ def _write_missing_parts(
             number = missing[start + world.rank]
             results = _predict_part(trained, dataset, parts[number])
             lines = "".join(f"{json.dumps(result, ensure_ascii=False)}\n" for result in results)
-            with write_errors(folder, "free some space, or choose a file on a shared file system"):
+            with explain_write_errors(folder, "free some space, or choose a file on a shared file system"):
                 write_atomic(_part_path(folder, number), lines.encode())
         world.barrier()
         done = min(done + world.size, len(parts))
@@ -216,7 +216,7 @@ def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldN
 
 def _claim_parts_folder(path: Path, folder: Path, job_fingerprint: str) -> None:
     """Create the parts folder, or reuse the one of an interrupted call; reject one of a different job."""
-    with write_errors(path):
+    with explain_write_errors(path):
         is_resumed = (folder / _FINGERPRINT_NAME).exists()
         if path.exists() and not is_resumed:
             raise ConfigError(f"{path} exists already; choose a different file, or delete it")
@@ -235,7 +235,11 @@ def _part_path(folder: Path, number: int) -> Path:
 
 def _join_parts(path: Path, folder: Path) -> None:
     """Concatenate the parts into one file."""
-    with write_errors(path, "free some space, and try again"), atomic_path(path) as partial, partial.open("wb") as out:
+    with (
+        explain_write_errors(path, "free some space, and try again"),
+        atomic_path(path) as partial,
+        partial.open("wb") as out,
+    ):
         for file in sorted(folder.glob("*.jsonl")):
             with file.open("rb") as part:
                 shutil.copyfileobj(part, out)

@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stretto.base.disk import write_atomic, write_errors
+from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.units import pluralize
 from stretto.cli.parser import Parser
@@ -115,7 +115,7 @@ def _measure_links(options: argparse.Namespace) -> None:
 def _print_findings(console: "Console", findings: "list[Finding]", path: Path | None) -> None:
     if path is not None:
         content = json.dumps([asdict(finding) for finding in findings], indent=1)
-        with write_errors(f"--json={path}"):
+        with explain_write_errors(f"--json={path}"):
             write_atomic(path, content.encode())
     from rich.table import Table
 

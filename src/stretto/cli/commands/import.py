@@ -12,7 +12,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stretto.base.disk import refuse_existing, write_errors
+from stretto.base.disk import explain_write_errors, refuse_existing
 from stretto.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> None:
 
     is_keras = options.file.suffix in (".keras", ".h5")
     stack = from_keras(options.file) if is_keras else from_torch(options.file)
-    with write_errors(f"--out={options.out}"):
+    with explain_write_errors(f"--out={options.out}"):
         save_weights(stack, options.out)
     console = make_console()
     for index, block in enumerate(stack):

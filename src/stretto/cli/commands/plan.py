@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stretto.base.disk import write_atomic, write_errors
+from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError
 from stretto.cli.config_options import add_config_options, load_run_config
 from stretto.cli.parser import Parser
@@ -104,5 +104,5 @@ def _choose_profile(options: argparse.Namespace, config: "RunConfig", profile_in
 
 
 def _write(option: str, path: Path, text: str) -> None:
-    with write_errors(f"{option}={path}"):
+    with explain_write_errors(f"{option}={path}"):
         write_atomic(path, text.encode())

@@ -73,7 +73,7 @@ def run(options: argparse.Namespace) -> None:
         options.command_line,
         predict_on_rank,
         check=check_output,
-        restarts=None,
+        max_restarts=None,
         progress=lambda: len(list(parts_folder(out).glob("*.jsonl"))),
     )
     run_on_ranks(config, command)

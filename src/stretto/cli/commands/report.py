@@ -1,7 +1,7 @@
-"""`stretto report`: one HTML page for a run, or for a comparison of runs.
+"""The command `stretto report`.
 
-Make one HTML page about a run: curves, step timeline, load balance, sequence lengths, failures, checkpoints, and the
-plan beside the measurements. The page opens from disk and needs no network.
+Make an HTML page about a run: curves, step timeline, load balance, sequence lengths, failures, checkpoints, and the
+plan beside the measurements. With --compare, it compares several runs. It opens from disk and needs no network.
 
 example:
   stretto report runs/first
@@ -11,7 +11,7 @@ example:
 import argparse
 from pathlib import Path
 
-from stretto.base.disk import write_atomic, write_errors
+from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError
 from stretto.base.run_folder import COMPARISON, REPORT
 from stretto.cli.parser import Parser
@@ -30,8 +30,8 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Write the page and print where it is."""
     out = options.out or options.run / (COMPARISON if options.compare else REPORT)
-    with write_errors(f"--out={out}"):
-        _check(options.run, out)
+    with explain_write_errors(f"--out={out}"):
+        _check_out(options.run, out)
     from stretto.base.units import format_bytes
     from stretto.cli.views.console import make_console
     from stretto.cli.views.progress import show_fraction
@@ -45,15 +45,15 @@ def run(options: argparse.Namespace) -> None:
         else:
             page = render_run(options.run, on_progress)
     content = page.encode("utf-8", "backslashreplace")  # a path that is not UTF-8 has lone surrogates
-    with write_errors(f"--out={out}"):
+    with explain_write_errors(f"--out={out}"):
         write_atomic(out, content)
     console.print(f"the page is {out} ({format_bytes(len(content))}); open it in a browser")
 
 
-def _check(folder: Path, out: Path) -> None:
-    """Before minutes are spent on a long log, check that the page can be written."""
-    if not folder.is_dir():
-        return  # `read_record` has a better message
+def _check_out(run: Path, out: Path) -> None:
+    """Check that the page can be written, before minutes are spent on reading a long log."""
+    if not run.is_dir():
+        return  # `read_record` reports this with a better message
     if out.is_dir():
         raise ConfigError(f"--out={out} is a folder; use the path of a file, like {out / 'report.html'}")
     if not out.parent.is_dir():

@@ -1,4 +1,4 @@
-"""`stretto schema`: the JSON schema of a run's TOML file.
+"""The command `stretto schema`.
 
 Print the JSON schema of a run's TOML file, for editors that offer completion and validation.
 

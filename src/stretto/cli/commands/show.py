@@ -1,7 +1,7 @@
-"""`stretto show`: the checkpoints of a run, or the contents of one checkpoint, and whether it is intact.
+"""The command `stretto show`.
 
-Show the checkpoints and launches of a run, and its newest checkpoint in detail; or only one checkpoint in detail: its
-training state, the launch and layout it was saved from, its size, and whether the checksum of each file matches.
+Show a checkpoint: its training state, the launch and layout it was saved from, its size, and whether the checksum of
+each file matches. For a run, list its checkpoints and launches, and show the newest checkpoint.
 
 example:
   stretto show runs/first

@@ -1,6 +1,6 @@
-"""`stretto train`: train the run in a TOML file; options override its fields.
+"""The command `stretto train`.
 
-Train the run in a TOML file. An option overrides a field. If the run's folder already holds the run, training resumes.
+Train the run that a TOML file describes; options override its fields. If the run has a checkpoint, training resumes.
 
 example:
   stretto train run.toml --train.lr 3e-4 --run.folder runs/second
@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> None:
         options.command_line,
         lambda world, config: train_and_show(Run(config, world, resume)),
         check=lambda config: prepare_run(config, resume),
-        restarts=config.run.max_restarts,
+        max_restarts=config.run.max_restarts,
         saves_plan=True,
     )
     run_on_ranks(config, command)

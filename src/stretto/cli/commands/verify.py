@@ -1,7 +1,7 @@
-"""`stretto verify`: check that a layout gives the same results as one rank, with your own model and data.
+"""The command `stretto verify`.
 
-Run a few training steps on one rank and in the run's layout, and compare them block by block. Exit code 0: equal. 1:
-not equal.
+Check that the run's layout gives the same results as one rank: run a few training steps both ways, and compare them
+block by block. Exit code 0: equal. 1: not equal.
 
 example:
   stretto verify run.toml --layout.stages 2 --layout.chunks 8

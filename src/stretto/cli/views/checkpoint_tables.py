@@ -29,7 +29,7 @@ def show_checkpoint(path: str, *, is_quick: bool) -> None:
     console = make_console()
     storage = find_storage(path)
     if storage is not None and (storage.names(GENERATIONS) or complete_checkpoint_names(storage)):
-        console.print(_history(storage))
+        console.print(_run_tables(storage))
     checkpoint = find_checkpoint(path)
     console.print(_summary(checkpoint))
     console.print(_tensor_table(checkpoint.manifest))
@@ -43,8 +43,8 @@ def show_checkpoint(path: str, *, is_quick: bool) -> None:
     console.print(f"{pluralize(num_files, 'file')}, all checksums match")
 
 
-def _history(storage: Storage) -> Group:
-    """Return two tables: of all checkpoints of a run, and of its launches."""
+def _run_tables(storage: Storage) -> Group:
+    """Return a table of all checkpoints of a run, and a table of its launches."""
     claims = read_claims(storage)
     names = sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation))
     lineage_names = lineage(claims, names)
@@ -55,7 +55,7 @@ def _history(storage: Storage) -> Group:
             saved_at, size = format_time(manifest.created), f"{manifest.num_bytes / 1e6:,.1f}"
         except DataError:
             saved_at, size = "?", "damaged"
-        mark = "newest" if [name] == lineage_names[:1] else "" if name in lineage_names else "abandoned"
+        mark = "abandoned" if name not in lineage_names else "newest" if name == lineage_names[0] else ""
         loss = read_loss(storage, name)
         val_loss = "" if loss is None else f"{loss:.4f}"
         table.add_row(str(name), f"{name.step:,}", saved_at, size, val_loss, mark)

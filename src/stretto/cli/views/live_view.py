@@ -35,7 +35,7 @@ _MAX_RANKS = 8  # with more ranks, only minimum, mean and maximum are shown
 _MIN_BAR_LENGTH, _MAX_BAR_LENGTH = 8, 60
 _SPARKLINE_STEPS = 120  # the most steps that the loss curve shows
 _SPEED_STEPS, _TIME_LEFT_STEPS = 20, 200  # the most steps that the speed and the time left are computed from
-_BUSY, _WAITING, _DONE, _REMAINING = "cyan", "bright_black", "green", "bright_black"
+_BUSY, _WAITING, _DONE, _REMAINING = "cyan", "bright_black", "green", "bright_black"  # colors of bars and curves
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,11 @@ _UNICODE, _ASCII = _Glyphs(), _Glyphs("#", ".", "#", "-", "_.-=+*#")
 
 
 class LiveView:
-    """The rows above; a row appears once its values are known. Rich redraws them a few times per second."""
+    """The rows shown in this module's docstring; a row appears once its values are known.
+
+    `target_name` names what the model predicts, such as tokens. `step`, `progress` and `restarts` are those at the
+    start of this launch. Rich redraws the rows a few times per second.
+    """
 
     def __init__(
         self, num_steps: int | None, target_name: str, *, step: int = 0, progress: float = 0.0, restarts: int = 0
@@ -65,20 +69,20 @@ class LiveView:
         self._started = time.monotonic()
         self._progress_history: deque[tuple[float, float]] = deque([(self._started, progress)], maxlen=_TIME_LEFT_STEPS)
         self._losses: deque[float] = deque(maxlen=_SPARKLINE_STEPS)
-        self._recent: deque[StepReport] = deque(maxlen=_SPEED_STEPS)
+        self._recent_steps: deque[StepReport] = deque(maxlen=_SPEED_STEPS)
         self._evaluation_progress: float | None = None
         self._validation: EvaluationReport | None = None
         self._ranks: RankReport | None = None
         self._saved: tuple[float, SaveReport] | None = None
         self._num_failed_saves = 0
-        self._predicted: float | None = None
+        self._predicted_seconds: float | None = None
         self._ended: float | None = None
 
     def update(self, event: Event, progress: float) -> None:
         """Record an event; `progress` is the fraction of the run that is done."""
         match event:
             case StepReport():
-                self._recent.append(event)
+                self._recent_steps.append(event)
                 self._step, self._progress = event.step, progress
                 self._progress_history.append((time.monotonic(), progress))
                 if math.isfinite(event.loss):
@@ -92,7 +96,7 @@ class LiveView:
             case SaveReport():
                 self._num_failed_saves += 1
             case PlanReport():
-                self._predicted = event.predicted
+                self._predicted_seconds = event.predicted
 
     def update_evaluation_progress(self, fraction: float) -> None:
         """Record the fraction of an evaluation that is done."""
@@ -154,11 +158,11 @@ class LiveView:
         return f"{_format_clock(max(left, 0))} left"
 
     def _loss_row(self, width: int, glyphs: _Glyphs) -> Text:
-        last = self._recent[-1] if self._recent else None
+        last = self._recent_steps[-1] if self._recent_steps else None
         value = "-" if last is None or not last.num_targets else format_loss(last.loss)
         row = _label("loss").append(value, style="bold")
         length = min(width - _LABEL_WIDTH - len(value) - 2, _MAX_BAR_LENGTH)
-        if len(self._losses) > 1 and length > 4:
+        if len(self._losses) > 1 and length > 4:  # a shorter curve shows too little
             row.append("  ").append(_sparkline(list(self._losses), length, glyphs.levels), style=_BUSY)
         return row
 
@@ -172,7 +176,7 @@ class LiveView:
         return _row(width, "val loss", [f"{format_loss(evaluation.loss)} at step {step:,}", *scores])
 
     def _speed_row(self, width: int) -> Text | None:
-        recent = list(self._recent)
+        recent = list(self._recent_steps)
         if not recent:
             return None
         seconds = sum(report.seconds for report in recent)
@@ -184,9 +188,9 @@ class LiveView:
         return _row(width, "speed", parts)
 
     def _learning_rate_row(self, width: int) -> Text | None:
-        if not self._recent:
+        if not self._recent_steps:
             return None
-        last = self._recent[-1]
+        last = self._recent_steps[-1]
         return _row(width, "lr", [f"{last.learning_rate:.2e}", f"gradient norm {last.gradient_norm:.3g}"])
 
     def _rank_rows(self, width: int, glyphs: _Glyphs) -> list[Text]:
@@ -228,13 +232,14 @@ class LiveView:
         return _row(width, "saved", [f"step {report.step:,}, {format_bytes(report.num_bytes)}, {_format_age(age)} ago"])
 
     def _plan_row(self, width: int) -> Text | None:
-        if self._predicted is None or not self._recent:
+        if self._predicted_seconds is None or not self._recent_steps:
             return None
-        now = sum(report.seconds for report in self._recent) / len(self._recent)
-        return _row(width, "plan", [f"predicted {format_seconds(self._predicted)} per step, now {format_seconds(now)}"])
+        now = sum(report.seconds for report in self._recent_steps) / len(self._recent_steps)
+        predicted = format_seconds(self._predicted_seconds)
+        return _row(width, "plan", [f"predicted {predicted} per step, now {format_seconds(now)}"])
 
     def _failures_row(self, width: int) -> Text | None:
-        skipped = self._recent[-1].skipped if self._recent else 0
+        skipped = self._recent_steps[-1].skipped if self._recent_steps else 0
         counts = (
             (self._restarts, "restart", ""),
             (skipped, "step", " skipped"),
@@ -282,6 +287,6 @@ def _format_clock(seconds: float) -> str:
 
 def _format_age(seconds: float) -> str:
     for unit, length in (("d", 86_400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
+        if seconds >= 2 * length:  # so 1.5 h is 90 min
             return f"{seconds / length:.0f} {unit}"
     return f"{seconds:.0f} s"

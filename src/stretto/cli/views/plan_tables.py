@@ -15,10 +15,9 @@ from stretto.plan.serialize import layout_toml
 from stretto.plan.timeline import Timeline
 from stretto.report.plan_page import LAYOUT_HEADERS, describe_devices, layout_cells
 
-_MAX_ROWS, _MAX_REJECTED = 10, 5
+_MAX_ROWS, _MAX_REJECTED = 10, 5  # how many layouts the table has, and how many rejected ones are listed below it
 _BAR_WIDTH = 24
-# A timeline with more stages would be hard to read.
-_MAX_STAGES_DRAWN = 16
+_MAX_STAGES_DRAWN = 16  # a timeline with more stages would be hard to read
 
 
 def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline) -> None:
@@ -39,7 +38,7 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
         console.print("\nload balance of the stages")
         console.print("\n".join(_stage_bars(chosen, profile)))
     if 1 < chosen.layout.stages <= _MAX_STAGES_DRAWN:
-        width = max(40, min(console.width, 140) - 12)  # without the stage labels
+        width = max(40, min(console.width, 140) - 12)  # the stage labels take 12 columns
         console.print(f"\na step of one replica, {format_seconds(timeline.seconds)}: F forward, B backward, . waiting")
         console.print(draw_text(timeline, width), soft_wrap=True)
     console.print(f"\n{advise(plan)}", soft_wrap=True)

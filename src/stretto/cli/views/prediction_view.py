@@ -10,7 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from stretto.base.disk import write_errors
+from stretto.base.disk import explain_write_errors
 from stretto.base.units import pluralize
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import show_fraction
@@ -21,14 +21,13 @@ from stretto.serve.prediction import write_predictions
 from stretto.serve.source import FieldNames
 from stretto.train.trained_model import TrainedModel
 
-# How much of a forecast is printed; the file has all of it.
-_MAX_STEPS, _MAX_CHANNELS = 12, 8
+_MAX_STEPS, _MAX_CHANNELS = 12, 8  # how much of a forecast is printed; the file has all of it
 
 
 def predict_and_show(
     trained: TrainedModel, data: Path | str, out: Path, world: World, fields: FieldNames | None = None
 ) -> None:
-    """Write predictions, showing the progress, and print their metrics."""
+    """Write predictions to `out`, showing the progress, and print their metrics."""
     console = make_console(is_quiet=not world.is_rank_zero)
     if not console.is_terminal:
         console.print(f"making predictions for {data} ...")
@@ -80,7 +79,7 @@ def _show_first(console: Console, first: SeriesForecast) -> None:
 
 
 def _open_csv(path: Path) -> TextIO:
-    with write_errors(f"--out={path}"):
+    with explain_write_errors(f"--out={path}"):
         return path.open("x", newline="", encoding="utf-8")
 
 

@@ -35,8 +35,9 @@ def show_preparation(
 
             yield show
     except KeyboardInterrupt:
-        where = "" if partial_folder is None else f" in {partial_folder}"
-        raise KeyboardInterrupt(f": finished parts are kept{where}; run the same command again to resume") from None
+        location = "" if partial_folder is None else f" in {partial_folder}"
+        # `main` prints this text after "stretto: interrupted".
+        raise KeyboardInterrupt(f": finished parts are kept{location}; run the same command again to resume") from None
 
 
 def evaluate_and_show(trained: "TrainedModel", data: Path | str) -> None:
@@ -58,9 +59,9 @@ def evaluate_and_show(trained: "TrainedModel", data: Path | str) -> None:
 
 
 def verification_table(verification: "Verification") -> Table:
-    """Return a table of the largest differences: in the loss, and in each block's gradients and state."""
-    tolerance = f"tolerance {verification.tolerance:.0e}"
-    title = f"{pluralize(verification.num_steps, 'step')}, largest relative difference from one rank ({tolerance})"
+    """Return a table of how much the loss, and each block's gradients and state, differ from a single-rank run."""
+    steps, tolerance = pluralize(verification.num_steps, "step"), f"{verification.tolerance:.0e}"
+    title = f"{steps}, largest relative difference from a single-rank run (tolerance {tolerance})"
     table = Table("block", "kind", "loss", "gradients", "state", "", title=title)
     for block in verification.blocks:
         mark = "ok" if block.max_difference <= verification.tolerance else "differs"

@@ -11,8 +11,7 @@ from stretto.store.sequences import Channels, Sequences
 if TYPE_CHECKING:
     from stretto.prepare.row_reader import SkippedRows
 
-# With more sequences, reading all lengths only to print their minimum and median takes too long.
-_MAX_LENGTHS = 10**7
+_MAX_LENGTHS = 10**7  # with more sequences, reading all lengths only for their minimum and median takes too long
 
 
 def describe_store(store: Corpus | Sequences) -> str:

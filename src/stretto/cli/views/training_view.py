@@ -16,10 +16,8 @@ from stretto.train.rank_monitor import RankReport
 from stretto.train.run import Run
 from stretto.train.trainer import StepReport
 
-# Often enough to look live; drawing takes a millisecond or two.
-_REFRESH_PER_SECOND = 4
-# A measured step time within this fraction of the prediction counts as "as planned".
-_PLAN_TOLERANCE = 0.15
+_REFRESH_PER_SECOND = 4  # often enough to look live; drawing takes a millisecond or two
+_PLAN_TOLERANCE = 0.15  # a measured step time within this fraction of the prediction counts as "as planned"
 
 
 def train_and_show(run: Run) -> None:
@@ -91,7 +89,7 @@ def _show_live(console: Console, run: Run) -> None:
 
 
 def _print_event(console: Console, run: Run, event: Event) -> None:
-    """Print an event that gets its own line, in a terminal and elsewhere; ignore any other."""
+    """Print a save, plan check or evaluation on its own line, in a terminal and elsewhere; ignore other events."""
     match event:
         case SaveReport():
             line = _describe_save(event)
