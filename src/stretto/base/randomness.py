@@ -36,7 +36,7 @@ def keep_mask(keys: Tensor, num_features: int, keep: float) -> Tensor:
     """
     features = torch.arange(num_features, dtype=torch.int64, device=keys.device)
     words = _words(keys).unsqueeze(-1) ^ _words(features)
-    # Keys and features are hashed already, but masks from their xor alone would be correlated; more rounds prevent it.
+    # Keys and features are hashed already, but masks from their xor alone would be correlated; two more rounds fix it.
     words ^= (words >> 16) & 0xFFFF
     words *= _WORD_A
     words ^= (words >> 15) & 0x1FFFF

@@ -9,8 +9,7 @@ from typing import Any, NamedTuple
 
 from stretto.base.errors import DataError, StrettoError
 
-_FIRST_DELAY_SECONDS = 0.2
-_MAX_DELAY_SECONDS = 5.0
+_FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.2, 5.0
 # Errors that the request itself causes: a retry would fail in the same way.
 _PERMANENT_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError)
 _PERMANENT_ERRNOS = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS)

@@ -1,7 +1,7 @@
 """RunFolder: the names and layout of a run's folder.
 
 runs/book/
-    config.toml            the config, every default written out
+    config.toml            the config, with all defaults written out
     data_spec.json         what the data's numbers mean: task, labels, channels; for text, also vocabulary.json
     plan.json              the plan with its predicted step time, if layout.auto chose the layout
     log.jsonl              one line of JSON per event

@@ -54,7 +54,7 @@ class Stack(Block):
             return blocks[index]
         start, _, stride = index.indices(len(blocks))
         if stride != 1:
-            raise ConfigError(f"a Stack can't be sliced with step {stride}; a stage is a contiguous run of blocks")
+            raise ConfigError(f"a Stack can't be sliced with step {stride}; use step 1: stages are contiguous blocks")
         return Stack(blocks[index], self.first + start)
 
     def initial_state(self, rows: Rows) -> State:

@@ -19,14 +19,14 @@ _held: set[Path] = set()  # the lock files that this process has locked
 class FolderLock:
     """A lock on a file in a folder. The operating system releases it when the process ends, even if it is killed."""
 
-    def __init__(self, folder: Path, seconds: float = _LOCK_TIMEOUT_SECONDS) -> None:
+    def __init__(self, folder: Path, timeout_seconds: float = _LOCK_TIMEOUT_SECONDS) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         path = folder.resolve() / LOCK
         # A POSIX lock belongs to the process: it can lock a file twice, and closing either descriptor unlocks the file.
         if path in _held:
             raise _in_use_error(folder, "this process", "close that run or CheckpointManager first")
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o666)
-        deadline = time.monotonic() + seconds
+        deadline = time.monotonic() + timeout_seconds
         while not _try_lock(descriptor):
             if time.monotonic() > deadline:
                 owner = os.pread(descriptor, 200, 0).decode(errors="replace").strip()

@@ -84,7 +84,7 @@ class CheckpointManager:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+    def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         self.close(wait=error is None)
 
     def start(self, resume: Path | str = "auto") -> Checkpoint | None:
@@ -249,7 +249,7 @@ class CheckpointManager:
             error = caught
         if isinstance(error, FencedError | DivergedError | LostPeerError):
             save.fatal_error = error
-        if error is not None and save.name not in history.lineage:
+        if error is not None and save.name not in history.lineage:  # in the lineage, it is complete
             history.discard(save.name)
         save.report = SaveReport(
             save.name.step,

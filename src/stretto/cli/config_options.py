@@ -44,6 +44,6 @@ def metavar(field: FieldInfo) -> str:
 
 
 def _help(field: FieldInfo) -> str:
-    text = (field.description or "").replace("%", "%%")
+    text = (field.description or "").replace("%", "%%")  # argparse expands a single % in help texts
     has_default = not field.is_required() and field.default not in (None, ())
     return f"{text} (default: {field.default})" if has_default else text

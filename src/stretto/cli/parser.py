@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
             if not action.option_strings or "." in action.dest:
                 continue
             parameter, option = f"{action.dest}=", f"{action.option_strings[-1]}="
-            if action.nargs == 0:
+            if action.nargs == 0:  # a flag
                 parameter, option = f"{action.dest}={action.const}", action.option_strings[-1]
             # Not within a word, a path or a dotted field: `a/label=3.csv` is a file.
             message = re.sub(rf"(?<![\w./-]){re.escape(parameter)}", option, message)

@@ -87,7 +87,7 @@ def _check_guarantees(name: str, folder: Path) -> Finding:
     if storage.read("kept/first") != b"one":
         return problem(name, "a failed exclusive create overwrote a file", "choose a folder on a different filesystem")
     try:
-        FolderLock(folder, seconds=0).release()
+        FolderLock(folder, timeout_seconds=0).release()
     except (StrettoError, OSError) as error:
         return problem(name, f"can't lock a file ({error})", "enable locks on its filesystem, or choose another folder")
     try:

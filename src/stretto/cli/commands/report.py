@@ -1,7 +1,7 @@
 """The command `stretto report`.
 
 Make an HTML page about a run: curves, step timeline, load balance, sequence lengths, failures, checkpoints, and the
-plan beside the measurements. With --compare, it compares several runs. It opens from disk and needs no network.
+plan beside the measurements. With --compare, the page compares several runs. It opens from disk and needs no network.
 
 example:
   stretto report runs/first

@@ -181,8 +181,8 @@ class LiveView:
             return None
         seconds = sum(report.seconds for report in recent)
         padding = sum(report.padding for report in recent) / len(recent)
-        parts = [f"{sum(report.num_targets for report in recent) / seconds:,.0f} {self._target_name}/s"]
-        parts.append(f"{format_seconds(seconds / len(recent))} per step")
+        speed = sum(report.num_targets for report in recent) / seconds
+        parts = [f"{speed:,.0f} {self._target_name}/s", f"{format_seconds(seconds / len(recent))} per step"]
         if padding >= 0.005:  # less would be shown as 0%
             parts.append(f"padding {padding:.0%}")
         return _row(width, "speed", parts)

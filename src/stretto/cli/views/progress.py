@@ -22,7 +22,7 @@ def make_progress(console: Console, *, stays: bool = True) -> Progress:
 
 @contextmanager
 def show_fraction(console: Console, name: str, *, stays: bool = True) -> Iterator[Callable[[float], None]]:
-    """Show a bar; yield a function that sets the fraction that is done."""
+    """Show a bar, as `make_progress` does; yield a function that sets the fraction that is done."""
     with make_progress(console, stays=stays) as bars:
         task = bars.add_task(name, total=1.0)
         yield lambda fraction: bars.update(task, completed=fraction)
