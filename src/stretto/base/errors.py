@@ -44,5 +44,5 @@ class DivergedError(StrettoError):
 
 
 # A rank that raises one of these publishes it, and the other ranks end with the same error. Others are not published: a
-# MeshError is raised on every rank, or before ranks connect; after a LawError, the other ranks report this one as lost.
+# MeshError is raised on every rank or is about a connection; after a LawError, the other ranks report this one as lost.
 SHARED_ERRORS: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
-# The types of `__all__`, `__getattr__` and `__dir__`.
-Exports = tuple[list[str], Callable[[str], object], Callable[[], list[str]]]
+Exports = tuple[list[str], Callable[[str], object], Callable[[], list[str]]]  # __all__, __getattr__ and __dir__
 
 
 def lazy_exports(module: str, file: str) -> Exports:

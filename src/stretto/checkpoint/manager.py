@@ -249,7 +249,7 @@ class CheckpointManager:
             error = caught
         if isinstance(error, FencedError | DivergedError | LostPeerError):
             save.fatal_error = error
-        if error is not None and save.name not in history.lineage:  # in the lineage, it is complete
+        if error is not None and save.name not in history.lineage:  # otherwise it was committed
             history.discard(save.name)
         save.report = SaveReport(
             save.name.step,

@@ -18,7 +18,7 @@ from stretto.base.scratch import scratch_folder_of
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, damaged_error
 
 Result = TypeVar("Result")
-OnBytes = Callable[[int], None]  # is called with the number of bytes just read
+OnBytes = Callable[[int], None]  # called with the number of bytes just read
 _BLOCK_BYTES = 1 << 20  # per read while hashing
 _MAX_SMALL_FILE_BYTES = 1 << 28  # a manifest for 4,096 ranks with a hundred tensors each is about 50 MB
 # Errors that `os.link` raises on filesystems without hard links.
@@ -26,7 +26,7 @@ _NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOS
 
 
 class LocalStorage:
-    """A folder on a local or shared filesystem. It holds folders, and these only files; a name is `folder/file`."""
+    """A folder on a local or shared filesystem that contains folders of files; a file's name is `folder/file`."""
 
     def __init__(self, root: Path) -> None:
         self.location = str(root)

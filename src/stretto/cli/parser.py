@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     from stretto.prepare.options import PrepareOptions
 
 _WIDTH = 78  # fits a terminal of 80 columns
-
 Options = TypeVar("Options", bound="PrepareOptions")
 
 

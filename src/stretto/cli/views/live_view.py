@@ -234,9 +234,8 @@ class LiveView:
     def _plan_row(self, width: int) -> Text | None:
         if self._predicted_seconds is None or not self._recent_steps:
             return None
-        now = sum(report.seconds for report in self._recent_steps) / len(self._recent_steps)
-        predicted = format_seconds(self._predicted_seconds)
-        return _row(width, "plan", [f"predicted {predicted} per step, now {format_seconds(now)}"])
+        now = format_seconds(sum(report.seconds for report in self._recent_steps) / len(self._recent_steps))
+        return _row(width, "plan", [f"predicted {format_seconds(self._predicted_seconds)} per step, now {now}"])
 
     def _failures_row(self, width: int) -> Text | None:
         skipped = self._recent_steps[-1].skipped if self._recent_steps else 0
