@@ -99,9 +99,7 @@ def test_an_error_in_the_data_leaves_nothing_behind(workers: int, tmp_path: Path
 
 
 def test_finished_parts_survive_the_death_of_a_worker(tmp_path: Path) -> None:
-    with pytest.raises(
-        LostWorkerError, match=r"a worker process for .* ended early .*; run the same command again to resume"
-    ):
+    with pytest.raises(LostWorkerError, match=r"a worker process for .* ended early .*; prepare again to resume"):
         run(tmp_path, ["a", "die"], workers=2)
     assert (tmp_path / "out.partial").exists()
 

@@ -106,7 +106,7 @@ def test_spans_cover_the_text_and_split_no_word(words: list[str], block: int) ->
     if longest < block:
         assert [word for piece in pieces for word in piece.text.split()] == content.split()
     for piece in pieces:
-        piece.check()
+        piece.check_utf8()
 
 
 def test_progress_ends_where_the_text_does(text_file: Path, tmp_path: Path) -> None:

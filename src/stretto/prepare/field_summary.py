@@ -15,17 +15,13 @@ from stretto.prepare.time_formats import looks_like_time, parse_time
 # A `category` is a boolean, or one of a few short texts.
 FieldType = Literal["text", "category", "number", "time", "unparsed time", "tokens", "channels", "empty", "other"]
 
-# The usual names of a field that holds a sequence.
-_SEQUENCE_NAMES = ("text", "tokens", "values")
-# A field with more distinct values than this is not a label.
-_MAX_CLASSES = 1000
-# The same for integers: numeric labels have few distinct values, such as 1 to 5 stars.
-_MAX_NUMERIC_CLASSES = 100
+_SEQUENCE_NAMES = ("text", "tokens", "values")  # the usual names of a field that holds a sequence
+_MAX_CLASSES = 1000  # a field with more distinct values than this is not a label
+_MAX_NUMERIC_CLASSES = 100  # the same for integers: numeric labels have few distinct values, such as 1 to 5 stars
 # The usual names of a column of times.
 TIME_NAMES = ("time", "date", "datetime", "timestamp", "ds", "t", "step", "index")
 _MAX_TIME_CHARS = 40  # a text column with such a name holds times if its texts are shorter than this on average
-# A text field is an `unparsed time` if more than this fraction of its values look like times.
-_MIN_TIME_FRACTION = 0.9
+_MIN_TIME_FRACTION = 0.9  # a text field is an `unparsed time` if more than this fraction of its texts look like times
 _MAX_CATEGORY_CHARS = 80  # the texts of a `category` are shorter than this on average
 
 
@@ -43,13 +39,13 @@ class FieldSummary:
     has_nan: bool = False  # whether it has a NaN or an infinity, or NA in a CSV file
 
     @property
-    def is_named_sequence(self) -> bool:
+    def has_sequence_name(self) -> bool:
         """Whether the field has one of the usual names for a sequence."""
         return self.name in _SEQUENCE_NAMES
 
     @property
-    def is_unparsed_time(self) -> bool:
-        """Whether the field holds times that can't be parsed, judged by the format of its values or by its name."""
+    def may_be_unparsed_time(self) -> bool:
+        """Whether the field seems to hold times that can't be parsed, judging by its values (`type`) or by its name."""
         is_short = self.type in ("text", "category") and self.mean_length < _MAX_TIME_CHARS
         return self.type == "unparsed time" or (is_short and self.name.lower() in TIME_NAMES)
 

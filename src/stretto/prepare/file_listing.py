@@ -15,8 +15,7 @@ from stretto.store.index import INDEX
 
 Format = Literal["text", "jsonl", "csv", "parquet", "datasets"]
 
-# A folder with more files than this is probably a whole disk or home folder, not data.
-_MAX_FILES = 100_000
+_MAX_FILES = 100_000  # a folder with more files is probably a whole disk or home folder, not data
 _SNIFF_BYTES = 1 << 16
 _ARCHIVE_SUFFIXES = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"}
 _CONVERT_TO = {".json": "JSONL, one record per line", ".tsv": "CSV", ".xlsx": "CSV", ".xls": "CSV", ".arrow": "Parquet"}
@@ -27,7 +26,7 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 class AmbiguousInputError(DataError):
-    """Files can be read in several ways; `question` asks which of `choices` to set as the field `hint` of DataHints."""
+    """Files can be read in several ways. To decide, set the field `hint` of DataHints to one of `choices`."""
 
     def __init__(self, message: str, hint: str, question: str, choices: Sequence[str]) -> None:
         super().__init__(message)
@@ -95,7 +94,7 @@ def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) 
 
 
 def _list_folder(path: Path) -> list[Path]:
-    """Return the visible files under a folder; a file or a saved dataset is returned as it is."""
+    """Return the visible files under a folder; for a file or a saved dataset, only its own path."""
     if not path.exists():
         raise DataError(f"{path} does not exist; use the path of a file or a folder")
     if not path.is_dir() or (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
@@ -151,17 +150,18 @@ def _choose_format(groups: dict[Format, list[Path]], format: str | None) -> Form
 
 
 def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path], list[Path]]:
-    """Divide files by name into training, validation and unused; all are for training unless names tell them apart."""
+    """Return the training, validation and unused files, told apart by name if possible; else all are for training."""
     splits = {path: _split_of(path.absolute().relative_to(root)) for path in paths}
     train, valid, test = ([path for path in paths if splits[path] == split] for split in ("train", "valid", "test"))
-    if not train or not (valid or test):
+    valid = valid or test
+    if not train or not valid:
         return paths, [], []
-    used = {*train, *(valid or test)}
-    return train, valid or test, [path for path in paths if path not in used]
+    used = {*train, *valid}
+    return train, valid, [path for path in paths if path not in used]
 
 
 def _split_of(path: Path) -> str | None:
-    """Return the split (train, valid or test) in a path: in a folder (outermost first), else in the stem; or None."""
+    """Return the split (train, valid or test) that a folder (outermost first) or the file is named after; or None."""
     for part in (*path.parts[:-1], path.stem):
         words = set(re.split(r"[-_. ]", part.lower()))
         splits = [split for split, names in _SPLITS.items() if words.intersection(names)]

@@ -90,8 +90,7 @@ def inspect_data(
 def _inspect_text(listing: Listing, hints: DataHints) -> Inspection:
     if hints.kind not in (None, "text"):
         raise DataError(f"kind={hints.kind} needs records, but {listing.paths[0]} is text; use JSONL, CSV or Parquet")
-    schema, notes = TextSchema(hints.level or "byte"), []
-    num_read = 0
+    schema, notes, num_read = TextSchema(hints.level or "byte"), [], 0
     for path in listing.paths:
         if num_read >= MAX_BYTES:
             break
@@ -161,7 +160,7 @@ def _infer_kind(sample: RecordSample, hints: DataHints) -> DataKind:
         raise DataError(f"{sample.path} has neither text nor numbers, only {fields}; use different data")
     if not sequence_fields:
         return "series"
-    is_certain = any(field.is_named_sequence or field.type != "text" for field in sequence_fields)
+    is_certain = any(field.has_sequence_name or field.type != "text" for field in sequence_fields)
     has_times = any(field.type in ("time", "unparsed time") for field in sample.fields)
     if is_certain or not has_numbers or not has_times:
         return "sequences"

@@ -21,8 +21,7 @@ from stretto.store.sequences import Sequences
 
 # A file in the folder of prepared data: a fingerprint of the files and options that the data was made from.
 SOURCE_FINGERPRINT = "source.sha256"
-# The default maximum size of a vocabulary of words.
-_MAX_WORDS = 20_000
+_MAX_WORDS = 20_000  # the default maximum size of a vocabulary of words
 
 Stores = list[Corpus] | list[Sequences]
 Options = TextOptions | SequenceOptions | SeriesOptions

@@ -1,4 +1,4 @@
-"""Job: prepares data in parts, which run in parallel; an interrupted preparation can be resumed.
+"""Job: prepares data in parts, in parallel; an interrupted preparation can be resumed.
 
 data/book.partial/      the files, until all are complete; then the folder is renamed to data/book
   parts/fingerprint     fingerprint of the preparation: its input files and all options
@@ -56,7 +56,7 @@ OnProgress = Callable[[Progress], None]
 
 
 class PartTask(Protocol[PartIn]):
-    """A task that runs on one part. It must be picklable, and its result must be JSON-serializable."""
+    """A picklable function of a part, its number and the job's folder; its result must be JSON-serializable."""
 
     def __call__(self, part: PartIn, number: int, folder: Path, /) -> PartResult: ...
 
@@ -221,12 +221,12 @@ def _run_in_processes(
 ) -> Generator[int, None, None]:
     """Run the parts in worker processes; yield the number of each when it is finished."""
     processes: dict[Connection, BaseProcess] = {}
-    waiting = iter(parts)
+    remaining = iter(parts)
     try:
         for _ in range(workers):
             connection, process = _start_worker(runner)
             processes[connection] = process
-            connection.send(next(waiting))
+            connection.send(next(remaining))
         busy = list(processes)
         while busy:
             for connection in cast("list[Connection]", wait(busy)):
@@ -234,14 +234,14 @@ def _run_in_processes(
                 if isinstance(answer, Exception):
                     raise answer
                 yield answer
-                if (next_part := next(waiting, None)) is None:
+                if (next_part := next(remaining, None)) is None:
                     busy.remove(connection)
                 else:
                     connection.send(next_part)
     except (EOFError, ConnectionError):
         raise LostWorkerError(
             f"a worker process for {runner.folder} ended early (perhaps out of memory, or started by a script without "
-            "`if __name__ == '__main__':`); run the same command again to resume, with fewer workers or with that line"
+            "`if __name__ == '__main__':`); prepare again to resume, with fewer workers or with that line"
         ) from None
     finally:
         for connection, process in processes.items():
@@ -305,7 +305,7 @@ def _check_target(target: Path | str) -> Path:
 
 
 def _check_partial(folder: Path) -> None:
-    """Reject a `.partial` folder that is not an unfinished preparation, but a user's own."""
+    """Reject a `.partial` folder that is the user's own, not an unfinished preparation."""
     parts = folder / _PARTS
     is_ours = not folder.exists()
     if folder.is_dir() and not parts.is_symlink():

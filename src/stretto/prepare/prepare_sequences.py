@@ -13,7 +13,7 @@ import numpy as np
 from stretto.base.errors import DataError
 from stretto.prepare.options import SequenceOptions, check_level, open_schema, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
-from stretto.prepare.record_parser import RecordParser, infer_parser, sort_names
+from stretto.prepare.record_parser import RecordParser, infer_parser, sort_class_names
 from stretto.prepare.records import RecordPart, cut_records, list_paths
 from stretto.prepare.row_reader import OnSkipped, RowReader, SkippedRows, log_skipped_rows
 from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
@@ -75,7 +75,7 @@ class _SequenceSettings:
         return self.parser.num_tokens
 
     def choose_split(self, part: int, row: int) -> str:
-        """Return the split of a sequence: a pure function of the seed, the part and the row."""
+        """Return the split of a sequence: a pure function of the seed, the part and the row, so all passes agree."""
         if not self.options.validation_fraction:
             return ""
         digest = hashlib.blake2b(f"{self.options.seed} {part} {row}".encode(), digest_size=8).digest()
@@ -112,7 +112,7 @@ def _complete_parser(
 
 
 def _check_token_options(parser: RecordParser, schema: Schema | None, options: SequenceOptions) -> None:
-    """Reject options for a vocabulary that is not used, or that `like` already has."""
+    """Reject token options that don't apply to this type of sequence, or that `like` already determines."""
     for name in ("level", "vocabulary", "max_symbols", "num_tokens"):
         value = getattr(options, name)
         is_used = parser.value_type == ("tokens" if name == "num_tokens" else "text")
@@ -161,7 +161,7 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     task = _ScanPart(settings, needs_vocabulary)
     counts: Counter[str] = Counter()
     names: set[str] = set()
-    largest, first_bad = -1, {}  # first_bad: by part, for parts without a good row
+    largest, first_bad = -1, {}  # first_bad: the first bad row of each part without a good one
     for number, result in job.run_unordered("scan", task, parts, [part.size for part in parts], phase):
         counts.update(result["counts"])
         names.update(result["labels"])
@@ -176,7 +176,7 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     elif needs_vocabulary:
         parser = replace(parser, num_tokens=largest + 1)
     if parser.label is not None and parser.classes is None:
-        parser = replace(parser, classes=_numbered(sort_names(names)))
+        parser = replace(parser, classes=_numbered(sort_class_names(names)))
     return replace(settings, parser=parser, vocabulary=vocabulary)
 
 

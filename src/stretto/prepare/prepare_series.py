@@ -24,8 +24,7 @@ from stretto.store.sequences import CHANNEL_DTYPE, Channels, Origin, Schema, Seq
 
 Timestamp = float | datetime
 
-# At most this many rows are read to see which columns hold numbers.
-_MAX_ROWS_SAMPLED = 1000
+_MAX_ROWS_SAMPLED = 1000  # at most this many rows are read to see which columns hold numbers
 
 
 def prepare_series(
@@ -37,12 +36,13 @@ def prepare_series(
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
 ) -> list[Sequences]:
-    """Write the rows of CSV, Parquet or JSONL files as series to `folder`; each row is one time step.
+    """Write the rows of CSV, Parquet or JSONL files, or of saved Hugging Face datasets, as series to `folder`.
 
-    A file is one series; with `by`, consecutive rows with the same value in that column are one. The channels are
-    `columns`, by default all whose first value in the first file is a number, except `by` and `time`. `time` must not
-    decrease within a series. With `validation_fraction`, the end of each series goes to `folder/valid` and the rest to
-    `folder/train`, from which the statistics are computed. With `like`, columns and statistics come from that data.
+    Each row is one time step. A file is one series; with `by`, consecutive rows with the same value in that column are
+    one. The channels are `columns`, by default all whose first value in the first file is a number, except `by` and
+    `time`. `time` must not decrease within a series. With `validation_fraction`, the end of each series goes to
+    `folder/valid` and the rest to `folder/train`, from which the statistics are computed. With `like`, columns and
+    statistics come from that data.
     """
     paths = list_paths(files)
     parts = cut_records(paths, None)

@@ -126,7 +126,7 @@ class _CountSymbols:
     def __call__(self, part: TextRange, number: int, folder: Path, /) -> PartResult:
         counts: Counter[str] = Counter()
         for span in self.texts.read_spans(*part):
-            span.check()
+            span.check_utf8()
             counts.update(split_symbols(span.text, self.level))
         return {"counts": dict(counts)}
 
@@ -141,12 +141,13 @@ class _WriteTokens:
 
     def __call__(self, part: TextRange, number: int, folder: Path, /) -> PartResult:
         dtype = token_dtype(len(self.vocabulary))
-        is_decoded = self.vocabulary.level != "byte"  # into characters or words; token 0 is an unknown one
+        # Characters and words are decoded from UTF-8, and token 0 is an unknown one. Bytes are never unknown.
+        is_decoded = self.vocabulary.level != "byte"
         num_unknown = 0
         with FileWriter(part_path(folder, self.split, number, "tokens")) as writer:
             for span in self.texts.read_spans(*part):
                 if is_decoded:
-                    span.check()
+                    span.check_utf8()
                 tokens = self.vocabulary.encode(span.text)
                 writer.append(tokens.astype(dtype))
                 num_unknown += int((tokens == 0).sum()) if is_decoded else 0

@@ -30,7 +30,7 @@ class RecordParser:
     sequence: str
     value_type: ValueType
     label: str | None = None
-    level: Level = "byte"  # of text
+    level: Level = "byte"  # how text is split into tokens
     num_tokens: int | None = None  # the vocabulary size; None: not known yet, or not tokens
     num_channels: int | None = None  # None: a step is a plain number
     classes: Mapping[str, int] | None = None  # None: not known yet, or no label
@@ -135,7 +135,7 @@ def _to_numbers(value: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float
     _check_types(value, _NUMBER_TYPES, name, "a number")
     try:
         numbers = np.array(value, np.float64)
-        # One check of the whole array covers the usual case: `<=` is false only for missing values, which are NaN now.
+        # Usually `<=` is false only for missing values, which are NaN now: then one check covers the whole array.
         if np.count_nonzero(~(np.abs(numbers) <= FLOAT32_MAX)) == value.count(None):
             return numbers
     except OverflowError:
@@ -167,7 +167,7 @@ def infer_parser(
     return RecordParser(name, value_type, num_channels=len(steps[0]) if has_channels else None)
 
 
-def sort_names(names: set[str]) -> list[str]:
+def sort_class_names(names: set[str]) -> list[str]:
     """Return the names of classes in order: by value if all are integers, else as text."""
     is_numeric = all(name.removeprefix("-").isascii() and name.removeprefix("-").isdigit() for name in names)
     return sorted(names, key=lambda name: (int(name), name)) if is_numeric else sorted(names)

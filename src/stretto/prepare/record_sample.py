@@ -32,7 +32,7 @@ _TAIL_BYTES = 64 << 10  # and at most this many at the end of a JSONL or CSV fil
 # A sample holds at most this many of a file's first rows, and this many of its last rows.
 _MAX_ROWS, _TAIL_ROWS = 2000, 100
 
-# The first rows, some of the last if the file has more rows, and the approximate number of all rows.
+# The first rows, the last rows (empty if the first rows are the whole file), and the approximate number of all rows.
 _SampledRows = tuple[list[ParsedRow], list[ParsedRow], int]
 
 
@@ -50,7 +50,7 @@ class RecordSample:
     def fields(self) -> tuple[FieldSummary, ...]:
         """A summary of each field; the last rows count too, since a file may be sorted by class."""
         with_last = {field.name: field for field in infer_fields([*self.records, *self.last_records], self.is_csv)}
-        # If a field's type differs, ignore the last rows: those of a CSV file may start within a quoted cell.
+        # If the last rows change a field's type, ignore them: those of a CSV file may start within a quoted cell.
         return tuple(
             with_last[field.name] if with_last[field.name].type == field.type else field
             for field in infer_fields(self.records, self.is_csv)
@@ -95,7 +95,7 @@ def read_beginning(path: Path) -> tuple[bytes, bool]:
 def _read_end(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        # The first line is usually incomplete.
+        # Without the first line, which is usually incomplete.
         return file.read().partition(b"\n")[2]
 
 
@@ -120,7 +120,7 @@ def _csv_reader(content: bytes) -> Iterator[list[str]]:
 
 
 def _csv_rows(header: list[str], reader: Iterator[list[str]]) -> list[ParsedRow]:
-    return [csv_row(index, header, *row) for index, row in enumerate(csv_cells(reader)) if any(row)]
+    return [csv_row(index, header, *row) for index, row in enumerate(csv_cells(reader)) if any(row)]  # not blank
 
 
 def _jsonl_rows(content: bytes) -> list[ParsedRow]:
@@ -147,4 +147,5 @@ def _sample_parquet(path: Path) -> _SampledRows:
         last = [row for batch in batches for row in batch.to_pylist()[-_TAIL_ROWS:]] if num_rows > _MAX_ROWS else []
     except (ValueError, OSError) as error:
         raise unreadable(path, error) from None
-    return [ParsedRow(0, record) for record in first], [ParsedRow(0, record) for record in last], num_rows
+    first_rows, last_rows = ([ParsedRow(*row) for row in enumerate(records)] for records in (first, last))
+    return first_rows, last_rows, num_rows

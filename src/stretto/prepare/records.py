@@ -18,8 +18,7 @@ RecordFormat = Literal["jsonl", "csv", "parquet", "datasets"]
 FORMATS: dict[str, RecordFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 _BATCH_ROWS = 1024
 _BLOCK_BYTES = 1 << 20
-# The csv module's error message for a quote that is never closed.
-_UNCLOSED_QUOTE = "unexpected end of data"
+_UNCLOSED_QUOTE = "unexpected end of data"  # the csv module's error message for a quote that is never closed
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 

@@ -53,9 +53,9 @@ def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
     return [
         field
         for field in sample.fields
-        # Repeated short texts, or times, count only in a field that is named `text`, `tokens` or `values`.
-        if (field.is_named_sequence and field.type in ("category", "unparsed time"))
-        or (field.type in ("text", "tokens", "channels") and not field.is_unparsed_time)
+        # Repeated short texts, and times, are sequences only in a field that is named `text`, `tokens` or `values`.
+        if (field.has_sequence_name and field.type in ("category", "unparsed time"))
+        or (field.type in ("text", "tokens", "channels") and not field.may_be_unparsed_time)
     ]
 
 
@@ -71,13 +71,13 @@ def _value_type(field: FieldSummary) -> ValueType | None:
 
 
 def _choose_sequence(sample: RecordSample) -> str:
-    sequence_schema = list_sequence_fields(sample)
-    names = [field.name for field in sequence_schema or list_text_categories(sample)]
+    sequence_fields = list_sequence_fields(sample)
+    names = [field.name for field in sequence_fields or list_text_categories(sample)]
     if not names:
         problem = f"has no field of text, tokens or lists of numbers (its fields: {', '.join(sample.field_names)})"
         raise DataError(f"{sample.path} {problem}; use different data")
     # The alphabetical order of the usual names is also the order of preference: `text`, `tokens`, `values`.
-    usual = sorted((field for field in sequence_schema if field.is_named_sequence), key=lambda field: field.name)
+    usual = sorted((field for field in sequence_fields if field.has_sequence_name), key=lambda field: field.name)
     if not usual and len(names) > 1:
         raise AmbiguousInputError(
             f"{sample.path} has several fields that could be the sequence ({', '.join(names)}); choose one with "

@@ -33,7 +33,7 @@ class SeriesSchema:
     columns: tuple[str, ...]  # the channels
     time: str | None = None  # column with the time of a row
     by: str | None = None  # column that names the series of a row
-    seconds: float | None = None  # from one row to the next (median); None if unknown
+    seconds: float | None = None  # median time from one row to the next; None if unknown
     period: int = 0  # seasonal period in rows, such as 24 for hourly rows; 0 if there is none
     nan: NanPolicy = "error"
     has_missing: bool = False  # whether a channel has missing values
@@ -49,9 +49,9 @@ def infer_series_schema(sample: RecordSample, time: str | None, by: str | None) 
         besides = f" besides {excluded}" if excluded else ""
         raise DataError(f"{sample.path} has no column of numbers{besides}; use different data")
     others = [field for field in sample.fields if field not in channels and field.name not in (time, by)]
-    unparsed_time = next((field.name for field in others if field.is_unparsed_time), None)
+    unparsed_time = next((field.name for field in others if field.may_be_unparsed_time), None)
     notes = [] if time else [_file_order_note(unparsed_time, sample.records)]
-    unused = [field.name for field in others if not field.is_unparsed_time]
+    unused = [field.name for field in others if not field.may_be_unparsed_time]
     if unused:
         notes.append(f"ignored because not numeric: {', '.join(unused)}")
     with_nan = [field.name for field in channels if field.has_nan]
@@ -62,7 +62,7 @@ def infer_series_schema(sample: RecordSample, time: str | None, by: str | None) 
     numbers = [[parse_number(row.get(field.name), sample.is_csv) for field in channels] for row in first_series]
     values = np.array(numbers, np.float64)
     values[np.isinf(values)] = np.nan
-    data = SeriesSchema(
+    schema = SeriesSchema(
         columns=tuple(field.name for field in channels),
         time=time,
         by=by,
@@ -71,7 +71,7 @@ def infer_series_schema(sample: RecordSample, time: str | None, by: str | None) 
         nan="missing" if with_nan else "error",
         has_missing=any(field.num_missing or field.has_nan for field in channels),
     )
-    return data, notes
+    return schema, notes
 
 
 def _file_order_note(unparsed_time: str | None, records: Sequence[Mapping[str, Any]]) -> str:
@@ -130,10 +130,10 @@ def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[s
     """Return the columns that could name the series: those that group the rows, and those whose series are mixed."""
     records = sample.records
     times = [] if time is None else parse_timestamps(records, time, sample.is_csv)
-    # With several series, time starts again where one ends, or repeats where their rows are mixed.
+    # With several series, time jumps back where the next one starts, or repeats if their rows are mixed.
     has_several = is_decreasing_anywhere(times) or has_many_repeats(times)
     named = [field for field in sample.fields if field.type in ("category", "text") or field.name.lower() in _BY_NAMES]
-    named = [field for field in named if not field.is_unparsed_time]
+    named = [field for field in named if not field.may_be_unparsed_time]
     integers = [field for field in sample.fields if has_several and field.is_integer and field not in named]
     grouped: list[str] = []
     mixed: list[str] = []

@@ -29,7 +29,7 @@ from stretto.store.sequences import (
 )
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, vocabulary_bytes
 
-_MAX_BUFFERED_VALUES = 1 << 20
+_MAX_BUFFERED_VALUES = 1 << 20  # values (tokens or numbers) in memory before they are written
 # The distance between adjacent 32-bit floats must be at most this fraction of a channel's standard deviation.
 _MAX_ROUNDING = 0.01
 ShardResult = dict[str, Any]  # a shard's files, sizes and moments, JSON-serializable
@@ -45,7 +45,7 @@ class ShardWriter:
         self._ends: list[int] = []
         self._labels: list[int] = []
         self._num_sequences = self._num_steps = self._num_bytes = self._longest = 0
-        self._moments = moments(np.zeros((0, 0)))
+        self._moments = moments(np.zeros((0, 0)))  # of no values; tokens have none
 
     def append(self, steps: NDArray[Any], label: int | None = None, num_bytes: int = 0) -> None:
         """Append a sequence; `num_bytes` is the size of its text, 0 if it is not text."""

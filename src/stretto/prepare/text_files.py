@@ -20,7 +20,7 @@ class TextSpan:
     offset: int  # in the file
     text: bytes
 
-    def check(self) -> None:
+    def check_utf8(self) -> None:
         """Raise if the text is not UTF-8; the message names the file and the byte."""
         try:
             self.text.decode("utf-8")

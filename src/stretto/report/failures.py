@@ -11,8 +11,8 @@ from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section, table
 from stretto.report.record import Record, SaveHistory, read_int, read_number, read_str
 
-_MAX_ROWS = 20
-_MAX_ERRORS = 8
+_MAX_ROWS = 20  # launches in the table, and checkpoints in the list
+_MAX_ERRORS = 8  # failed saves in the table, and saved batches in the list
 _LAUNCH_HEADERS = ("launch", "time", "host", "ranks", "layout", "resumed from", "changes")
 
 
@@ -69,7 +69,7 @@ def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> H
 def _describe(record: Record, inventory: CheckpointInventory) -> str:
     num_launches, steps, saves = max(len(record.launches), len(inventory.claims)), record.steps, record.saves
     unreadable = pluralize(record.num_unreadable_lines, "unreadable line")
-    all_events = {
+    possible_events = {
         f"was launched {num_launches:,} times": num_launches > 1,
         f"skipped {pluralize(steps.num_skipped, 'step')}": steps.num_skipped,
         f"had non-finite values in {pluralize(steps.num_nonfinite, 'step')}": steps.num_nonfinite,
@@ -77,15 +77,15 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
         f"stopped at step {steps.last_step + 1:,} because of non-finite values": record.status.startswith("stopped"),
         f"left {unreadable} in its log, as happens when it is killed while writing": record.num_unreadable_lines,
     }
-    events = [event for event, has_happened in all_events.items() if has_happened]
+    events = [event for event, has_happened in possible_events.items() if has_happened]
     if not events:
         return "One launch, no failures." if num_launches else "The log records no launch."
     return f"The run {'; '.join(events)}."
 
 
 def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
-    """Return a row per launch. A launch without lines in the log is known from the claim that it wrote at its start."""
-    lines = {read_int(line, "generation"): line for line in record.launches}
+    """Return a row per launch. A launch that the log lacks is known from its claim: a file written when it started."""
+    lines = {read_int(line, "generation"): line for line in record.launches}  # a generation is a launch's number
     rows: list[tuple[str, ...]] = []
     for generation in sorted({*lines, *inventory.claims}):
         line, claim = lines.get(generation, {}), inventory.claims.get(generation)
@@ -93,10 +93,10 @@ def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[s
         changes = line.get("changes") if line else ["not in the log: it ran no steps, or a later launch repeated them"]
         time, host = (format_time(claim.time), claim.host) if claim else ("", "")
         ranks = read_str(line, "ranks") or (str(claim.num_ranks) if claim else "")
-        origin = checkpoint or str((claim and claim.resumed_from) or "the beginning")
+        resumed_from = checkpoint or str((claim and claim.resumed_from) or "the beginning")
         description = "; ".join(map(str, changes)) if isinstance(changes, list) else ""
-        layout = read_str(line, "layout").partition(" (")[0]
-        rows.append((str(generation), time, host, ranks, layout, origin, description))
+        layout = read_str(line, "layout").partition(" (")[0]  # only the sizes, such as `2 x 4 x 8 x 1`
+        rows.append((str(generation), time, host, ranks, layout, resumed_from, description))
     return rows
 
 

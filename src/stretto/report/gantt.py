@@ -12,8 +12,7 @@ from stretto.report.formatting import step_time_unit
 from stretto.report.ticks import linear
 
 _CSS_CLASSES = {"data": "c4", "forward": "c0", "backward": "c1", "optimizer": "c2"}
-# A bar shorter than this fraction of the axis would be thinner than a pixel on a wide screen.
-_MIN_FRACTION = 1 / 1400
+_MIN_FRACTION = 1 / 1400  # a bar shorter than this fraction of the axis is thinner than a pixel on a wide screen
 
 
 class Bar(NamedTuple):
@@ -79,15 +78,13 @@ def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: fl
 def _merge_thin_bars(bars: Sequence[Bar], min_seconds: float) -> list[Bar]:
     """Merge bars too thin to be seen into the bar before them, if both have the same kind and almost touch."""
     merged: list[Bar] = []
-    last_index: dict[int, int] = {}  # by row
     for bar in sorted(bars, key=lambda bar: (bar.row, bar.start)):
-        index = last_index.get(bar.row)
-        if index is not None and bar.stop - bar.start < min_seconds:
-            previous = merged[index]
-            if bar.kind == previous.kind and bar.start - previous.stop < min_seconds:
+        if merged and bar.stop - bar.start < min_seconds:
+            previous = merged[-1]
+            is_same_kind = (bar.row, bar.kind) == (previous.row, previous.kind)
+            if is_same_kind and bar.start - previous.stop < min_seconds:
                 label = previous.label if previous.label.endswith(" ...") else f"{previous.label} ..."
-                merged[index] = previous._replace(stop=bar.stop, label=label)
+                merged[-1] = previous._replace(stop=bar.stop, label=label)
                 continue
-        last_index[bar.row] = len(merged)
         merged.append(bar)
     return merged

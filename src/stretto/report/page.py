@@ -12,18 +12,18 @@ def page(title: str, *body: Html, has_script: bool = True) -> str:
     """Return a complete page that needs only a browser and never uses the network."""
     style, script = read_style(), _read_asset("page.js") if has_script else ""
     # The policy allows only the style and script with these hashes, so an injected script would not run.
-    scripts = f"'{_csp_hash(script)}'" if script else "'none'"
-    sources = f"default-src 'none'; style-src '{_csp_hash(style)}'; script-src {scripts}"
+    script_source = f"'{_csp_hash(script)}'" if script else "'none'"
+    policy = f"default-src 'none'; style-src '{_csp_hash(style)}'; script-src {script_source}"
     head = join(
         tag("meta", charset="utf-8"),
-        tag("meta", http_equiv="Content-Security-Policy", content=f"{sources}; base-uri 'none'; form-action 'none'"),
+        tag("meta", http_equiv="Content-Security-Policy", content=f"{policy}; base-uri 'none'; form-action 'none'"),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
         tag("title", title),
         tag("style", style),
     )
-    end = [tag("script", Html(script))] if script else []
-    return f"<!doctype html>\n{tag('html', tag('head', head), tag('body', *body, *end), lang='en')}\n"
+    script_tags = [tag("script", Html(script))] if script else []
+    return f"<!doctype html>\n{tag('html', tag('head', head), tag('body', *body, *script_tags), lang='en')}\n"
 
 
 def section(name: str, title: str, *children: Html | None) -> Html:
@@ -45,7 +45,7 @@ def table(headers: Sequence[str], rows: Iterable[Sequence[str]], text_columns: S
 
 
 def definition_list(pairs: Iterable[tuple[str, str]]) -> Html:
-    """Return names with their values; pairs with an empty value are left out."""
+    """Return a list of names with their values; pairs with an empty value are left out."""
     return tag("dl", *(join(tag("dt", name), tag("dd", value)) for name, value in pairs if value))
 
 

@@ -49,9 +49,8 @@ def plan_comparison_section(record: Record) -> Html | None:
             parts.append(note(f"{scope} The planned memory excludes Python, torch and the device driver."))
     else:
         parts.append(note("The plan has no prediction for the layout of this run, or no step was measured yet."))
-    if len(record.plan_events) > 1:
-        events = [(f"{read_int(line, 'step'):,}", *_event_seconds(line)) for line in record.plan_events]
-        rows = [_row(*event, format_seconds) for event in events]
+    if len(events := record.plan_events) > 1:
+        rows = [_row(f"{read_int(line, 'step'):,}", *_event_seconds(line), format_seconds) for line in events]
         parts.append(note("Each launch compares the time of its early steps with the plan:"))
         parts.append(table(("after step", "planned", "measured", "measured / planned"), rows))
     if record.plan.get("is_estimated") is True:

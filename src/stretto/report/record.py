@@ -13,10 +13,9 @@ from stretto.config.run import RunConfig
 from stretto.report.downsampled_series import DownsampledSeries
 
 JsonObject = Mapping[str, Any]
-# No count in a log reaches the first, and no time in seconds the second: a larger value means a damaged line.
+# No count or size in a log reaches the first, and no time of one step the second: a larger value is damage.
 _MAX_VALUE, _MAX_SECONDS = 1e15, 1e9
-# At most this many skipped steps are kept, and as many failed saves.
-_MAX_LISTED = 50
+_MAX_LISTED = 50  # at most this many skipped steps are kept, and as many failed saves
 
 
 class StepHistory:
@@ -27,9 +26,9 @@ class StepHistory:
             "step", "seconds", "targets", "loss", "gradient_norm", "learning_rate", "step_targets", "step_seconds",
             "data", "compute", "optimizer", "padding",
         )  # fmt: skip
-        self.last_step = self.epoch = 0  # the highest step and epoch
-        self.targets = 0.0  # how many were trained on: tokens, labels or values
-        self.seconds = 0.0  # spent in steps: reading data, computing and the optimizer
+        self.last_step = self.epoch = 0  # the highest step number and epoch
+        self.targets = 0.0  # number of targets trained on (tokens, labels or values)
+        self.seconds = 0.0  # time spent in steps: reading data, computing and the optimizer
         self.num_nonfinite = 0  # steps whose loss or gradient norm is not finite
         self.num_skipped = 0
         self.skipped: list[int] = []  # the first steps that were skipped
@@ -74,13 +73,13 @@ class StepHistory:
 
     @property
     def smoothing_span(self) -> int:
-        """The span in steps for smoothing curves; 1 if the run is too short to smooth."""
+        """The number of steps to smooth curves over: a fortieth of the run, or 1 if the run is too short to smooth."""
         num_steps = self.series.num_rows
         return max(3, round(num_steps / 40)) if num_steps >= 20 else 1
 
 
 class EvaluationHistory:
-    """The evaluations on the validation data."""
+    """The evaluations on the validation data; `last` and `best` are their log lines."""
 
     def __init__(self) -> None:
         self.series = DownsampledSeries("step", "seconds", "targets", "loss", max_buckets=300)
@@ -117,11 +116,11 @@ class SaveHistory:
 
 
 class RankMeans:
-    """The mean step of each rank, over the log lines since the number of ranks last changed."""
+    """The mean times of a step on each rank, over the log lines since the number of ranks last changed."""
 
     def __init__(self) -> None:
-        self.seconds = 0.0  # per step, like busy and waiting
-        self.busy = self.waiting = self.memory = np.zeros(0)  # per rank; memory is the maximum, not the mean
+        self.seconds = 0.0  # duration of a step
+        self.busy = self.waiting = self.memory = np.zeros(0)  # of each rank; memory is the maximum, not the mean
         self.bubbles = DownsampledSeries("step", "bubble", max_buckets=300)  # over the whole log
         self._num_lines = 0
 

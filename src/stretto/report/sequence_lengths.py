@@ -20,6 +20,7 @@ from stretto.store.corpus import Corpus, CorpusFields
 from stretto.store.index import INDEX, Store
 from stretto.store.sequences import Sequences
 
+# At most about this many lengths are read, in this many segments of each shard, and drawn in this many bins.
 _MAX_SAMPLES, _SEGMENTS_PER_SHARD, _NUM_BINS = 1 << 20, 64, 40
 
 
@@ -79,13 +80,13 @@ def read_lengths(sequences: Sequences, max_samples: int = _MAX_SAMPLES) -> Lengt
         segment_size = size if fraction == 1 else max(1, math.floor(size * fraction / num_segments))
         for segment in range(num_segments):
             start = size * segment // num_segments
-            # Where the first sequence begins, then where each ends: the differences are the lengths.
+            # `ends` returns where the first sequence begins, then where each one ends.
             lengths.append(np.diff(sequences.ends(shard, start, min(start + segment_size, size))))
     return LengthSample(np.concatenate(lengths), sequences.num_sequences, sequences.num_steps, sequences.longest)
 
 
 def _locate_data(folder: Path, location: str) -> Path | None:
-    """Return the folder of the data; look up a relative path in the working directory, then in `folder`'s parents."""
+    """Return the folder of the data; a relative path is tried in the working directory, then in `folder`'s parents."""
     candidates = [Path(location)]
     if not candidates[0].is_absolute():
         candidates += [parent / location for parent in folder.resolve().parents]
@@ -120,6 +121,6 @@ def _histogram(lengths: LengthSample) -> Html:
 
 def _padding_chart(steps: StepHistory) -> Html:
     series = steps.series
-    limits = (100 * series.min("padding"), 100 * series.max("padding")) if series.bucket_size > 1 else ((), ())
-    line = Line("", 0, [series.mean("step").tolist()], (100 * series.mean("padding")).tolist(), *map(list, limits))
+    extremes = (100 * series.min("padding"), 100 * series.max("padding")) if series.bucket_size > 1 else ((), ())
+    line = Line("", 0, [series.mean("step").tolist()], (100 * series.mean("padding")).tolist(), *map(list, extremes))
     return line_chart("Padding of each batch", [line], unit="% of positions", from_zero=True)

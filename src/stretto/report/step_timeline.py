@@ -23,10 +23,8 @@ from stretto.report.record import JsonObject, Record, StepHistory
 
 # Assumed if a plan has no timeline, only the busy time of each stage: a backward takes twice as long as its forward.
 _BACKWARD_FRACTION = 2 / 3
-# More rows would be hard to read and show nothing new.
-_MAX_ROWS = 32
-# Simulating more would take too long for a page.
-_MAX_STAGES, _MAX_FORWARDS = 256, 20_000
+_MAX_ROWS = 32  # more rows would be hard to read and show nothing new
+_MAX_STAGES, _MAX_FORWARDS = 256, 20_000  # simulating more would take too long for a page
 _PHASES = {"data": "reading data", "compute": "forward, backward and all-reduce", "optimizer": "optimizer"}
 
 

@@ -131,11 +131,12 @@ def _describe_model(config: RunConfig, inventory: CheckpointInventory) -> str:
 def _describe_data(record: Record, config: RunConfig) -> str:
     data, task = config.data, record.data_spec.get("task")
     validation = f", validation {data.valid}" if data.valid else ", no validation data"
-    shapes = ""
-    if isinstance(task, Mapping) and (size := read_int(task, "num_inputs")):
-        unit = "in the vocabulary" if task.get("inputs") == "tokens" else "values per time step"
-        shapes = f"; inputs: {read_str(task, 'inputs')} ({size:,} {unit}), targets: {read_str(task, 'targets')}"
-    return f"{data.train}{validation}{shapes}"
+    task_text = ""
+    if isinstance(task, Mapping) and (num_inputs := read_int(task, "num_inputs")):
+        inputs, targets = read_str(task, "inputs"), read_str(task, "targets")
+        unit = "in the vocabulary" if inputs == "tokens" else "values per time step"
+        task_text = f"; inputs: {inputs} ({num_inputs:,} {unit}), targets: {targets}"
+    return f"{data.train}{validation}{task_text}"
 
 
 def _describe_training(config: RunConfig) -> str:
