@@ -36,7 +36,7 @@ class FieldSummary:
     num_unique: int = 0  # distinct values; 0 for lists
     mean_length: float = 0.0  # characters of a text, or elements of a list
     is_integer: bool = False  # whether all numbers are integers
-    has_nan: bool = False  # whether it has a NaN or an infinity, or NA in a CSV file
+    has_nan: bool = False  # whether a value is NaN or infinite, or NA in a CSV file
 
     @property
     def has_sequence_name(self) -> bool:
@@ -55,7 +55,7 @@ class FieldSummary:
         return self.type in ("category", "number", "text") and self.num_unique == 1
 
     @property
-    def is_categorical(self) -> bool:
+    def could_be_label(self) -> bool:
         """Whether the field could be a label: it has few distinct values, and they repeat."""
         if self.type == "category":
             return 1 < self.num_unique <= _MAX_CLASSES

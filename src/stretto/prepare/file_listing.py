@@ -16,7 +16,7 @@ from stretto.store.index import INDEX
 Format = Literal["text", "jsonl", "csv", "parquet", "datasets"]
 
 _MAX_FILES = 100_000  # a folder with more files is probably a whole disk or home folder, not data
-_SNIFF_BYTES = 1 << 16
+_SNIFF_BYTES = 1 << 16  # read from each file to tell text from binary data
 _ARCHIVE_SUFFIXES = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"}
 _CONVERT_TO = {".json": "JSONL, one record per line", ".tsv": "CSV", ".xlsx": "CSV", ".xls": "CSV", ".arrow": "Parquet"}
 _DOC_PREFIXES = ("readme", "licen", "notice", "changelog", "citation", "copying")
@@ -26,7 +26,7 @@ _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
 
 
 class AmbiguousInputError(DataError):
-    """Files can be read in several ways. To decide, set the field `hint` of DataHints to one of `choices`."""
+    """Files can be read in several ways; `question` asks for one of `choices`, for the DataHints field `hint`."""
 
     def __init__(self, message: str, hint: str, question: str, choices: Sequence[str]) -> None:
         super().__init__(message)
@@ -41,7 +41,7 @@ class Listing:
     paths: tuple[Path, ...]  # files for training, in the order they are read
     valid: tuple[Path, ...] = ()  # files for validation
     ignored: tuple[Path, ...] = ()
-    is_explicit: bool = False  # whether the caller gave the validation files; else they were recognized by name
+    is_split_by_name: bool = False  # whether `valid` was recognized by file names, not given by the caller
 
     @property
     def num_bytes(self) -> int:
@@ -76,7 +76,7 @@ def list_files(paths: Iterable[Path], format: str | None = None) -> Listing:
     # Only folders below the common parent can name a split: a folder above it may be called `train` by chance.
     root = Path(os.path.commonpath([path.absolute() if path.is_dir() else path.absolute().parent for path in given]))
     train, valid, unused = _split_paths(groups[chosen], root)
-    return Listing(chosen, tuple(train), tuple(valid), (*ignored, *unused))
+    return Listing(chosen, tuple(train), tuple(valid), (*ignored, *unused), is_split_by_name=bool(valid))
 
 
 def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) -> tuple[Path, ...]:

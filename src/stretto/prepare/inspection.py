@@ -57,13 +57,13 @@ class Inspection:
     schema: DataSchema
     valid: tuple[Path, ...] = ()  # files for validation, given or recognized by their names
     num_bytes: int = 0  # size of the training files; saved datasets don't count
-    num_rows: int | None = None  # approximately; None for text
+    num_rows: int | None = None  # approximate number of rows; None for text
     fields: tuple[FieldSummary, ...] = ()
     notes: tuple[str, ...] = ()  # decisions that you may want to change
 
     @property
     def kind(self) -> DataKind:
-        """Text, sequences, or series."""
+        """Whether the files contain text, sequences or series."""
         if isinstance(self.schema, TextSchema):
             return "text"
         return "sequences" if isinstance(self.schema, SequenceSchema) else "series"
@@ -83,7 +83,7 @@ def inspect_data(
     is_text = listing.format == "text" or hints.kind == "text"
     if validation_files := list_validation_files(map(Path, valid), listing.format, is_text):
         ignored = (*listing.ignored, *listing.valid)
-        listing = replace(listing, valid=validation_files, ignored=ignored, is_explicit=True)
+        listing = replace(listing, valid=validation_files, ignored=ignored, is_split_by_name=False)
     return _inspect_text(listing, hints) if is_text else _inspect_records(listing, hints)
 
 
@@ -97,15 +97,14 @@ def _inspect_text(listing: Listing, hints: DataHints) -> Inspection:
         content, is_complete = read_beginning(path)
         num_read += len(content)
         try:
-            # What was read may end within a character.
+            # The bytes that were read may end within a character, unless they are the whole file.
             getincrementaldecoder("utf-8")().decode(content, final=is_complete)
         except UnicodeDecodeError as error:
+            place = f"byte {error.start + 1:,}"
             if hints.level in ("char", "word"):
-                raise DataError(
-                    f"{path}: byte {error.start + 1:,} is not UTF-8; convert the file, or use level=byte"
-                ) from None
+                raise DataError(f"{path}: {place} is not UTF-8; convert the file, or use level=byte") from None
             schema = replace(schema, is_utf8=False)
-            notes.append(f"{path.name} is not UTF-8 (byte {error.start + 1:,}): it can only be read as bytes")
+            notes.append(f"{path.name} is not UTF-8 ({place}): it can only be read as bytes")
             break
     return _make_inspection(listing, schema, notes)
 
@@ -129,7 +128,7 @@ def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
 def _make_inspection(listing: Listing, schema: DataSchema, notes: Sequence[str]) -> Inspection:
     """Return an inspection, with notes on the validation files and on ignored files."""
     notes = [*notes]
-    if listing.valid and not listing.is_explicit:
+    if listing.is_split_by_name:
         notes.append(f"validation files, recognized by their names: {_list_names(listing.valid)}")
     if listing.ignored:
         notes.append(f"ignored: {_list_names(listing.ignored)}")
@@ -142,6 +141,7 @@ def _list_names(paths: Sequence[Path], limit: int = 3) -> str:
 
 
 def _estimate_num_rows(listing: Listing, sample: RecordSample) -> int:
+    """Return the approximate number of rows in all training files, extrapolated from the first one."""
     size = sample.path.stat().st_size if sample.path.is_file() else 0
     return round(sample.num_rows * listing.num_bytes / size) if size else sample.num_rows * len(listing.paths)
 

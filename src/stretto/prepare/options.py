@@ -62,7 +62,7 @@ class PrepareOptions:
 
 
 _LEVEL_HELP = "what a token of text is (default: byte)"
-_LIKE_HELP = "use this prepared data's"
+_LIKE_HELP = "use this prepared data's"  # followed by what is used
 _VOCABULARY_HELP = "use the vocabulary of this prepared data instead of building one"
 _MAX_SYMBOLS_HELP = "maximum size of the vocabulary: the unknown symbol and the most frequent characters or words"
 _SPLIT_HELP = "to use for validation, such as 0.1; writes FOLDER/train and FOLDER/valid (default: 0)"
@@ -147,7 +147,7 @@ def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - the value of any field
-    """Return the value in a form that can be written as JSON."""
+    """Return an option (of a Vocabulary or Schema, its content) in a form that can be written as JSON."""
     if isinstance(value, Schema):
         labels = None if value.labels is None else value.labels.model_dump(mode="json")
         return [value.values.model_dump(mode="json"), labels, _plain(value.vocabulary)]

@@ -110,7 +110,7 @@ class Job:
                 self.on_progress(Progress(phase, done, total))
 
     def finish(self) -> None:
-        """Give the folder its final name: either all of the data is there, or none of it."""
+        """Give the folder its final name, so that either all of the data is there or none of it."""
         for folder in (*(path for path in self.folder.iterdir() if path.is_dir()), self.folder):
             # Parts that yielded no sequence or token leave files that no store uses.
             for unused in folder.glob("part-*"):

@@ -115,12 +115,11 @@ def _check_token_options(parser: RecordParser, schema: Schema | None, options: S
     """Reject token options that don't apply to this type of sequence, or that `like` already determines."""
     for name in ("level", "vocabulary", "max_symbols", "num_tokens"):
         value = getattr(options, name)
-        is_used = parser.value_type == ("tokens" if name == "num_tokens" else "text")
-        if value is not None and (not is_used or (schema is not None and name != "level")):
-            reason = f"sequences of {parser.value_type}"
-            if is_used and schema is not None:
-                reason = f"the {'tokens' if name == 'num_tokens' else 'vocabulary'} of like={schema.location}"
-            raise DataError(f"{name}={value} has no effect on {reason}; leave it out")
+        if value is not None and parser.value_type != ("tokens" if name == "num_tokens" else "text"):
+            raise DataError(f"{name}={value} has no effect on sequences of {parser.value_type}; leave it out")
+        if value is not None and schema is not None and name != "level":
+            fixed = "tokens" if name == "num_tokens" else "vocabulary"
+            raise DataError(f"{name}={value} has no effect on the {fixed} of like={schema.location}; leave it out")
     if options.num_tokens is not None and not 1 <= options.num_tokens <= 2**32:
         raise DataError(f"num_tokens={options.num_tokens} must be between 1 and 2^32")
 

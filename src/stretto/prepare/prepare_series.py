@@ -205,19 +205,19 @@ class _WriteSeries:
         part, parser = reader.part, self.parser
         values: array[float] = array("d")
         current, previous_time = None, None
-        ended: set[Hashable] = set()
+        ended_series: set[Hashable] = set()
         rows = reader.read(lambda record: parser.parse(record, part.format == "csv"), parser.fields)
         for row_index, (step, series, timestamp) in rows:
-            has_ended = len(values) > 0 and series != current
-            error = None if has_ended else _find_order_error(previous_time, timestamp, parser.time)
+            has_current_ended = len(values) > 0 and series != current
+            error = None if has_current_ended else _find_order_error(previous_time, timestamp, parser.time)
             if error is not None:
                 reader.reject(row_index, error)
                 continue
-            if has_ended:
+            if has_current_ended:
                 yield self._steps(values)
                 values = array("d")
-                ended.add(current)
-            if series in ended:
+                ended_series.add(current)
+            if series in ended_series:
                 where = f"{part.path}, row {part.row_number(row_index):,}"
                 problem = f"{parser.by!r} is {shorten(series)}, but the series of that name ended in a row above"
                 raise DataError(f"{where}: {problem}; sort the rows by {parser.by!r} first")

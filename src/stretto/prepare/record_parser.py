@@ -20,7 +20,7 @@ _MAX_TOKENS = 1 << 32  # tokens are stored in at most 32 bits
 FLOAT32_MAX = float(np.finfo(np.float32).max)
 # What programs write into a CSV cell that has no number; float() itself reads "nan" as NaN.
 _NA_VALUES = {"na", "n/a", "#n/a", "null", "none"}
-_NUMBER_TYPES = {int, float, Decimal, type(None)}
+_NUMBER_TYPES = {int, float, Decimal, type(None)}  # None is a missing value
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class RecordParser:
     label: str | None = None
     level: Level = "byte"  # how text is split into tokens
     num_tokens: int | None = None  # the vocabulary size; None: not known yet, or not tokens
-    num_channels: int | None = None  # None: a step is a plain number
+    num_channels: int | None = None  # length of a step's list; None: a step is a plain number
     classes: Mapping[str, int] | None = None  # None: not known yet, or no label
     nan: NanPolicy = "error"
 
@@ -163,8 +163,8 @@ def infer_parser(
     value_type = value_type or infer_list_type(name, set(map(type, steps)))
     if value_type is None:
         raise BadRowError(f"{name!r} is {shorten(steps)}, which is neither text nor a list of numbers")
-    has_channels = value_type == "channels" and isinstance(steps[0], list)
-    return RecordParser(name, value_type, num_channels=len(steps[0]) if has_channels else None)
+    is_nested = value_type == "channels" and isinstance(steps[0], list)
+    return RecordParser(name, value_type, num_channels=len(steps[0]) if is_nested else None)
 
 
 def sort_class_names(names: set[str]) -> list[str]:

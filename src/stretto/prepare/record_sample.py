@@ -42,7 +42,7 @@ class RecordSample:
 
     path: Path
     is_csv: bool
-    records: tuple[Mapping[str, Any], ...]
+    records: tuple[Mapping[str, Any], ...]  # from the beginning of the file; bad rows are left out
     last_records: tuple[Mapping[str, Any], ...]
     num_rows: int  # in the whole file, approximately
 

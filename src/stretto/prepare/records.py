@@ -115,9 +115,9 @@ def _cut(path: Path, format: RecordFormat, part_bytes: int) -> Iterator[RecordPa
         dataset = open_dataset(path)
         if not len(dataset):
             raise DataError(f"{path} has no rows; leave it out")
-        step = max(1, part_bytes * len(dataset) // max(1, dataset.data.nbytes))
-        for start in range(0, len(dataset), step):
-            stop = min(start + step, len(dataset))
+        part_rows = max(1, part_bytes * len(dataset) // max(1, dataset.data.nbytes))
+        for start in range(0, len(dataset), part_rows):
+            stop = min(start + part_rows, len(dataset))
             yield RecordPart(path, format, start, stop, stop - start)
 
 

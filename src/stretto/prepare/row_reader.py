@@ -55,7 +55,7 @@ class RowReader:
     part: RecordPart
     policy: BadRowPolicy
     num_bad: int = 0
-    first_bad: str = ""
+    first_bad: str = ""  # place and problem of the first bad row
 
     def read(
         self, parse: Callable[[Mapping[str, Any]], Parsed], fields: Sequence[str] | None = None

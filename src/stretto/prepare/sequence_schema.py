@@ -32,7 +32,7 @@ def infer_sequence_schema(
 ) -> tuple[SequenceSchema, list[str]]:
     """Return how the records are read as sequences, and notes on what was inferred."""
     sequence = sequence or _choose_sequence(sample)
-    label_fields = [field.name for field in sample.fields if field.is_categorical and field.name != sequence]
+    label_fields = [field.name for field in sample.fields if field.could_be_label and field.name != sequence]
     notes = []
     if label is None and has_label:
         label = _choose_label(sample, sequence, label_fields)
@@ -61,7 +61,7 @@ def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
 
 def list_text_categories(sample: RecordSample) -> list[FieldSummary]:
     """Return the fields with few distinct texts: one can be the sequence if no other field looks like one."""
-    return [field for field in sample.fields if field.type == "category" and field.mean_length]  # 0 for booleans
+    return [field for field in sample.fields if field.type == "category" and field.mean_length]  # not booleans
 
 
 def _value_type(field: FieldSummary) -> ValueType | None:

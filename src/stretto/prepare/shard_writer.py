@@ -45,7 +45,7 @@ class ShardWriter:
         self._ends: list[int] = []
         self._labels: list[int] = []
         self._num_sequences = self._num_steps = self._num_bytes = self._longest = 0
-        self._moments = moments(np.zeros((0, 0)))  # of no values; tokens have none
+        self._moments = moments(np.zeros((0, 0)))  # without channels, as for tokens
 
     def append(self, steps: NDArray[Any], label: int | None = None, num_bytes: int = 0) -> None:
         """Append a sequence; `num_bytes` is the size of its text, 0 if it is not text."""
@@ -183,8 +183,8 @@ def make_channels(names: Sequence[str], results: Sequence[ShardResult], like: Ch
 
     Reject a channel whose values are so large that 32-bit floats can't resolve their differences.
     """
-    all_moments = (np.array(result["moments"]).reshape(5, -1) for result in results)
-    count, mean, squares, minimum, maximum = reduce(join_moments, all_moments)
+    shard_moments = (np.array(result["moments"]).reshape(5, -1) for result in results)
+    count, mean, squares, minimum, maximum = reduce(join_moments, shard_moments)
     std = np.where(minimum < maximum, np.sqrt(squares / np.maximum(count, 1)), 1.0)
     channels = like or Channels(names=tuple(names), mean=tuple(mean.tolist()), std=tuple(std.tolist()))
     for channel, name in enumerate(names):

@@ -83,6 +83,7 @@ class TextFiles:
         return position + next((index for index, byte in enumerate(block) if byte & 0xC0 != 0x80), 0)
 
     def _files(self) -> Iterator[tuple[Path, int, int]]:
+        """Return each file with its start and stop in the text."""
         return zip(self.paths, self.starts, self.starts[1:], strict=False)
 
     def read_spans(self, start: int, stop: int) -> Iterator[TextSpan]:

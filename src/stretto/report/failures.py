@@ -84,7 +84,7 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
 
 
 def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
-    """Return a row per launch. A launch that the log lacks is known from its claim: a file written when it started."""
+    """Return a row per launch. A launch missing from the log is known from its claim, a file written at its start."""
     lines = {read_int(line, "generation"): line for line in record.launches}  # a generation is a launch's number
     rows: list[tuple[str, ...]] = []
     for generation in sorted({*lines, *inventory.claims}):

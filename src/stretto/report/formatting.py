@@ -10,7 +10,7 @@ def format_count(value: float) -> str:
     if not math.isfinite(value):
         return "-"
     for bound, size, unit in ((0.9995e12, 1e12, "T"), (0.9995e9, 1e9, "B"), (1e6, 1e6, "M")):
-        if value >= bound:  # from 999.5M on, `.3g` would print 1e+03M
+        if value >= bound:  # 999.5M is written as 1B, since `.3g` would print 1e+03M
             return f"{value / size:,.3g}{unit}"
     return f"{value:,.0f}"
 

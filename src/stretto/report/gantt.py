@@ -70,19 +70,18 @@ def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: fl
             boxes[bar.row].append(Box(bar.start / end, bar.stop / end, css_class, tooltip, bar.label))
     kinds = [kind for kind in _CSS_CLASSES if any(bar.kind == kind for bar in bars)]
     description = f"{pluralize(len(names), 'row')}, {format_seconds(end)} in total; {', '.join(kinds)}"
-    entries = [(kind, _CSS_CLASSES[kind]) for kind in kinds]
+    legend_entries = [(kind, _CSS_CLASSES[kind]) for kind in kinds]
     rows = [BarRow(name, row_boxes) for name, row_boxes in zip(names, boxes, strict=True)]
-    return BarChart(title, description, entries, rows, linear(0.0, end * factor, 10, is_tight=True), unit)
+    return BarChart(title, description, legend_entries, rows, linear(0.0, end * factor, 10, is_tight=True), unit)
 
 
 def _merge_thin_bars(bars: Sequence[Bar], min_seconds: float) -> list[Bar]:
-    """Merge bars too thin to be seen into the bar before them, if both have the same kind and almost touch."""
+    """Merge bars too thin to be seen into the bar before them in their row, if both have one kind and almost touch."""
     merged: list[Bar] = []
     for bar in sorted(bars, key=lambda bar: (bar.row, bar.start)):
         if merged and bar.stop - bar.start < min_seconds:
             previous = merged[-1]
-            is_same_kind = (bar.row, bar.kind) == (previous.row, previous.kind)
-            if is_same_kind and bar.start - previous.stop < min_seconds:
+            if (bar.row, bar.kind) == (previous.row, previous.kind) and bar.start - previous.stop < min_seconds:
                 label = previous.label if previous.label.endswith(" ...") else f"{previous.label} ..."
                 merged[-1] = previous._replace(stop=bar.stop, label=label)
                 continue

@@ -11,7 +11,7 @@ from stretto.report.markup import Html, tag
 from stretto.report.page import note, section, table
 from stretto.report.record import JsonObject, RankMeans, Record, StepHistory, read_int, read_number
 
-_MEMORY = "highest memory use of a rank"
+_MEMORY = "highest memory use of a rank"  # the name of a row
 _MAX_STAGES = 16
 _Row = tuple[str, str, str, str]  # the cells: quantity, planned, measured, ratio
 # A name, the planned and the measured value, and how to format both.
@@ -19,7 +19,7 @@ _Quantity = tuple[str, float, float, Callable[[float], str]]
 
 
 def find_prediction(record: Record) -> JsonObject | None:
-    """Return the plan's prediction for the layout of a run; None if the plan does not have this layout."""
+    """Return the plan's prediction for the layout of a run; None if there is none."""
     if record.plan is None or record.config is None:
         return None
     layout = record.config.layout.model_dump(mode="json", exclude={"auto", "elastic"})

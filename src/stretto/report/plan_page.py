@@ -20,7 +20,7 @@ LAYOUT_HEADERS = ("layout", "step", "tokens/s", "speed-up", "bubble", "memory", 
 
 
 def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeline, title: str) -> str:
-    """Return the page as HTML. It needs only a browser and no network."""
+    """Return the page as HTML; it needs no network. `timeline` is the simulated step of the chosen layout."""
     parts: list[Html] = [
         tag("header", tag("p", "Plan", class_="kind"), tag("h1", title)),
         tag("p", advise(plan), class_="advice"),
@@ -62,7 +62,7 @@ def _describe(plan: Plan, profile: Profile, workload: Workload) -> str:
 
 
 def _phases_chart(plan: Plan) -> Html:
-    shown = list(plan.best[:8])
+    shown = list(plan.best[:8])  # more bars would be hard to compare
     if all(prediction.layout.num_ranks > 1 for prediction in shown):
         shown.append(plan.single_device)
     waiting = [prediction.bubble * prediction.pipeline for prediction in shown]

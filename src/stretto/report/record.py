@@ -13,7 +13,7 @@ from stretto.config.run import RunConfig
 from stretto.report.downsampled_series import DownsampledSeries
 
 JsonObject = Mapping[str, Any]
-# No count or size in a log reaches the first, and no time of one step the second: a larger value is damage.
+# No count or size in a log reaches the first, and no duration of a step the second: a line that has more is damaged.
 _MAX_VALUE, _MAX_SECONDS = 1e15, 1e9
 _MAX_LISTED = 50  # at most this many skipped steps are kept, and as many failed saves
 
@@ -73,7 +73,7 @@ class StepHistory:
 
     @property
     def smoothing_span(self) -> int:
-        """The number of steps to smooth curves over: a fortieth of the run, or 1 if the run is too short to smooth."""
+        """The number of steps to smooth curves over: about a fortieth of the run; 1 if it is too short to smooth."""
         num_steps = self.series.num_rows
         return max(3, round(num_steps / 40)) if num_steps >= 20 else 1
 
@@ -171,15 +171,15 @@ class Record:
     raw_config: JsonObject  # the sections of config.toml
     config: RunConfig | None  # None if config.toml is missing, invalid or from another version
     data_spec: JsonObject  # the content of data_spec.json; its task names the inputs and targets
-    plan: JsonObject | None
-    has_weights: bool
+    plan: JsonObject | None  # the content of plan.json
+    has_weights: bool  # whether the run has written its final weights
     nonfinite_files: Sequence[str]  # saved batches that gave non-finite values
-    launches: list[JsonObject] = field(default_factory=list)
+    launches: list[JsonObject] = field(default_factory=list)  # log lines of the kind "start"
     steps: StepHistory = field(default_factory=StepHistory)
     evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
     saves: SaveHistory = field(default_factory=SaveHistory)
     ranks: RankMeans = field(default_factory=RankMeans)
-    plan_events: deque[JsonObject] = field(default_factory=lambda: deque(maxlen=10))
+    plan_events: deque[JsonObject] = field(default_factory=lambda: deque(maxlen=10))  # kind "plan"
     num_unreadable_lines: int = 0
 
     def add(self, line: JsonObject | None) -> None:

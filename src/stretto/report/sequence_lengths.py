@@ -20,7 +20,7 @@ from stretto.store.corpus import Corpus, CorpusFields
 from stretto.store.index import INDEX, Store
 from stretto.store.sequences import Sequences
 
-# At most about this many lengths are read, in this many segments of each shard, and drawn in this many bins.
+# The approximate maximum number of lengths to read, the segments read in each shard, and the bins of the histogram.
 _MAX_SAMPLES, _SEGMENTS_PER_SHARD, _NUM_BINS = 1 << 20, 64, 40
 
 
@@ -86,7 +86,7 @@ def read_lengths(sequences: Sequences, max_samples: int = _MAX_SAMPLES) -> Lengt
 
 
 def _locate_data(folder: Path, location: str) -> Path | None:
-    """Return the folder of the data; a relative path is tried in the working directory, then in `folder`'s parents."""
+    """Return the data's folder or None; a relative path is tried in the working folder, then in `folder`'s parents."""
     candidates = [Path(location)]
     if not candidates[0].is_absolute():
         candidates += [parent / location for parent in folder.resolve().parents]

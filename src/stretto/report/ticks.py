@@ -24,22 +24,22 @@ class Scale:
         return (value - self.low) / (self.high - self.low)
 
 
-def linear(low: float, high: float, count: int, *, is_integer: bool = False, is_tight: bool = False) -> Scale:
-    """Return a linear scale of about `count` ticks. Its ends are the outer ticks, or `low` and `high` if `is_tight`."""
+def linear(low: float, high: float, num_ticks: int, *, is_integer: bool = False, is_tight: bool = False) -> Scale:
+    """Return a linear scale of about `num_ticks` ticks. It ends at the outer ticks, or at `low` and `high` if tight."""
     # An empty range would give a step of 0: widen it, but not below 0 for a value that is not negative.
     if high - low <= 1e-300:
         margin = abs(low) * 0.5 or 1.0
         low, high = (low - margin if low < 0 else max(0.0, low - margin)), high + margin
-    step = _nice_step((high - low) / max(count, 1))
+    step = _nice_step((high - low) / max(num_ticks, 1))
     step = max(1.0, float(round(step))) if is_integer else step
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)  # despite rounding errors
     ticks = [index * step for index in range(first, last + 1)]
     if is_tight:
         return Scale(low, high, False, tuple(tick for tick in ticks if low <= tick <= high * (1 + 1e-12)))
     return Scale(ticks[0], ticks[-1], False, tuple(ticks))
 
 
-def logarithmic(low: float, high: float, count: int) -> Scale:
+def logarithmic(low: float, high: float, num_ticks: int) -> Scale:
     """Return a logarithmic scale for values > 0; ticks are 1, 2 and 5 (or 1 and 3, or only 1) times powers of 10."""
     margin = max((high / low) ** 0.04, 1.1)
     low, high = low / margin, high * margin
@@ -48,19 +48,19 @@ def logarithmic(low: float, high: float, count: int) -> Scale:
     for leading in ((1, 2, 5), (1, 3), (1,)):
         ticks = [digit * 10.0**power for power in range(first, last + 1) for digit in leading]
         ticks = [tick for tick in ticks if low <= tick <= high]
-        if len(ticks) <= count + 2:
+        if len(ticks) <= num_ticks + 2:
             break
-    stride = -(-len(ticks) // (count + 2))
+    stride = -(-len(ticks) // (num_ticks + 2))  # more than 1 if even the powers of 10 are too many
     return Scale(low, high, True, tuple(ticks[::stride]))
 
 
-def choose_scale(low: float, high: float, count: int, *, from_zero: bool = False) -> Scale:
+def choose_scale(low: float, high: float, num_ticks: int, *, from_zero: bool = False) -> Scale:
     """Return a linear scale, or a logarithmic one if `high` is over 30 times `low` and 0 need not be shown."""
     if from_zero and low >= 0:
-        return linear(0.0, high or 1.0, count)
+        return linear(0.0, high or 1.0, num_ticks)
     if low > 1e-30 and high / low > 30:
-        return logarithmic(low, high, count)
-    return linear(low, high, count)
+        return logarithmic(low, high, num_ticks)
+    return linear(low, high, num_ticks)
 
 
 def tick_formatter(scale: Scale) -> Callable[[float], str]:
