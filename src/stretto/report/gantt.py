@@ -76,7 +76,7 @@ def gantt(title: str, names: Sequence[str], bars: Sequence[Bar], max_seconds: fl
 
 
 def _merge_thin_bars(bars: Sequence[Bar], min_seconds: float) -> list[Bar]:
-    """Merge bars too thin to be seen into the bar before them in their row, if both have one kind and almost touch."""
+    """Merge bars too thin to be seen into the previous bar of their row, if it has the same kind and almost touches."""
     merged: list[Bar] = []
     for bar in sorted(bars, key=lambda bar: (bar.row, bar.start)):
         if merged and bar.stop - bar.start < min_seconds:

@@ -179,7 +179,7 @@ class Record:
     evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
     saves: SaveHistory = field(default_factory=SaveHistory)
     ranks: RankMeans = field(default_factory=RankMeans)
-    plan_events: deque[JsonObject] = field(default_factory=lambda: deque(maxlen=10))  # kind "plan"
+    plan_events: deque[JsonObject] = field(default_factory=lambda: deque(maxlen=10))  # of the kind "plan"
     num_unreadable_lines: int = 0
 
     def add(self, line: JsonObject | None) -> None:

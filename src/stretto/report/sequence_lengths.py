@@ -86,7 +86,7 @@ def read_lengths(sequences: Sequences, max_samples: int = _MAX_SAMPLES) -> Lengt
 
 
 def _locate_data(folder: Path, location: str) -> Path | None:
-    """Return the data's folder or None; a relative path is tried in the working folder, then in `folder`'s parents."""
+    """Return the data's folder or None; a relative path can be in the working directory or a parent of `folder`."""
     candidates = [Path(location)]
     if not candidates[0].is_absolute():
         candidates += [parent / location for parent in folder.resolve().parents]

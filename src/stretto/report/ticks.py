@@ -32,7 +32,7 @@ def linear(low: float, high: float, num_ticks: int, *, is_integer: bool = False,
         low, high = (low - margin if low < 0 else max(0.0, low - margin)), high + margin
     step = _nice_step((high - low) / max(num_ticks, 1))
     step = max(1.0, float(round(step))) if is_integer else step
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)  # despite rounding errors
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)  # 1e-9 absorbs rounding errors
     ticks = [index * step for index in range(first, last + 1)]
     if is_tight:
         return Scale(low, high, False, tuple(tick for tick in ticks if low <= tick <= high * (1 + 1e-12)))
