@@ -2,8 +2,8 @@
 
     python benchmarks/lengths.py [--quick]
 
-Lengths are log-normal (median 40, sigma 0.8, clipped to 1..500), 4,096 steps a replica. Padding and balance are those
-of 8 replicas, counted over an epoch; tokens a second are those of training on 2 real ranks, one thread each.
+Lengths are log-normal (median 40, sigma 0.8, clipped to 1..500), 4,096 steps per replica. Padding and balance are those
+of 8 replicas, counted over an epoch; tokens per second are those of training on 2 real ranks, one thread per rank.
 """
 
 import sys

@@ -11,7 +11,7 @@ from stretto.data import Corpus, Lanes
 
 layout = stretto.Layout(stages=2, chunks=4)
 
-with stretto.world(layout.num_ranks) as world:
+with stretto.world(layout.num_ranks) as world:  # raises an error if the job has another number of ranks
     train = Lanes(Corpus.open("data/python/train"), lanes=16, window=64)
     with torch.device("meta"):  # no memory yet: each rank allocates only its own stage
         model = nn.Stack(

@@ -13,7 +13,7 @@ from stretto.data import Corpus, Lanes, prepare_text
 
 layout = stretto.Layout(stages=2, chunks=8)
 
-with stretto.world(layout.num_ranks) as world:  # an error if the job has a different number of ranks
+with stretto.world(layout.num_ranks) as world:  # raises an error if the job has another number of ranks
     model = nn.Stack([nn.Embedding(256, 64), nn.LSTM(64, 64), nn.LSTM(64, 64), nn.Linear(64, 256)])
     # Load your weights: both models have the same layers in the same order.
     weights = load_file("layers.safetensors")
