@@ -42,7 +42,7 @@ def main() -> None:
     shares = {name: 1 - seconds["none"] / value for name, value in seconds.items()}
     show(
         f"three dropouts in a step of 2 LSTM layers, H={HIDDEN}, {ROWS} rows x {STEPS} steps, one thread",
-        ["dropout", "seconds a step", "share of the step"],
+        ["dropout", "seconds per step", "share of the step"],
         [[name, f"{value:.4f}", f"{shares[name]:.1%}"] for name, value in seconds.items()],
         {
             "dropout_share": shares["Dropout"],

@@ -35,7 +35,7 @@ def batches(corpus: Corpus) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def compare(level: Level, hidden: int, rounds: int) -> dict[str, float]:
-    """Return the best seconds a step of both sides."""
+    """Return the best seconds per step of both sides."""
     with tempfile.TemporaryDirectory() as folder:
         (corpus,) = prepare_text([WIKITEXT / "valid.txt"], Path(folder) / "corpus", TextOptions(level=level))
         num_tokens = len(corpus.vocabulary)

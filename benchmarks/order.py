@@ -1,4 +1,4 @@
-"""The order of 10^8 sequences: how long until the first batch, how much memory, how many batches a second after it.
+"""The order of 10^8 sequences: how long until the first batch, how much memory, how many batches per second after it.
 
     python benchmarks/order.py [--quick]
 

@@ -98,7 +98,7 @@ def main() -> None:
     )
     show(
         f"a window of {window:,} steps, {ROWS} rows, 2 LSTM layers, H={HIDDEN}, one device",
-        ["side", "seconds a step", "activations (MB)"],
+        ["side", "seconds per step", "activations (MB)"],
         [[name, f"{s:.2f}", f"{m:.0f}"] for name, s, m in zip(sides, seconds, memory, strict=True)],
         {
             "memory_share": memory[1] / memory[0],

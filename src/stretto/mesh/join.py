@@ -28,8 +28,8 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     """Join the ranks started by torchrun, srun, mpirun or with TF_CONFIG; yield this rank's world.
 
     Without a launcher, the world has one rank. This rank leaves when the context ends. `size` is the number of ranks
-    the layout needs: with a different number, every rank raises an error before any of them waits for another. A rank that
-    fails does not wait for others to finish; when it exits, those that wait for it fail.
+    the layout needs; if the job has another number, every rank raises an error before it waits for the others. A rank
+    that fails does not wait for others to finish; when it exits, those that wait for it fail.
     """
     launch_info = find_launch_info(os.environ) or _SINGLE_RANK
     if size is not None and size != launch_info.size:
