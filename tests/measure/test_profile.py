@@ -70,7 +70,7 @@ def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: 
         load_profile(tmp_path / "bad.json")
     old = measured[0].model_dump(mode="json") | {"version": 0, "a field that version 3 lacks": 1}
     (tmp_path / "old.json").write_text(json.dumps(old))
-    with pytest.raises(PlanError, match="version: 0 is not 5; make it with"):
+    with pytest.raises(PlanError, match="version: 0 is not 6; make it with"):
         load_profile(tmp_path / "old.json")
 
 
@@ -141,7 +141,7 @@ def measure_without_memory(world: World, folder: str) -> Profile:
         stretto.measure.profile._MEMORY_FRACTION = before
 
 
-def test_the_key_changes_with_what_a_profile_depends_on(byte_corpus: Corpus) -> None:
+def test_the_fingerprint_changes_with_what_a_profile_depends_on(byte_corpus: Corpus) -> None:
     profile_input = ProfileInput(
         model(), TokenLoss(), Lanes(byte_corpus, 8, 16), torch.optim.AdamW, torch.device("cpu"), threads=0
     )
@@ -149,7 +149,7 @@ def test_the_key_changes_with_what_a_profile_depends_on(byte_corpus: Corpus) -> 
         replace(profile_input, model=model(), windows=Lanes(byte_corpus, 8, 16), seed=7),
         replace(profile_input, make_optimizer=lambda weights: torch.optim.AdamW(weights, lr=0.5)),
     ]
-    assert {profile_input.key} == {other.key for other in same}
+    assert {profile_input.fingerprint} == {other.fingerprint for other in same}
     others = [
         replace(profile_input, model=model(16)),
         replace(profile_input, windows=Lanes(byte_corpus, 4, 16)),
@@ -159,7 +159,7 @@ def test_the_key_changes_with_what_a_profile_depends_on(byte_corpus: Corpus) -> 
         replace(profile_input, threads=1),
         replace(profile_input, loss=TokenLoss(0)),
     ]
-    assert len({profile_input.key, *(other.key for other in others)}) == 8
+    assert len({profile_input.fingerprint, *(other.fingerprint for other in others)}) == 8
 
 
 def test_a_profile_is_derived_from_a_data_sheet(byte_corpus: Corpus) -> None:

@@ -125,7 +125,7 @@ def test_validation_files_are_recognized_by_their_names(tmp_path: Path) -> None:
     for name in ("train", "valid", "test"):
         (tmp_path / f"wiki.{name}.txt").write_text(name)
     inspection = inspect_data(tmp_path)
-    assert [path.name for path in (*inspection.paths, *inspection.valid)] == ["wiki.train.txt", "wiki.valid.txt"]
+    assert [path.name for path in (*inspection.paths, *inspection.valid_paths)] == ["wiki.train.txt", "wiki.valid.txt"]
     assert "ignored: wiki.test.txt" in inspection.notes
 
 
@@ -137,7 +137,7 @@ def test_validation_files_are_recognized_by_their_folders(is_given_separately: b
         (root / name).mkdir(parents=True)
         (root / name / "test.txt").write_text(name)
     inspection = inspect_data([root / "train", root / "valid", root / "test"] if is_given_separately else root)
-    assert (inspection.paths, inspection.valid) == ((root / "train/pos/test.txt",), (root / "valid/test.txt",))
+    assert (inspection.paths, inspection.valid_paths) == ((root / "train/pos/test.txt",), (root / "valid/test.txt",))
     assert inspect_data(root / "train/pos/test.txt").paths == (root / "train/pos/test.txt",)
 
 

@@ -9,7 +9,7 @@ runs/book/
     checkpoints/           unless save.to names another place
     weights.safetensors    the final weights
     nonfinite/             batches whose loss or gradient was not finite
-    sinks.json             what trackers need to resume; their own files are in tensorboard/, mlflow/ and wandb/
+    sinks.json             what trackers (sinks) need to resume; their own files are in tensorboard/, mlflow/ and wandb/
     report.html            what `stretto report` writes; with --compare, compare.html
 """
 
@@ -94,10 +94,10 @@ class RunFolder:
 
     def write(self, name: str, content: bytes) -> None:
         """Create or replace a file, completely or not at all."""
-        with self.writing():
+        with self.explain_write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
             write_atomic(self.file(name), content)
 
-    def writing(self) -> AbstractContextManager[None]:
+    def explain_write_errors(self) -> AbstractContextManager[None]:
         """Return a context manager that turns a file-system error into a ConfigError that names the folder."""
         return explain_write_errors(f"run.folder={self}", "choose a different folder")

@@ -28,7 +28,7 @@ class ShardMetadata(StrictModel):
     name: str
     dtype: str
     shape: tuple[int, ...] = Field(strict=False)  # not strict: JSON has lists, not tuples
-    first: int = Field(0, ge=0, lt=_INT_LIMIT)  # index in the full tensor of the shard's first row
+    first: int = Field(0, ge=0, lt=_INT_LIMIT)  # index of the shard's first row in the full tensor
     num_rows: int | None = Field(None, ge=0, lt=_INT_LIMIT)  # of the full tensor; None if this is all of it
 
     @model_validator(mode="after")

@@ -102,7 +102,7 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
     profile = Profile(
         device=_describe_device(profile_input),
         memory=profile_input.device_memory,
-        key=profile_input.key,
+        fingerprint=profile_input.fingerprint,
         notes={"torch": torch.__version__, "python": platform.python_version(), "measured": time.strftime("%F")},
         kinds=kinds,
         blocks=tuple(name_kinds(profile_input.model)),

@@ -53,8 +53,8 @@ class ProfileInput:
         return find_workload(self.windows, is_causal=self.model.causal)
 
     @cached_property
-    def key(self) -> str:
-        """A fingerprint of hardware, torch, model, loss, batch and settings; runs with the same key share a profile."""
+    def fingerprint(self) -> str:
+        """A fingerprint of hardware, torch, model, loss, batch and settings; runs with the same one share a profile."""
         window = self.windows.read(Position(), inputs=False, targets=False)
         facts = {
             "version": VERSION,

@@ -74,7 +74,7 @@ class RankStore:
         )
 
     def next_number(self) -> int:
-        """Return the next of 0, 1, 2, ... Ranks that call it in the same order get the same number for a shared key."""
+        """Return 0, 1, 2, ... Ranks that make the same calls get equal numbers, for keys that they share."""
         return next(self._numbers)
 
     def _call(self, call: Callable[[], Value]) -> Value:

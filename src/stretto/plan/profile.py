@@ -13,7 +13,7 @@ from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
 from stretto.base.strict_model import StrictModel, first_error
 
-VERSION = 5
+VERSION = 6
 
 # Every real figure is within these bounds. Without them a plan could divide by zero or overflow.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -45,7 +45,7 @@ class KindCosts(StrictModel):
     accumulate: Seconds = 0
     """Extra seconds that a backward takes if it adds to an existing gradient."""
     optimizer: Seconds = 0
-    """Seconds that the gradient norm, scaling and the optimizer step take."""
+    """Seconds to compute the gradient norm, scale the gradients and take the optimizer step."""
     points: tuple[CostPoint, ...] = Field(min_length=1, strict=False)
 
     @model_validator(mode="after")
@@ -86,13 +86,13 @@ class AllReduceCost(StrictModel):
 
 
 class RankSpeed(StrictModel):
-    """How fast the ranks of a node compute; 1 is the speed of a rank alone, with the threads it has on a full node."""
+    """How fast the ranks of a node compute. 1 is the speed of a lone rank with as many threads as on a full node."""
 
     ranks: Count
     contended: RelativeSpeed
     """Speed of each rank while all `ranks` ranks compute."""
     solo: RelativeSpeed
-    """Speed of one rank while the others wait."""
+    """Speed of one rank while the others wait; with few ranks, it may have more threads and exceed 1."""
 
 
 class Profile(StrictModel):
@@ -104,10 +104,10 @@ class Profile(StrictModel):
     """Bytes of memory of one device, or of the whole node if its ranks share memory."""
     shares_memory: bool = False
     """True if the ranks of a node share its memory, as processes on a CPU do."""
-    key: str = ""
-    """Fingerprint of hardware, torch, model, batch and settings; a run with a different key is measured again."""
+    fingerprint: str = ""
+    """Fingerprint of hardware, torch, model, batch and settings; a run with a different one is measured again."""
     notes: dict[str, str] = Field(default_factory=dict)
-    """Where the figures come from: versions and the date, or the data sheet and the assumptions."""
+    """Where the figures come from: versions, date, data sheet; `disturbed` warns of other work on the machine."""
     is_estimated: bool = False
     """True if the figures were derived from a data sheet, not measured."""
     kinds: dict[str, KindCosts]
@@ -119,7 +119,7 @@ class Profile(StrictModel):
     intra_node: Link | None = None
     """The link between devices of one node; None if only one device per node was measured."""
     inter_node: Link | None = None
-    """The link between nodes, None if unknown; each device is assumed to get this bandwidth while all send."""
+    """The link between nodes, None if unknown; each device is assumed to get it even if all send at once."""
     all_reduces: tuple[AllReduceCost, ...] = Field((), strict=False)
     speeds: tuple[RankSpeed, ...] = Field((), strict=False)
     """Relative speeds of ranks that can slow each other down, such as ranks that share cores; empty if they can't."""

@@ -48,7 +48,7 @@ def profile_input_from_config(
 
 def profile_path(cache: Path, profile_input: ProfileInput) -> Path:
     """Return the path in the folder `cache` at which this profile is, or would be, cached."""
-    return cache.expanduser() / "profiles" / f"{profile_input.key}.json"
+    return cache.expanduser() / "profiles" / f"{profile_input.fingerprint}.json"
 
 
 def load_checked_profile(path: Path, profile_input: ProfileInput) -> Profile:

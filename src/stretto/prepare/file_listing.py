@@ -39,7 +39,7 @@ class Listing:
 
     format: Format
     paths: tuple[Path, ...]  # files for training, in the order they are read
-    valid: tuple[Path, ...] = ()  # files for validation
+    valid_paths: tuple[Path, ...] = ()  # files for validation
     ignored: tuple[Path, ...] = ()
     is_split_by_name: bool = False  # whether `valid` was recognized by file names, not given by the caller
 
@@ -90,7 +90,7 @@ def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) 
         raise DataError(f"valid={given[0]}: {error}") from None
     if listing.format != format and not is_text:
         raise DataError(f"valid={given[0]}: {listing.format} is not the training data's format, {format}; convert it")
-    return (*listing.paths, *listing.valid)
+    return (*listing.paths, *listing.valid_paths)
 
 
 def _list_folder(path: Path) -> list[Path]:

@@ -55,7 +55,7 @@ class Inspection:
     format: Format
     paths: tuple[Path, ...]  # files for training
     schema: DataSchema
-    valid: tuple[Path, ...] = ()  # files for validation, given or recognized by their names
+    valid_paths: tuple[Path, ...] = ()  # files for validation, given or recognized by their names
     num_bytes: int = 0  # size of the training files; saved datasets don't count
     num_rows: int | None = None  # approximate number of rows; None for text
     fields: tuple[FieldSummary, ...] = ()
@@ -82,8 +82,8 @@ def inspect_data(
     listing = list_files(list_paths(paths), hints.format)
     is_text = listing.format == "text" or hints.kind == "text"
     if validation_files := list_validation_files(map(Path, valid), listing.format, is_text):
-        ignored = (*listing.ignored, *listing.valid)
-        listing = replace(listing, valid=validation_files, ignored=ignored, is_split_by_name=False)
+        ignored = (*listing.ignored, *listing.valid_paths)
+        listing = replace(listing, valid_paths=validation_files, ignored=ignored, is_split_by_name=False)
     return _inspect_text(listing, hints) if is_text else _inspect_records(listing, hints)
 
 
@@ -129,10 +129,10 @@ def _make_inspection(listing: Listing, schema: DataSchema, notes: Sequence[str])
     """Return an inspection, with notes on the validation files and on ignored files."""
     notes = [*notes]
     if listing.is_split_by_name:
-        notes.append(f"validation files, recognized by their names: {_list_names(listing.valid)}")
+        notes.append(f"validation files, recognized by their names: {_list_names(listing.valid_paths)}")
     if listing.ignored:
         notes.append(f"ignored: {_list_names(listing.ignored)}")
-    return Inspection(listing.format, listing.paths, schema, listing.valid, listing.num_bytes, notes=tuple(notes))
+    return Inspection(listing.format, listing.paths, schema, listing.valid_paths, listing.num_bytes, notes=tuple(notes))
 
 
 def _list_names(paths: Sequence[Path], limit: int = 3) -> str:

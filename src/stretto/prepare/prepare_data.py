@@ -43,7 +43,7 @@ def prepare_data(
     validation_fraction: float | None = None,
     max_symbols: int | None = None,
     bad_rows: BadRowPolicy = "error",
-    nan: NanPolicy | None = None,  # None: as inferred by the inspection
+    nan: NanPolicy | None = None,  # None: for series as inferred by the inspection, else error
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
 ) -> PreparedData:
@@ -55,7 +55,7 @@ def prepare_data(
     make_or_reuse = partial(_make_or_reuse, on_progress=on_progress, on_skipped=on_skipped)
     folder = Path(folder)
     options = _make_options(inspection, max_symbols, bad_rows, nan)
-    if not inspection.valid:
+    if not inspection.valid_paths:
         default = 0.2 if isinstance(options, SeriesOptions) else 0.1
         fraction = default if validation_fraction is None else validation_fraction
         options = replace(options, validation_fraction=fraction)
@@ -63,10 +63,10 @@ def prepare_data(
         return PreparedData(stores[0], stores[1] if len(stores) > 1 else None, is_reused)
     if validation_fraction:
         problem = f"validation_fraction={validation_fraction} has no effect with validation files"
-        raise DataError(f"{problem} ({inspection.valid[0]}); leave one of them out")
+        raise DataError(f"{problem} ({inspection.valid_paths[0]}); leave one of them out")
     (train,), is_train_reused = make_or_reuse(inspection.paths, folder / "train", options)
     options = _make_validation_options(options, train)
-    (valid,), is_valid_reused = make_or_reuse(inspection.valid, folder / "valid", options)
+    (valid,), is_valid_reused = make_or_reuse(inspection.valid_paths, folder / "valid", options)
     return PreparedData(train, valid, is_train_reused and is_valid_reused)
 
 

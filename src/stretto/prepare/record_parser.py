@@ -72,7 +72,7 @@ class RecordParser:
             value = int(value)
         if not isinstance(value, str | int):
             raise BadRowError(f"{self.label!r} is {shorten(value)}, but a label must be text, an integer or a boolean")
-        name = shorten(value) if isinstance(value, bool) else str(value)
+        name = json.dumps(value) if isinstance(value, bool) else str(value)  # true or false, as in JSON
         _check_text(name, self.label)
         if self.classes is not None and name not in self.classes:
             raise BadRowError(f"{self.label!r} is {shorten(value)}, which is not among the classes of like=FOLDER")
@@ -106,6 +106,7 @@ def to_number(value: object, name: str, nan: NanPolicy, is_csv: bool = False) ->
         raise BadRowError(f"{name!r} has {shorten(value)}, not a number")
     if not math.isfinite(number) and not _is_missing(value, is_csv):
         if nan == "error":
+            # RowReader appends ", or skip such rows with bad_rows=skip".
             raise BadRowError(f"{name!r} has NaN, NA or an infinity", "fix it, read it as missing with nan=missing")
         number = math.nan
     if abs(number) > FLOAT32_MAX:
@@ -135,7 +136,7 @@ def _to_numbers(value: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float
     _check_types(value, _NUMBER_TYPES, name, "a number")
     try:
         numbers = np.array(value, np.float64)
-        # Usually `<=` is false only for missing values, which are NaN now: then one check covers the whole array.
+        # `<=` is false for NaN, infinity and too large numbers. If only the Nones (NaN now) fail, the array is fine.
         if np.count_nonzero(~(np.abs(numbers) <= FLOAT32_MAX)) == value.count(None):
             return numbers
     except OverflowError:

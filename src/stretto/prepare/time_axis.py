@@ -85,7 +85,8 @@ def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
     period = next((period for interval, period in _PERIODS if abs(seconds / interval - 1) < 0.1), 0)
     if not period or len(values) < 3 * period:
         return 0
-    horizons = range(1, period + 1, max(1, period // 8))  # about 8 of them; a seasonal forecast is equally good at each
+    # About ten horizons: repeating the last value gets worse with the horizon, repeating the last period does not.
+    horizons = range(1, period + 1, max(1, period // 8))
     last_value_error = np.mean([_squared_error(values, horizon) for horizon in horizons])
     seasonal_error = _squared_error(values, period)
     return period if math.isfinite(seasonal_error) and seasonal_error < last_value_error else 0

@@ -177,14 +177,14 @@ class Sequences:
         """The mean number of bytes of original text per token; None if the sequences were not made from text."""
         return None if self.fields.num_bytes is None else self.fields.num_bytes / self.num_steps
 
-    def ends(self, shard: int, start: int, stop: int) -> IntArray:
+    def boundaries(self, shard: int, start: int, stop: int) -> IntArray:
         """Return where sequence `start` begins, then where each sequence from `start` to `stop` ends."""
-        ends = self._read_items("ends", END_DTYPE, [(shard, max(start - 1, 0), stop)])[0].astype(np.int64)
-        ends = ends if start else np.concatenate([[0], ends])
-        sizes, lengths = self.fields.shards[shard], np.diff(ends)
-        if lengths.min(initial=1) < 1 or lengths.max(initial=1) > sizes.longest or ends[-1] > sizes.num_steps:
+        boundaries = self._read_items("ends", END_DTYPE, [(shard, max(start - 1, 0), stop)])[0].astype(np.int64)
+        boundaries = boundaries if start else np.concatenate([[0], boundaries])
+        sizes, lengths = self.fields.shards[shard], np.diff(boundaries)
+        if lengths.min(initial=1) < 1 or lengths.max(initial=1) > sizes.longest or boundaries[-1] > sizes.num_steps:
             raise self._invalid("ends", shard, "a sequence has an impossible end")
-        return ends
+        return boundaries
 
     def step_ranges(self, rows: Sequence[tuple[int, int]]) -> list[StepRange]:
         """Return the range of time steps of each sequence; a row is a shard and an index in it."""

@@ -19,13 +19,13 @@ from stretto.windows.items import Items, LabeledItems, NextTokenItems, SlidingWi
 from stretto.windows.lanes import Lanes
 from stretto.windows.loader import WindowSource
 
-# The feeds that use each of these fields of DataConfig; all feeds use the other fields.
-_FEEDS_BY_FIELD = {
+# The kinds of feed that use each of these fields of DataConfig; all kinds use the other fields.
+_FEED_KINDS_BY_FIELD = {
     **dict.fromkeys(("lanes", "window"), ("lanes",)),
     **dict.fromkeys(("budget", "max_rows", "row_multiple"), ("batches", "forecast")),
     **dict.fromkeys(("context", "stride", "every_step"), ("forecast",)),
     **dict.fromkeys(("horizon", "season", "targets"), ("lanes", "forecast")),
-    "masks": ("lanes", "batches", "forecast"),  # all feeds, but only on data with channels
+    "masks": ("lanes", "batches", "forecast"),  # all kinds, but only on data with channels
 }
 _CHANNEL_FIELDS = {"horizon", "season", "targets", "masks"}  # have an effect only on data with channels
 
@@ -52,9 +52,10 @@ def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed 
 def open_feed(
     field: str, location: str | Path, data: DataConfig, layout: Layout, seed: int, *, is_validation: bool = False
 ) -> Feed:
-    """Return the feed of the data at `location`; errors begin with `field`. Validation data need not fill the lanes."""
+    """Return the feed of the data at `location`; errors begin with `field`."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
-    # If validation data is too small, its windows shrink, to fill this many lanes. Training data (None) is rejected.
+    # Windows of validation data that is too small shrink until this many lanes fit. If training data is too small, an
+    # error is raised (None).
     min_rows = layout.num_global_micro_batches if is_validation else None
     try:
         store = Store.open(location, cache)
@@ -82,7 +83,7 @@ def _check_num_rows(windows: WindowSource, layout: Layout, is_validation: bool) 
 
 def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> None:
     """Raise if a field is set that has no effect with this kind of feed, or on data without channels."""
-    for name, kinds in _FEEDS_BY_FIELD.items():
+    for name, kinds in _FEED_KINDS_BY_FIELD.items():
         value = getattr(data, name)
         if value == DataConfig.model_fields[name].default:
             continue

@@ -42,7 +42,7 @@ class LogWriter:
 @contextmanager
 def open_log_writer(folder: RunFolder, config: RunConfig, step: int) -> Iterator[LogWriter]:
     """Open a run's log and sinks within this context, to continue after `step`."""
-    with folder.writing():
+    with folder.explain_write_errors():
         file = open_log(folder.log, step)
     history = partial(read_lines, folder.log, folder.log.stat().st_size)
     sections = config.model_dump(mode="json", exclude_none=True)

@@ -29,12 +29,12 @@ class RankMonitor:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._last_report: StepReport | None = None
+        self._last_step_report: StepReport | None = None
         self._num_steps, self._seconds, self._waiting_seconds = 0, 0.0, 0.0  # since the last call to gather
 
     def add(self, report: StepReport) -> None:
         """Add the report of a step of this rank."""
-        self._last_report = report
+        self._last_step_report = report
         self._num_steps += 1
         self._seconds += report.seconds
         self._waiting_seconds += report.waiting_seconds
@@ -44,7 +44,7 @@ class RankMonitor:
 
         All ranks must call it after the same step, and at least one step after the last call.
         """
-        assert self._last_report is not None, "gather needs a step"
+        assert self._last_step_report is not None, "gather needs a step"
         means = [self._seconds / self._num_steps, self._waiting_seconds / self._num_steps]
         self._num_steps, self._seconds, self._waiting_seconds = 0, 0.0, 0.0
         world = self._engine.mesh.world
@@ -53,4 +53,4 @@ class RankMonitor:
             return None
         seconds, waiting, memory = zip(*gathered, strict=True)
         busy = tuple(total - waited for total, waited in zip(seconds, waiting, strict=True))
-        return RankReport(self._last_report.step, fmean(seconds), busy, waiting, tuple(map(int, memory)))
+        return RankReport(self._last_step_report.step, fmean(seconds), busy, waiting, tuple(map(int, memory)))

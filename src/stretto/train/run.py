@@ -240,7 +240,7 @@ class Run:
         return _Unfinished(*map(bool, self.world.all_reduce(flags)))
 
     def _lock_folder(self) -> FolderLock | None:
-        with self.folder.writing():
+        with self.folder.explain_write_errors():
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self.folder.log.touch()
             # Without save.to the checkpoints are in this folder, and their lock protects it.
@@ -249,7 +249,7 @@ class Run:
     def _write_files(self) -> None:
         if not self.trainer.is_done:
             # A finished run that now continues for more steps must not leave its old weights as the final ones.
-            with self.folder.writing():
+            with self.folder.explain_write_errors():
                 self.folder.weights.unlink(missing_ok=True)
         for name, content in {CONFIG: dump_config(self.config).encode(), **self._spec_files}.items():
             self.folder.write(name, content)

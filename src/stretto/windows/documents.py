@@ -96,7 +96,7 @@ class DocumentLanes(DividedLanes):
 
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         """Return how many time steps of each document are inputs: all but the last."""
-        return np.diff(self.sequences.ends(shard, start, stop)) - 1
+        return np.diff(self.sequences.boundaries(shard, start, stop)) - 1
 
     @cached_property
     def pools(self) -> ShufflePools:

@@ -61,7 +61,7 @@ class _SequenceItems:
         return self.sequences.mean_length
 
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        return np.diff(self.sequences.ends(shard, start, stop))
+        return np.diff(self.sequences.boundaries(shard, start, stop))
 
 
 @dataclass(frozen=True)
@@ -177,7 +177,7 @@ class SlidingWindows:
         """For each shard: where its series start, and the number of windows before each series, then the total."""
         shards = []
         for shard, size in enumerate(self.sequences.shard_sizes):
-            ends = self.sequences.ends(shard, 0, size)
+            ends = self.sequences.boundaries(shard, 0, size)
             last_starts = np.diff(ends) - self.context - self.forecast.horizon  # negative if a series is too short
             counts = np.where(last_starts < 0, 0, last_starts // self.stride + 1)
             shards.append((ends[:-1], np.concatenate([[0], counts.cumsum()])))

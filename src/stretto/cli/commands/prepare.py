@@ -43,9 +43,10 @@ def run(options: argparse.Namespace) -> None:
     """Prepare, and describe the result."""
     console = make_console()
     skipped: list[SkippedRows] = []
+    # `parsed` also rewrites errors that are raised below: they name options, not the library's parameters.
     with (
         make_kind_parser(options.kind).parsed(options.arguments) as kind_options,
-        show_preparation(console, f"{kind_options.out}.partial") as progress,
+        show_preparation(console, partial_folder=f"{kind_options.out}.partial") as progress,
     ):
         stores = _prepare(options.kind, kind_options, progress, skipped.append)
     for store in stores:

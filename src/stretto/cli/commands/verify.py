@@ -28,7 +28,7 @@ class LayoutMismatchError(StrettoError):
 def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto verify RUN.toml [--steps N] [--double] [--section.field VALUE ...]"
     add = parser.add_argument
-    # `dest` is not `steps`, or add_dashes would turn the `steps=` in an error about train.steps into `--steps=`.
+    # Not `steps`: Parser.add_dashes would turn the `steps=` in an error about train.steps into `--steps=`.
     add("--steps", dest="num_steps", type=int, default=3, metavar="N", help="number of steps to compare (default: 3)")
     add("--double", action="store_true", help="compare in float64, with a smaller tolerance")
     add_config_options(parser)
@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> None:
         raise ConfigError(f"--steps={options.num_steps} compares nothing; use at least 1")
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
 
-    # The default check is enough: nothing is written to the run's folder, so it may already hold a run.
+    # The default `check` of RankCommand is enough: verify writes nothing, so the folder may already hold a run.
     run_on_ranks(config, RankCommand(options.command_line, lambda world, config: _verify(world, config, options)))
 
 

@@ -52,7 +52,9 @@ def _describe_sequences(store: Sequences) -> str:
 def _describe_lengths(store: Sequences) -> str:
     if store.num_sequences > _MAX_LENGTHS:
         return f"up to {pluralize(store.longest, 'step')}"
-    lengths = np.concatenate([np.diff(store.ends(shard, 0, size)) for shard, size in enumerate(store.shard_sizes)])
+    lengths = np.concatenate(
+        [np.diff(store.boundaries(shard, 0, size)) for shard, size in enumerate(store.shard_sizes)]
+    )
     if lengths.min() == lengths.max():
         return pluralize(int(lengths.max()), "step")
     return f"{lengths.min():,} to {lengths.max():,} steps (median {int(np.median(lengths)):,})"
