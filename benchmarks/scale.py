@@ -50,9 +50,9 @@ def faster_network(profile: Profile) -> Profile:
 def half_gradients(profile: Profile) -> Profile:
     """Gradients in bf16: half the bytes of each all-reduce, modeled as twice the bandwidth."""
     assert profile.inter_node is not None and profile.intra_node is not None
-    node = Link(latency=profile.intra_node.latency, bandwidth=2 * profile.intra_node.bandwidth)
-    network = Link(latency=profile.inter_node.latency, bandwidth=2 * profile.inter_node.bandwidth)
-    return profile.model_copy(update={"intra_node": node, "inter_node": network})
+    intra_node = Link(latency=profile.intra_node.latency, bandwidth=2 * profile.intra_node.bandwidth)
+    inter_node = Link(latency=profile.inter_node.latency, bandwidth=2 * profile.inter_node.bandwidth)
+    return profile.model_copy(update={"intra_node": intra_node, "inter_node": inter_node})
 
 
 def free_softmax(profile: Profile) -> Profile:

@@ -892,7 +892,7 @@ ERROR_SECTIONS = (
                 MeshError,
             ),
             ErrorCase(
-                "rank <n> did not join within <n> s; check its output, or raise run.timeout",
+                "rank <n> did not join within <n> s; check its output, or raise the timeout",
                 "Not all ranks found each other within `run.timeout`.",
                 "Check whether the rank was started, and whether its host can reach the first one.",
                 lambda: rendezvous(HashStore(), 0, 2, timedelta(seconds=0.1)),

@@ -194,8 +194,8 @@ def test_the_rest_of_an_epoch_may_have_no_targets(tmp_path: Path) -> None:
     data = DocumentLanes(sequences, 1, 10, ForecastTransform.from_sequences(sequences))
     stack = initialize(Stack([LSTM(1, 3), Linear(3, 1)]), 1)
     trainer = Trainer(make_engine(stack, SquaredError()), data, TrainConfig(steps=30), start=Position(0, 0, 15))
-    tokens = [report.num_targets for report in trainer]
-    assert tokens[:4] == [0, 0, 0, 0] and max(tokens) == 10
+    num_targets = [report.num_targets for report in trainer]
+    assert num_targets[:4] == [0, 0, 0, 0] and max(num_targets) == 10
 
 
 def test_the_weights_are_saved_before_the_last_evaluation(rows: list[list[int]], tmp_path: Path) -> None:

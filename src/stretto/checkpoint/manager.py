@@ -125,8 +125,8 @@ class CheckpointManager:
         staged = self._buffers.copy(snapshot)
         save = _PendingSave(name, next(self._save_numbers), staged, started, time.perf_counter() - started)
         save.thread = threading.Thread(target=self._write_and_commit, args=(save,), daemon=True)
-        self._pending = self._last_save = save
         save.thread.start()
+        self._pending = self._last_save = save
         if wait:
             self._wait_for_save()
             error = self._wait_for_result(save)
@@ -211,9 +211,8 @@ class CheckpointManager:
                 self._commit(save, self._history)
         except RuntimeError:
             # The store's host (the launcher or rank 0) is gone: ranks can't learn what the others wrote, so all end.
-            save.fatal_error = LostPeerError(
-                f"can't save step {save.name.step}: the ranks' store is gone; restart the run"
-            )
+            problem = f"can't save step {save.name.step}: the key-value store of the ranks is gone"
+            save.fatal_error = LostPeerError(f"{problem}; restart the run")
 
     def _write(self, save: "_PendingSave") -> list[CheckpointFile]:
         check_finite(save.snapshot)

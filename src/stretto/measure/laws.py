@@ -1,5 +1,6 @@
 """Checks of blocks and losses: splitting an input in time or in rows must not change what they compute."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -202,6 +203,10 @@ def _difference(expected: Tensor, actual: Tensor | None, scale: float) -> float:
 def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-4) -> None:
     """Raise a `LawError` unless the losses of two parts of a batch, split in time or rows, sum to that of the whole."""
     whole = loss(y, targets)
+    if not math.isfinite(whole.total):
+        raise LawError(
+            f"the loss is {float(whole.total)}, so its parts can't be compared; check the outputs and targets"
+        )
     for axis, dim in (("time", 0), ("rows", 1)):
         cut = max(1, y.shape[dim] // 3)
         if cut == y.shape[dim]:

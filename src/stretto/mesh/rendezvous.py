@@ -74,4 +74,4 @@ def _follow(store: Store, rank: int, seconds: float) -> str:
 
 
 def _missing_rank_error(rank: int, seconds: float) -> LostPeerError:
-    return LostPeerError(f"rank {rank} did not join within {seconds:.0f} s; check its output, or raise run.timeout")
+    return LostPeerError(f"rank {rank} did not join within {seconds:.0f} s; check its output, or raise the timeout")

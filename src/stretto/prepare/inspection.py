@@ -54,7 +54,7 @@ class Inspection:
 
     format: Format
     paths: tuple[Path, ...]  # files for training
-    schema: DataSchema
+    schema: TextSchema | SequenceSchema | SeriesSchema
     valid_paths: tuple[Path, ...] = ()  # files for validation, given or recognized by their names
     num_bytes: int = 0  # size of the training files; saved datasets don't count
     num_rows: int | None = None  # approximate number of rows; None for text

@@ -7,7 +7,7 @@ from typing import Any, Literal, get_args
 
 from stretto.base.errors import DataError
 from stretto.store.index import Store
-from stretto.store.sequences import Schema, Sequences
+from stretto.store.sequences import Sequences, SharedProperties
 from stretto.store.vocabulary import VOCABULARY_FILE, Level, Vocabulary, parse_vocabulary, vocabulary_bytes
 
 BadRowPolicy = Literal["error", "skip"]
@@ -56,7 +56,7 @@ class PrepareOptions:
         for item in fields(self):
             value = getattr(self, item.name)
             # If an option names prepared data, the data's content counts, not its location.
-            open_value = {"vocabulary": open_vocabulary, "like": open_schema}.get(item.name)
+            open_value = {"vocabulary": open_vocabulary, "like": open_like}.get(item.name)
             values[item.name] = _plain(value if open_value is None else open_value(value))
         return values
 
@@ -95,7 +95,9 @@ class SequenceOptions(PrepareOptions):
     vocabulary: Vocabulary | Path | str | None = option(None, _VOCABULARY_HELP, "FOLDER")
     max_symbols: int | None = option(None, _MAX_SYMBOLS_HELP, "N", type=int)
     num_tokens: int | None = option(None, "vocabulary size (default: largest token in the data + 1)", "N", type=int)
-    like: Path | str | Schema | None = option(None, f"{_LIKE_HELP} vocabulary, classes and statistics", "FOLDER")
+    like: Path | str | SharedProperties | None = option(
+        None, f"{_LIKE_HELP} vocabulary, classes and statistics", "FOLDER"
+    )
     validation_fraction: float = option(0.0, f"random fraction of the sequences {_SPLIT_HELP}", "FRACTION", type=float)
     seed: int = option(0, "random seed for the validation split (default: 0)", "N", type=int)
     bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))
@@ -112,7 +114,7 @@ class SeriesOptions(PrepareOptions):
     )
     by: str | None = option(None, "column that names the series of a row (default: each file is one series)", "COLUMN")
     time: str | None = option(None, "column of times, which must not decrease within a series", "COLUMN")
-    like: Path | str | Schema | None = option(None, f"{_LIKE_HELP} columns and statistics", "FOLDER")
+    like: Path | str | SharedProperties | None = option(None, f"{_LIKE_HELP} columns and statistics", "FOLDER")
     validation_fraction: float = option(0.0, f"final fraction of each series {_SPLIT_HELP}", "FRACTION", type=float)
     bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))
     nan: NanPolicy = option("error", _NAN_HELP, choices=get_args(NanPolicy))
@@ -125,12 +127,12 @@ def open_vocabulary(vocabulary: Vocabulary | Path | str | None) -> Vocabulary | 
     return parse_vocabulary(Store.open(vocabulary).read_file(VOCABULARY_FILE), str(vocabulary))
 
 
-def open_schema(like: Path | str | Schema | None) -> Schema | None:
-    """Return `like`; if it is the location of prepared data, return that data's schema."""
+def open_like(like: Path | str | SharedProperties | None) -> SharedProperties | None:
+    """Return `like`; if it is the location of prepared data, return its shared properties."""
     if not isinstance(like, Path | str):
         return like
     sequences = Sequences.open(like)
-    return Schema(sequences.location, sequences.fields.values, sequences.fields.labels, sequences.vocabulary)
+    return SharedProperties(sequences.location, sequences.fields.values, sequences.fields.labels, sequences.vocabulary)
 
 
 def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols: int | None) -> Level:
@@ -147,8 +149,8 @@ def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - the value of any field
-    """Return an option (of a Vocabulary or Schema, its content) in a form that can be written as JSON."""
-    if isinstance(value, Schema):
+    """Return an option (of a Vocabulary or SharedProperties, its content) in a form that can be written as JSON."""
+    if isinstance(value, SharedProperties):
         labels = None if value.labels is None else value.labels.model_dump(mode="json")
         return [value.values.model_dump(mode="json"), labels, _plain(value.vocabulary)]
     if value is None or isinstance(value, str | int | float):

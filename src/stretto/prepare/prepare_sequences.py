@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from stretto.base.errors import DataError
-from stretto.prepare.options import SequenceOptions, check_level, open_schema, open_vocabulary
+from stretto.prepare.options import SequenceOptions, check_level, open_like, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
 from stretto.prepare.record_parser import RecordParser, infer_parser, sort_class_names
 from stretto.prepare.records import RecordPart, cut_records, list_paths
 from stretto.prepare.row_reader import OnSkipped, RowReader, SkippedRows, log_skipped_rows
 from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
-from stretto.store.sequences import CHANNEL_DTYPE, Channels, Classes, Origin, Schema, Sequences, Tokens
+from stretto.store.sequences import CHANNEL_DTYPE, Channels, Classes, Origin, Sequences, SharedProperties, Tokens
 from stretto.store.vocabulary import ByteVocabulary, SymbolVocabulary, Vocabulary, split_symbols, token_dtype
 
 
@@ -40,10 +40,10 @@ def prepare_sequences(
     """
     paths = list_paths(files)
     parts = cut_records(paths, options.shard_bytes)
-    schema = open_schema(options.like)
+    shared = open_like(options.like)
     parser = replace(_first_parser(parts, options), label=options.label, num_tokens=options.num_tokens, nan=options.nan)
-    parser, vocabulary = _complete_parser(parser, schema, options)
-    channels = schema.values if schema is not None and isinstance(schema.values, Channels) else None
+    parser, vocabulary = _complete_parser(parser, shared, options)
+    channels = shared.values if shared is not None and isinstance(shared.values, Channels) else None
     settings = _SequenceSettings(options, parser, vocabulary, channels)
     # `paths` keeps a path that is given twice: its records are written twice, and the fingerprint includes it twice.
     with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
@@ -97,47 +97,47 @@ def _first_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> Reco
 
 
 def _complete_parser(
-    parser: RecordParser, schema: Schema | None, options: SequenceOptions
+    parser: RecordParser, shared: SharedProperties | None, options: SequenceOptions
 ) -> tuple[RecordParser, Vocabulary | None]:
     """Return the parser, completed from `options` and `like`, and the vocabulary if known; reject contradictions."""
-    _check_token_options(parser, schema, options)
+    _check_token_options(parser, shared, options)
     vocabulary = open_vocabulary(options.vocabulary)
-    if schema is not None:
-        parser = _apply_schema(parser, schema)
-        vocabulary = schema.vocabulary
+    if shared is not None:
+        parser = _apply_shared(parser, shared)
+        vocabulary = shared.vocabulary
     if parser.value_type != "text":
         return parser, vocabulary
     level = check_level(options.level, vocabulary, options.max_symbols)
     return replace(parser, level=level), ByteVocabulary() if level == "byte" else vocabulary
 
 
-def _check_token_options(parser: RecordParser, schema: Schema | None, options: SequenceOptions) -> None:
+def _check_token_options(parser: RecordParser, shared: SharedProperties | None, options: SequenceOptions) -> None:
     """Reject token options that don't apply to this type of sequence, or that `like` already determines."""
     for name in ("level", "vocabulary", "max_symbols", "num_tokens"):
         value = getattr(options, name)
         if value is not None and parser.value_type != ("tokens" if name == "num_tokens" else "text"):
             raise DataError(f"{name}={value} has no effect on sequences of {parser.value_type}; leave it out")
-        if value is not None and schema is not None and name != "level":
+        if value is not None and shared is not None and name != "level":
             fixed = "tokens" if name == "num_tokens" else "vocabulary"
-            raise DataError(f"{name}={value} has no effect on the {fixed} of like={schema.location}; leave it out")
+            raise DataError(f"{name}={value} has no effect on the {fixed} of like={shared.location}; leave it out")
     if options.num_tokens is not None and not 1 <= options.num_tokens <= 2**32:
         raise DataError(f"num_tokens={options.num_tokens} must be between 1 and 2^32")
 
 
-def _apply_schema(parser: RecordParser, schema: Schema) -> RecordParser:
-    """Return the parser with the vocabulary size and the classes of `schema`; reject records that don't match it."""
-    values, labels = schema.values, schema.labels
-    value_type = "text" if schema.vocabulary is not None else values.type
+def _apply_shared(parser: RecordParser, shared: SharedProperties) -> RecordParser:
+    """Return the parser with the vocabulary size and the classes of `shared`; reject records that don't match it."""
+    values, labels = shared.values, shared.labels
+    value_type = "text" if shared.vocabulary is not None else values.type
     if value_type != parser.value_type:
         raise DataError(
-            f"like={schema.location} has {value_type}, but {parser.sequence!r} holds {parser.value_type}; "
+            f"like={shared.location} has {value_type}, but {parser.sequence!r} holds {parser.value_type}; "
             "use different data"
         )
     if isinstance(values, Channels) and len(values.names) != (num_channels := parser.num_channels or 1):
-        problem = f"like={schema.location} and {parser.sequence!r} differ in the number of channels"
+        problem = f"like={shared.location} and {parser.sequence!r} differ in the number of channels"
         raise DataError(f"{problem} ({len(values.names)} and {num_channels}); use different data")
     if parser.label is not None and labels is None:
-        raise DataError(f"like={schema.location} has no labels; leave label={parser.label} out")
+        raise DataError(f"like={shared.location} has no labels; leave label={parser.label} out")
     return replace(
         parser,
         num_tokens=values.num_tokens if isinstance(values, Tokens) else None,

@@ -13,14 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
-from stretto.prepare.options import BadRowPolicy, NanPolicy, SeriesOptions, open_schema
+from stretto.prepare.options import BadRowPolicy, NanPolicy, SeriesOptions, open_like
 from stretto.prepare.prepare_job import OnProgress, PartResult, open_job
 from stretto.prepare.record_parser import FLOAT32_MAX, parse_number, to_number
 from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows, shorten
 from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, log_skipped_rows, missing_field
 from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
 from stretto.prepare.time_formats import parse_time
-from stretto.store.sequences import CHANNEL_DTYPE, Channels, Origin, Schema, Sequences
+from stretto.store.sequences import CHANNEL_DTYPE, Channels, Origin, Sequences, SharedProperties
 
 Timestamp = float | datetime
 
@@ -46,8 +46,8 @@ def prepare_series(
     """
     paths = list_paths(files)
     parts = cut_records(paths, None)
-    schema, columns = open_schema(options.like), options.columns
-    channels = None if schema is None else _channels_from_schema(schema, columns)
+    shared, columns = open_like(options.like), options.columns
+    channels = None if shared is None else _shared_channels(shared, columns)
     if channels is not None:
         columns = channels.names
     if columns is None:
@@ -66,12 +66,12 @@ def prepare_series(
     return [Sequences.open(Path(folder) / split) for split in splits]
 
 
-def _channels_from_schema(schema: Schema, columns: Sequence[str] | None) -> Channels:
-    values = schema.values
+def _shared_channels(shared: SharedProperties, columns: Sequence[str] | None) -> Channels:
+    values = shared.values
     if not isinstance(values, Channels):
-        raise DataError(f"like={schema.location} has {values.type}, not channels; use different data")
+        raise DataError(f"like={shared.location} has {values.type}, not channels; use different data")
     if columns is not None and tuple(columns) != values.names:
-        problem = f"like={schema.location} has the columns {','.join(values.names)}, not columns={','.join(columns)}"
+        problem = f"like={shared.location} has the columns {','.join(values.names)}, not columns={','.join(columns)}"
         raise DataError(f"{problem}; leave one of the two options out")
     return values
 

@@ -53,11 +53,11 @@ def _results_table(runs: Mapping[str, Record]) -> Html:
 
 def _differences(runs: Mapping[str, Record]) -> Html:
     configs = [flatten_config(record) for record in runs.values()]
-    if not all(configs):
-        return note("Unknown: at least one run has no readable config.")
     names = sorted({name for config in configs for name in config} - {"run.folder"})
     rows = [[name, *(config.get(name, "-") for config in configs)] for name in names]
     differences = [row for row in rows if len(set(row[1:])) > 1]
+    if not all(configs) and not differences:
+        return note("Unknown: these runs have no readable configs.")
     if not differences:
         return note("None: the configs are the same except for the folder.")
     return table(["field", *runs], differences, text_columns=range(len(runs) + 1))

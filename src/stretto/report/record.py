@@ -23,11 +23,11 @@ class StepHistory:
 
     def __init__(self) -> None:
         self.series = DownsampledSeries(
-            "step", "seconds", "targets", "loss", "gradient_norm", "learning_rate", "step_targets", "step_seconds",
+            "step", "seconds", "num_targets", "loss", "gradient_norm", "learning_rate", "step_targets", "step_seconds",
             "data", "compute", "optimizer", "padding",
         )  # fmt: skip
         self.last_step = self.epoch = 0  # the highest step number and epoch
-        self.targets = 0.0  # number of targets trained on (tokens, labels or values)
+        self.num_targets = 0.0  # number of targets trained on (tokens, labels or values)
         self.seconds = 0.0  # time spent in steps: reading data, computing and the optimizer
         self.num_nonfinite = 0  # steps whose loss or gradient norm is not finite
         self.num_skipped = 0
@@ -39,7 +39,7 @@ class StepHistory:
         phases = [read_amount(line, f"{phase}_seconds") for phase in ("data", "compute", "optimizer")]
         step_seconds = sum(phases)
         if math.isfinite(num_targets):
-            self.targets += num_targets
+            self.num_targets += num_targets
         if math.isfinite(step_seconds):
             self.seconds += step_seconds
         else:
@@ -54,16 +54,16 @@ class StepHistory:
         # A step without targets has no loss.
         if num_targets > 0 and not math.isfinite(loss + norm):
             self.num_nonfinite += 1
-        # `seconds` and `targets` are totals so far: the x axes of the curves.
+        # `seconds` and `num_targets` are totals so far: the x axes of the curves.
         self.series.add(
-            step, self.seconds, self.targets, loss, norm, read_number(line, "learning_rate"), num_targets, step_seconds,
-            *phases, read_amount(line, "padding"),
+            step, self.seconds, self.num_targets, loss, norm, read_number(line, "learning_rate"), num_targets,
+            step_seconds, *phases, read_amount(line, "padding"),
         )  # fmt: skip
 
     @property
     def speed(self) -> float:
         """Targets per second."""
-        return self.targets / self.seconds if self.seconds else math.nan
+        return self.num_targets / self.seconds if self.seconds else math.nan
 
     @property
     def padding(self) -> float:
@@ -82,14 +82,14 @@ class EvaluationHistory:
     """The evaluations on the validation data; `last` and `best` are their log lines."""
 
     def __init__(self) -> None:
-        self.series = DownsampledSeries("step", "seconds", "targets", "loss", max_buckets=300)
+        self.series = DownsampledSeries("step", "seconds", "num_targets", "loss", max_buckets=300)
         self.last: JsonObject | None = None
         self.best: JsonObject | None = None
 
-    def add(self, line: JsonObject, seconds: float, targets: float) -> None:
-        """Add a log line; `seconds` and `targets` are the totals of the steps so far: the x axes of the curves."""
+    def add(self, line: JsonObject, seconds: float, num_targets: float) -> None:
+        """Add a log line; `seconds` and `num_targets` are the totals of the steps so far: the x axes of the curves."""
         loss = read_number(line, "loss")
-        self.series.add(read_int(line, "step"), seconds, targets, loss)
+        self.series.add(read_int(line, "step"), seconds, num_targets, loss)
         self.last = line
         if math.isfinite(loss) and (self.best is None or loss < read_number(self.best, "loss")):
             self.best = line
@@ -191,7 +191,7 @@ class Record:
             case "step":
                 self.steps.add(line)
             case "evaluation":
-                self.evaluations.add(line, self.steps.seconds, self.steps.targets)
+                self.evaluations.add(line, self.steps.seconds, self.steps.num_targets)
             case "save":
                 self.saves.add(line)
             case "ranks":

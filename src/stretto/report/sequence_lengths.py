@@ -80,7 +80,6 @@ def read_lengths(sequences: Sequences, max_samples: int = _MAX_SAMPLES) -> Lengt
         segment_size = size if fraction == 1 else max(1, math.floor(size * fraction / num_segments))
         for segment in range(num_segments):
             start = size * segment // num_segments
-            # `ends` returns where the first sequence begins, then where each one ends.
             lengths.append(np.diff(sequences.boundaries(shard, start, min(start + segment_size, size))))
     return LengthSample(np.concatenate(lengths), sequences.num_sequences, sequences.num_steps, sequences.longest)
 

@@ -32,7 +32,7 @@ def final_metrics(record: Record) -> dict[str, str]:
         metrics["final training loss"] = format_finite_loss(final_loss(steps))
         metrics["steps"] = f"{steps.last_step:,}"
         metrics["epoch reached"] = f"{steps.epoch:,}" if steps.epoch else ""
-        metrics[f"{target_name} trained on"] = format_count(steps.targets)
+        metrics[f"{target_name} trained on"] = format_count(steps.num_targets)
         metrics["time spent in steps"] = format_duration(steps.seconds)
         metrics[f"{target_name} per second"] = format_count(steps.speed)
     metrics["padding"] = format_percent(steps.padding)
@@ -62,7 +62,7 @@ def summary_tiles(record: Record) -> Html:
         pairs += [
             (name, format_finite_loss(final_loss(steps))),
             (f"steps{of_planned}", f"{steps.last_step:,}"),
-            (f"{target_name} trained on", format_count(steps.targets)),
+            (f"{target_name} trained on", format_count(steps.num_targets)),
             (f"{target_name} per second", format_count(steps.speed)),
             ("time spent in steps", format_duration(steps.seconds)),
         ]

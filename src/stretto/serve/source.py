@@ -15,7 +15,7 @@ from stretto.prepare.prepare_text import prepare_text
 from stretto.prepare.records import FORMATS, cut_records, list_paths, read_rows
 from stretto.store.corpus import Corpus, CorpusFields
 from stretto.store.index import Store
-from stretto.store.sequences import Channels, Classes, Origin, Schema, Sequences, Tokens
+from stretto.store.sequences import Channels, Classes, Origin, Sequences, SharedProperties, Tokens
 from stretto.train.data_spec import DataSpec, check_same_spec
 
 
@@ -62,7 +62,7 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
     task, origin, fields = data_spec.task, data_spec.origin or Origin(), fields or FieldNames()
     values = data_spec.channels or Tokens(num_tokens=task.num_inputs)  # num_inputs is the vocabulary size
     labels = Classes(names=data_spec.labels) if data_spec.labels else None
-    schema = Schema("the run", values, labels, data_spec.vocabulary)
+    shared = SharedProperties("the run", values, labels, data_spec.vocabulary)
     if task.inputs == "channels" and task.targets == "values":
         names = _field_names(file)
         assert isinstance(values, Channels)
@@ -71,13 +71,13 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
                 raise DataError(f"{file} has no column {name!r}, which the run was trained on; use a table that has it")
         by = fields.by or (origin.by if origin.by in names else None)
         time = origin.time if origin.time in names else None
-        prepare_series(file, folder, SeriesOptions(by=by, time=time, like=schema, nan="missing"))
+        prepare_series(file, folder, SeriesOptions(by=by, time=time, like=shared, nan="missing"))
     elif Path(file).suffix.lower() in FORMATS:
         names = _field_names(file)
         # The true labels are optional.
         label = fields.label or (origin.label if labels is not None and origin.label in names else None)
         sequence = fields.sequence or (origin.sequence if origin.sequence in names else None)
-        prepare_sequences(file, folder, SequenceOptions(like=schema, sequence=sequence, label=label))
+        prepare_sequences(file, folder, SequenceOptions(like=shared, sequence=sequence, label=label))
     elif data_spec.vocabulary is not None and task.targets == "tokens":
         prepare_text(file, folder, TextOptions(vocabulary=data_spec.vocabulary))
     else:

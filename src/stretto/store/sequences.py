@@ -70,7 +70,7 @@ class Classes(StrictModel):
 
 
 @dataclass(frozen=True)
-class Schema:
+class SharedProperties:
     """The properties that other data must share with a dataset so that one model can read both."""
 
     location: str  # where the data is or was, for messages

@@ -8,7 +8,7 @@ from stretto.base.remote import is_remote
 from stretto.config.layout import Layout
 from stretto.config.run import DataConfig
 from stretto.store.cache import Cache
-from stretto.store.corpus import Corpus
+from stretto.store.corpus import Corpus, CorpusFields
 from stretto.store.index import Store
 from stretto.store.sequences import Channels, Sequences
 from stretto.train.data_spec import DataSpec, check_same_spec
@@ -52,14 +52,14 @@ def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed 
 def open_feed(
     field: str, location: str | Path, data: DataConfig, layout: Layout, seed: int, *, is_validation: bool = False
 ) -> Feed:
-    """Return the feed of the data at `location`; errors begin with `field`."""
+    """Return the feed of the data at `location`; a DataError begins with `field`."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
     # Windows of validation data that is too small shrink until this many lanes fit. If training data is too small, an
     # error is raised (None).
     min_rows = layout.num_global_micro_batches if is_validation else None
     try:
         store = Store.open(location, cache)
-        if store.kind == "tokens":
+        if store.kind == CorpusFields.kind:
             feed = _corpus_feed(Corpus.from_store(store), data, min_rows)
         else:
             feed = _sequence_feed(Sequences.from_store(store), data, seed, min_rows)

@@ -70,7 +70,13 @@ class DocumentLanes(DividedLanes):
 
     @classmethod
     def fitting(
-        cls, sequences: Sequences, lanes: int, window: int, forecast: ForecastTransform | None, seed: int, min_rows: int
+        cls,
+        sequences: Sequences,
+        lanes: int,
+        window: int,
+        forecast: ForecastTransform | None = None,
+        seed: int = 0,
+        min_rows: int = 1,
     ) -> Self:
         """Return lanes that fit the data: `window` shrinks until `min_rows` lanes fit; then `lanes` shrinks."""
         return cls(sequences, *fit_lanes(sequences.num_steps, lanes, window, min_rows), forecast, seed)

@@ -247,7 +247,7 @@ class _Prompter:
 
 def _prepare(console: Console, inspection: Inspection, folder: Path, options: argparse.Namespace) -> PreparedData:
     skipped: list[SkippedRows] = []
-    with show_preparation(console) as progress:
+    with show_preparation(console) as on_progress:
         prepared = prepare_data(
             inspection,
             folder,
@@ -255,7 +255,7 @@ def _prepare(console: Console, inspection: Inspection, folder: Path, options: ar
             max_symbols=options.max_symbols,
             bad_rows=options.bad_rows or "error",
             nan=options.nan,
-            on_progress=progress,
+            on_progress=on_progress,
             on_skipped=skipped.append,
         )
     for rows in skipped:

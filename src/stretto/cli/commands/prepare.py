@@ -46,9 +46,9 @@ def run(options: argparse.Namespace) -> None:
     # `parsed` also rewrites errors that are raised below: they name options, not the library's parameters.
     with (
         make_kind_parser(options.kind).parsed(options.arguments) as kind_options,
-        show_preparation(console, partial_folder=f"{kind_options.out}.partial") as progress,
+        show_preparation(console, partial_folder=f"{kind_options.out}.partial") as on_progress,
     ):
-        stores = _prepare(options.kind, kind_options, progress, skipped.append)
+        stores = _prepare(options.kind, kind_options, on_progress, skipped.append)
     for store in stores:
         console.print(describe_store(store))
     for rows in skipped:
@@ -56,19 +56,21 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _prepare(
-    kind: str, options: argparse.Namespace, progress: OnProgress, on_skipped: OnSkipped
+    kind: str, options: argparse.Namespace, on_progress: OnProgress, on_skipped: OnSkipped
 ) -> list[Corpus] | list[Sequences]:
     files, folder, workers = options.files, options.out, options.workers
     if kind == "text":
         text_options = read_prepare_options(TextOptions, options)
-        return prepare_text(files, folder, text_options, workers=workers, on_progress=progress)
+        return prepare_text(files, folder, text_options, workers=workers, on_progress=on_progress)
     if kind == "sequences":
         sequence_options = read_prepare_options(SequenceOptions, options)
         return prepare_sequences(
-            files, folder, sequence_options, workers=workers, on_progress=progress, on_skipped=on_skipped
+            files, folder, sequence_options, workers=workers, on_progress=on_progress, on_skipped=on_skipped
         )
     series_options = read_prepare_options(SeriesOptions, options)
-    return prepare_series(files, folder, series_options, workers=workers, on_progress=progress, on_skipped=on_skipped)
+    return prepare_series(
+        files, folder, series_options, workers=workers, on_progress=on_progress, on_skipped=on_skipped
+    )
 
 
 def make_kind_parser(kind: str) -> Parser:

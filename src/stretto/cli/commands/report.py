@@ -50,9 +50,9 @@ def run(options: argparse.Namespace) -> None:
     console.print(f"the page is {out} ({format_bytes(len(content))}); open it in a browser")
 
 
-def _check_out(run: Path, out: Path) -> None:
+def _check_out(run_folder: Path, out: Path) -> None:
     """Check that the page can be written, before minutes are spent on reading a long log."""
-    if not run.is_dir():
+    if not run_folder.is_dir():
         return  # `read_record` reports this with a better message
     if out.is_dir():
         raise ConfigError(f"--out={out} is a folder; use the path of a file, like {out / 'report.html'}")
