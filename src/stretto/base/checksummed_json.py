@@ -17,7 +17,7 @@ def add_checksum(tree: JsonObject) -> JsonObject:
 def verify_checksum(tree: object) -> JsonObject:
     """Return the object without its checksum; ValueError if it is not an object or the checksum does not match."""
     if not isinstance(tree, dict):
-        raise ValueError("it is not a JSON object")
+        raise ValueError("it is not a JSON object")  # only the reason: callers add the name of the file
     values = {name: value for name, value in tree.items() if name != _CHECKSUM_KEY}
     if tree.get(_CHECKSUM_KEY) != fingerprint(values):
         raise ValueError("checksum mismatch")

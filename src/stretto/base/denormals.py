@@ -1,4 +1,4 @@
-"""Flushes denormals to zero: on a CPU, numbers this close to zero are about ten times slower to compute with."""
+"""Flushes denormals, the floats closest to zero, to zero: a CPU computes with them about ten times more slowly."""
 
 import sys
 from collections.abc import Iterator

@@ -30,7 +30,7 @@ def atomic_path(path: Path) -> Iterator[Path]:
 
 
 def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that other processes see all of the new content or none of it."""
+    """Write a file so that other processes see all of the new content or none of it; it is not synced to disk."""
     with atomic_path(path) as partial:
         partial.write_bytes(content)
 

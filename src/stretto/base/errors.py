@@ -2,7 +2,7 @@
 
 
 class StrettoError(Exception):
-    """An error with a message for the user; the command prints it on one line and exits with `exit_code`."""
+    """An error with a message for the user; the `stretto` command prints it on one line and exits with `exit_code`."""
 
     exit_code = 2
 
@@ -22,7 +22,7 @@ class MeshError(StrettoError):
 class LostPeerError(MeshError):
     """A rank was lost, does not answer or makes no progress. The input is not at fault, so the run can be restarted."""
 
-    exit_code = 75
+    exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 
 class DataError(StrettoError):
@@ -36,7 +36,7 @@ class LawError(StrettoError):
 class FencedError(StrettoError):
     """Another launch of this run has taken over its folder, so this one must not be restarted."""
 
-    exit_code = 76
+    exit_code = 76  # not 75, after which scripts restart a run
 
 
 class DivergedError(StrettoError):
@@ -44,5 +44,5 @@ class DivergedError(StrettoError):
 
 
 # A rank that raises one of these publishes it, and the other ranks end with the same error. Others are not published: a
-# MeshError is raised on every rank or is about a connection; after a LawError, the other ranks report this one as lost.
+# MeshError is raised on every rank or is about a connection; a rank with a LawError is reported as lost by the others.
 SHARED_ERRORS: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)

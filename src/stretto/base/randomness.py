@@ -17,7 +17,7 @@ _WORD_SPAN = 1 << 32  # the number of 32-bit values
 
 def mix(keys: Tensor) -> Tensor:
     """Hash int64 keys one-to-one, so that neighboring keys give unrelated values."""
-    mixed = keys * _GOLDEN
+    mixed = keys * _GOLDEN  # the state of SplitMix64 after `keys` steps from 0
     # `>>` copies the sign bit; the masks make it a logical shift, which keeps the hash one-to-one.
     mixed = (mixed ^ ((mixed >> 30) & 0x3FFFFFFFF)) * _MIX_A
     mixed = (mixed ^ ((mixed >> 27) & 0x1FFFFFFFFF)) * _MIX_B
@@ -40,6 +40,6 @@ def keep_mask(keys: Tensor, num_features: int, keep: float) -> Tensor:
     words ^= (words >> 16) & 0xFFFF
     words *= _WORD_A
     words ^= (words >> 15) & 0x1FFFF
-    words *= _WORD_B
+    words *= _WORD_B  # lowbias32's last shift is left out: it changes only the low 16 bits
     threshold = min(round(keep * _WORD_SPAN), _WORD_SPAN - 1) - (_WORD_SPAN >> 1)  # at most the largest int32
     return words < threshold

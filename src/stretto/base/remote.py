@@ -61,7 +61,7 @@ class RemoteFolder(NamedTuple):
 
 
 class RetryBudget:
-    """Limits how long failed requests are retried, with growing pauses between the tries."""
+    """Limits how long failed requests are retried, counted from its creation, with growing pauses between the tries."""
 
     def __init__(self, location: str, seconds: float) -> None:
         self._location = location

@@ -1,4 +1,4 @@
-"""RunFolder: the names and layout of a run's folder.
+"""RunFolder: the files in a run's folder.
 
 runs/book/
     config.toml            the config, with all defaults written out

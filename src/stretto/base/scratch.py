@@ -43,7 +43,7 @@ def _remove_stale() -> None:
     """Remove the folders that dead processes of this user have left behind."""
     for path in Path(tempfile.gettempdir()).glob("stretto-*"):
         match = _NAME.match(path.name)
-        if match is not None and match[1] == _host_id() and not _is_alive(int(match[2])) and _is_owned_by_user(path):
+        if match is not None and match[1] == _host_id() and not _is_alive(int(match[2])) and _is_own_folder(path):
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -56,7 +56,7 @@ def _is_alive(pid: int) -> bool:
     return True
 
 
-def _is_owned_by_user(path: Path) -> bool:
+def _is_own_folder(path: Path) -> bool:
     try:
         status = path.lstat()
     except OSError:

@@ -12,10 +12,10 @@ class StrictModel(BaseModel):
 
 def first_error(error: ValidationError) -> str:
     """Return the first validation error as `field.name: message`."""
-    field, message = describe_error(error.errors(include_url=False)[0])
+    field, message = field_and_message(error.errors(include_url=False)[0])
     return f"{field}: {message}" if field else message
 
 
-def describe_error(details: ErrorDetails) -> tuple[str, str]:
+def field_and_message(details: ErrorDetails) -> tuple[str, str]:
     """Return the dotted name of an error's field (empty if the error is about the whole model), and the message."""
     return ".".join(map(str, details["loc"])), details["msg"].removeprefix("Value error, ")

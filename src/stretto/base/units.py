@@ -12,7 +12,7 @@ def format_seconds(value: float) -> str:
 
 
 def format_duration(value: float) -> str:
-    """Format a duration of any length: `820 ms`, `41.2 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
+    """Format a duration (`-` if infinite): `820 ms`, `41.2 s`, `12 min 5 s`, `3 h 20 min`, `2 d 4 h`."""
     if not math.isfinite(value):
         return "-"
     if value < 100:

@@ -21,8 +21,8 @@ class Rows:
     The three tensors stay on the CPU; states are created on `device`.
     """
 
-    lanes: Tensor  # int64 [batch]: index of the row's lane; without lanes, index of the row in the global batch
-    lengths: Tensor  # int64 [batch]: number of valid time steps in the window
+    lanes: Tensor  # int64 [batch]: global index of the row's lane; without lanes, of the row in the global batch
+    lengths: Tensor  # int64 [batch]: number of valid time steps in the window; a larger value means all of them
     fresh: Tensor  # bool [batch]: starts from the initial state, not from the previous window's
     key: int
     device: torch.device
@@ -93,7 +93,7 @@ class Window:
         return Rows(self.lanes, self.lengths, self.fresh, key, device, dtype)
 
     def micro_batches(self, num_micro_batches: int) -> list[slice]:
-        """Split the rows into ranges whose sizes differ by at most one; pipelines balance the work instead."""
+        """Split the rows evenly into ranges (sizes differ by at most 1), for `LocalEngine`; others balance the work."""
         edges = [self.num_rows * index // num_micro_batches for index in range(num_micro_batches + 1)]
         return [slice(start, stop) for start, stop in pairwise(edges)]
 

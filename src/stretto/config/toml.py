@@ -11,7 +11,7 @@ from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from stretto.base.errors import ConfigError
-from stretto.base.strict_model import describe_error
+from stretto.base.strict_model import field_and_message
 from stretto.config.run import RunConfig
 
 JsonObject = dict[str, Any]
@@ -89,7 +89,7 @@ def section_model(name: str) -> type[BaseModel]:
 
 def _format_error(details: ErrorDetails) -> str:
     """Return a validation error as one sentence with the field, its value and the remedy."""
-    name, message = describe_error(details)
+    name, message = field_and_message(details)
     kind = details["type"]
     if kind == "extra_forbidden":
         return _describe_unknown_field(details["loc"])
