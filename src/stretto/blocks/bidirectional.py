@@ -22,7 +22,7 @@ class BidirectionalLSTM(Block):
         self.cell = nn.LSTM(input_size, hidden_size, num_layers, bias=bias, bidirectional=True)
 
     def initial_state(self, rows: Rows) -> State:
-        return (rows.lengths,)
+        return (rows.lengths,)  # on the CPU, as packing requires
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         (lengths,) = state

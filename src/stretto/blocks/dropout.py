@@ -70,7 +70,7 @@ class LockedDropout(_DropoutBase):
         return (_lane_keys(rows),)
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
-        return self.initial_state(rows)
+        return self.initial_state(rows)  # carries nothing: the keys are new in every training step
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         if not self.training or self.probability == 0:

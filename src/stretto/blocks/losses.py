@@ -71,7 +71,7 @@ def last_step_targets(labels: Tensor, lengths: Tensor, num_steps: int, ignore_in
 
 @dataclass(frozen=True)
 class SquaredError:
-    """Squared error; a NaN target is missing. Outputs and targets have the same shape."""
+    """Squared error; NaN targets are ignored. Outputs and targets have the same shape."""
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
         error, count = _error(y, targets)
@@ -80,7 +80,7 @@ class SquaredError:
 
 @dataclass(frozen=True)
 class AbsoluteError:
-    """Absolute error; a NaN target is missing. Outputs and targets have the same shape."""
+    """Absolute error; NaN targets are ignored. Outputs and targets have the same shape."""
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
         error, count = _error(y, targets)
@@ -89,7 +89,7 @@ class AbsoluteError:
 
 @dataclass(frozen=True)
 class QuantileLoss:
-    """Pinball loss for several quantiles. Outputs `[..., quantiles]`, targets `[...]`; a NaN target is missing.
+    """Pinball loss for several quantiles. Outputs `[..., quantiles]`, targets `[...]`; NaN targets are ignored.
 
     Each target counts once per quantile. Only for your own scripts: `stretto.serve.forecast` can't forecast quantiles.
     """

@@ -32,9 +32,9 @@ class _UniformEmbedding(nn.Embedding):
 
 
 class Embedding(Pointwise):
-    """A vector for each token of the vocabulary: token ids `[time, batch]` in, `[time, batch, features]` out."""
+    """A vector per token of a vocabulary of `num_tokens`: ids `[time, batch]` in, `[time, batch, features]` out."""
 
-    def __init__(self, num_tokens: int, num_features: int) -> None:  # num_tokens: the size of the vocabulary
+    def __init__(self, num_tokens: int, num_features: int) -> None:
         super().__init__(_UniformEmbedding(num_tokens, num_features))
         self.num_tokens = num_tokens
 

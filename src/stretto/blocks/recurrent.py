@@ -43,7 +43,7 @@ class LSTM(Block):
         self, input_size: int, hidden_size: int, num_layers: int = 1, *, proj_size: int = 0, bias: bool = True
     ) -> None:
         super().__init__()
-        self.cell = nn.LSTM(input_size, hidden_size, num_layers, bias=bias, proj_size=proj_size)
+        self.cell = nn.LSTM(input_size, hidden_size, num_layers, bias=bias, proj_size=proj_size)  # all layers
 
     def initial_state(self, rows: Rows) -> State:
         h = rows.zeros(self.cell.num_layers, self.cell.proj_size or self.cell.hidden_size)
