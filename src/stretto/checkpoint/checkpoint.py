@@ -52,8 +52,8 @@ class Checkpoint:
         """Fill the shards' tensors with saved values, from whichever files hold them; other files are not read."""
         files = files_containing(self.manifest.files, shards)
         with make_scratch_folder() as folder:
-            paths = {self.storage.fetch(self.name, file, Path(folder)): file for file in files}
-            load_shards(paths, shards, self.location)
+            files_by_path = {self.storage.fetch(self.name, file, Path(folder)): file for file in files}
+            load_shards(files_by_path, shards, self.location)
 
     def read_file(self, name: str) -> bytes | None:
         """Return the content of a small file of the checkpoint; None if there is no such file."""
@@ -76,7 +76,7 @@ class Checkpoint:
 def find_checkpoint(location: Path | str, retry_seconds: float = 300.0) -> Checkpoint:
     """Open the checkpoint at a path or URL; for a run or a folder of checkpoints, open the newest."""
     storage = find_storage(location, retry_seconds)
-    if storage is None:
+    if storage is None:  # `location` is a single checkpoint
         folder, _, name = str(location).rstrip("/").rpartition("/")
         return Checkpoint.open(open_storage(folder or ".", retry_seconds), name)
     names = lineage(read_claims(storage), complete_checkpoint_names(storage))
@@ -107,12 +107,12 @@ def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: 
     if last_claim is None or last_claim.resumed_from is None:
         return None
     if CheckpointName.parse(last_claim.resumed_from) is not None:
-        return Checkpoint.open(storage, last_claim.resumed_from)
+        return Checkpoint.open(storage, last_claim.resumed_from)  # a name in this storage, not a location
     return find_checkpoint(last_claim.resumed_from, retry_seconds)
 
 
 def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage | None:
-    """Return the storage of a run's or a folder's checkpoints; None if `location` is a single checkpoint."""
+    """Return the storage of a run's checkpoints, or else of `location` itself; None if that is a single checkpoint."""
     text = str(location).rstrip("/")
     if not is_remote(text) and not Path(text).is_dir():
         problem = "is a file" if Path(text).exists() else "does not exist"
@@ -120,7 +120,7 @@ def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage 
     storage = open_storage(text, retry_seconds)
     names = storage.names()
     if CheckpointName.parse(text.rpartition("/")[2]) is not None or MANIFEST in names:
-        return None
+        return None  # the name counts too, because an incomplete checkpoint has no manifest
     if CHECKPOINTS in names:
         return open_storage(f"{text}/{CHECKPOINTS}", retry_seconds)
     save_to = _configured_location(RunFolder(Path(text)).config) if CONFIG in names and not is_remote(text) else None

@@ -45,7 +45,7 @@ class History:
     """A run's checkpoints as one launch sees them: those that it builds on, and those that it adds."""
 
     def __init__(self, storage: Storage, retention: Retention) -> None:
-        self.generation = 0
+        self.generation = 0  # until `claim`
         self.lineage: list[CheckpointName] = []  # newest first
         self._storage = storage
         self._retention = retention
@@ -142,7 +142,7 @@ class History:
         while True:
             path = f"{GENERATIONS}/{claim.generation:09}.json"
             if self._storage.create(path, dump_with_checksum(claim.model_dump())):
-                # Check that the storage refuses a second create-only write.
+                # Check that the storage refuses a second write. The content must differ, or `create` may return True.
                 if self._storage.create(path, b"another"):
                     raise ConfigError(
                         f"{self._storage.location} does not support create-only writes, so two launches could "

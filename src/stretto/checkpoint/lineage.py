@@ -18,12 +18,12 @@ from pydantic import Field
 
 from stretto.base.strict_model import StrictModel
 
-_NAME = re.compile(r"step-(\d{9,18})-g(\d{1,18})")
+_NAME = re.compile(r"step-(\d{9,18})-g(\d{1,18})")  # 18 digits always fit int64
 
 
 @dataclass(frozen=True, order=True)
 class CheckpointName:
-    """A checkpoint's name: the generation that wrote it, and the step."""
+    """A checkpoint's name, such as `step-000000200-g1` (step 200, generation 1); sorted by generation, then step."""
 
     generation: int
     step: int

@@ -45,10 +45,10 @@ class FolderLock:
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except (BlockingIOError, PermissionError):
+    except (BlockingIOError, PermissionError):  # EAGAIN or EACCES (POSIX allows both): it is locked
         return False
     except OSError as error:
-        # Go on if the filesystem has no locks: the older of two launches stops at its next save, since a newer exists.
+        # Go on if the filesystem has no locks: the older of two launches stops at its next save, as a newer one exists.
         if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             raise
     return True

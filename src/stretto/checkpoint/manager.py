@@ -66,18 +66,18 @@ class CheckpointManager:
     ) -> None:
         self.world = world or World(rank=0, size=1, device=torch.device("cpu"))
         self.location = str(location)
-        self.generation = 0
+        self.generation = 0  # until `start`
         self._retention = Retention(keep, keep_every, keep_best)
         self._retry_seconds = retry_seconds
         self._storage = open_storage(location, retry_seconds)
         self._history: History | None = None  # None before `start`, and on all ranks but the first
         self._buffers = StagingBuffers()
-        self._key_prefix = f"checkpoints/{self.world.store.next_number()}"
+        self._key_prefix = f"checkpoints/{self.world.store.next_number()}"  # of its keys in the store
         self._save_numbers = count(1)
         self._requested_steps: set[int] = set()  # those that `save` was called for
         self._resumed_step: int | None = None
-        self._pending: _PendingSave | None = None  # not yet waited for; its thread may have ended
-        self._last_save: _PendingSave | None = None
+        self._pending: _BackgroundSave | None = None  # not yet waited for; its thread may have ended
+        self._last_save: _BackgroundSave | None = None
         self._reports: deque[SaveReport] = deque()
         self._is_closed = threading.Event()
 
@@ -123,7 +123,7 @@ class CheckpointManager:
         self._requested_steps.add(name.step)
         started = time.perf_counter()
         staged = self._buffers.copy(snapshot)
-        save = _PendingSave(name, next(self._save_numbers), staged, started, time.perf_counter() - started)
+        save = _BackgroundSave(name, next(self._save_numbers), staged, started, time.perf_counter() - started)
         save.thread = threading.Thread(target=self._write_and_commit, args=(save,), daemon=True)
         save.thread.start()
         self._pending = self._last_save = save
@@ -180,7 +180,7 @@ class CheckpointManager:
         self._resumed_step = None if checkpoint is None else checkpoint.manifest.training_state.step
         return checkpoint
 
-    def _wait_for_result(self, save: "_PendingSave") -> str | None:
+    def _wait_for_result(self, save: "_BackgroundSave") -> str | None:
         """Return why a save failed; None if it was committed. Other ranks learn it from the first rank's message."""
         if self.world.is_rank_zero:
             assert save.report is not None
@@ -200,7 +200,7 @@ class CheckpointManager:
         if save.fatal_error is not None:
             raise save.fatal_error
 
-    def _write_and_commit(self, save: "_PendingSave") -> None:
+    def _write_and_commit(self, save: "_BackgroundSave") -> None:
         try:
             message: dict[str, list[Any]] = {"files": [file.model_dump(mode="json") for file in self._write(save)]}
         except Exception as error:  # noqa: BLE001 - the first rank must know of any error
@@ -214,7 +214,7 @@ class CheckpointManager:
             problem = f"can't save step {save.name.step}: the key-value store of the ranks is gone"
             save.fatal_error = LostPeerError(f"{problem}; restart the run")
 
-    def _write(self, save: "_PendingSave") -> list[CheckpointFile]:
+    def _write(self, save: "_BackgroundSave") -> list[CheckpointFile]:
         check_finite(save.snapshot)
         folder = self._storage.open_folder(str(save.name))
         files = save_shards(folder, self.world.rank, save.snapshot.shards)
@@ -227,7 +227,7 @@ class CheckpointManager:
         self._storage.store(str(save.name), [folder / file.name for file in files])
         return files
 
-    def _commit(self, save: "_PendingSave", history: History) -> None:
+    def _commit(self, save: "_BackgroundSave", history: History) -> None:
         """Commit if all ranks have written their files; publish the result to all ranks, and as a report for `poll`."""
         error: Exception | None = None
         files: list[CheckpointFile] = []
@@ -264,7 +264,7 @@ class CheckpointManager:
             self.world.store.delete(f"{self._key_prefix}/{save.number - 1}/result")
         self.world.store.set(self._key(save, "result"), save.report.error or "")
 
-    def _collect_files(self, save: "_PendingSave") -> list[CheckpointFile]:
+    def _collect_files(self, save: "_BackgroundSave") -> list[CheckpointFile]:
         """Wait for all ranks to write their files; return the files, or raise if a rank could not write its own."""
         files: list[CheckpointFile] = []
         for rank in range(self.world.size):
@@ -284,20 +284,20 @@ class CheckpointManager:
         if self._is_closed.is_set():
             raise DataError("the run ended before all ranks had written their files")
 
-    def _key(self, save: "_PendingSave", suffix: int | str) -> str:
+    def _key(self, save: "_BackgroundSave", suffix: int | str) -> str:
         return f"{self._key_prefix}/{save.number}/{suffix}"
 
 
 @dataclass
-class _PendingSave:
-    """A save that is written in the background."""
+class _BackgroundSave:
+    """A save that is being written in the background, or has ended."""
 
     name: CheckpointName
-    number: int  # 1 for the first save of this launch
+    number: int  # 1 for the manager's first save
     snapshot: Snapshot
     started: float  # when, by time.perf_counter()
     blocked_seconds: float
-    thread: threading.Thread = field(default_factory=threading.Thread)
+    thread: threading.Thread = field(default_factory=threading.Thread)  # a placeholder until `save` sets it
     report: SaveReport | None = None
     fatal_error: StrettoError | None = None  # ends the run
 

@@ -35,7 +35,7 @@ class TensorShard:
 
     name: str
     tensor: Tensor
-    first: int = 0  # index in the full tensor of the shard's first row
+    first: int = 0  # index of the shard's first row in the full tensor
     num_rows: int | None = None  # of the full tensor; None if this is all of it
 
     @property
@@ -59,7 +59,7 @@ class TensorShard:
 
 
 def save_shards(folder: Path, rank: int, shards: Iterable[TensorShard]) -> list[CheckpointFile]:
-    """Write one rank's shards to its own files, synced to disk; return the files' entries for the manifest."""
+    """Write one rank's shards to its own file, synced to disk; return its manifest entry, as a list of at most one."""
     planner = _ShardPlanner(shard for shard in shards if shard.tensor.numel())
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
     writer.set_up_storage_writer(is_coordinator=True)
@@ -105,18 +105,18 @@ def files_containing(files: Iterable[CheckpointFile], shards: Iterable[TensorSha
     return [file for file in files if any(map(is_needed, file.shards))]
 
 
-def load_shards(paths: Mapping[Path, CheckpointFile], shards: Iterable[TensorShard], where: str) -> None:
+def load_shards(files_by_path: Mapping[Path, CheckpointFile], shards: Iterable[TensorShard], where: str) -> None:
     """Fill the tensors from verified files, which may split rows differently; raise if a shape or dtype differs."""
     shards_by_name = _by_name(shards)
     saved_by_name: dict[str, list[ShardMetadata]] = {}
-    for file in paths.values():
+    for file in files_by_path.values():
         for saved in file.shards:
             saved_by_name.setdefault(saved.name, []).append(saved)
     for name, shards_of_tensor in shards_by_name.items():
         for shard in shards_of_tensor:
             _check_saved(saved_by_name.get(name, []), shard, where)
     try:
-        for path, file in paths.items():
+        for path, file in files_by_path.items():
             with safe_open(path, "pt") as reader:
                 for saved in file.shards:
                     for shard in shards_by_name.get(saved.name, ()):

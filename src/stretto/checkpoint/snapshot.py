@@ -25,7 +25,7 @@ class StagingBuffers:
     """Copies of a rank's tensors in CPU memory, reused from save to save."""
 
     def __init__(self) -> None:
-        self._buffers: dict[str, Tensor] = {}
+        self._buffers: dict[str, Tensor] = {}  # by name: a rank saves at most one shard of a tensor
 
     def copy(self, snapshot: Snapshot) -> Snapshot:
         """Return the snapshot with copies of its tensors, valid until the next call."""
