@@ -19,14 +19,14 @@ from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, damaged_error
 
 Result = TypeVar("Result")
 OnBytes = Callable[[int], None]  # called with the number of bytes just read
-_BLOCK_BYTES = 1 << 20  # per read while hashing
+_READ_BYTES = 1 << 20  # per read while hashing
 _MAX_SMALL_FILE_BYTES = 1 << 28  # a manifest for 4,096 ranks with a hundred tensors each is about 50 MB
-# Errors that `os.link` raises on filesystems without hard links.
+# `os.link` raises one of these on filesystems where a file can't have a second name.
 _NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class LocalStorage:
-    """A folder on a local or shared filesystem that contains folders of files; a file's name is `folder/file`."""
+    """A folder on a local or shared filesystem that contains folders of files; a parameter `name` is `folder/file`."""
 
     def __init__(self, root: Path) -> None:
         self.location = str(root)
@@ -58,8 +58,8 @@ class LocalStorage:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-                Path(file.name).chmod(path.parent.stat().st_mode & 0o666)
-                return _rename_if_new(Path(file.name), path)
+                Path(file.name).chmod(path.parent.stat().st_mode & 0o666)  # tempfile sets 0o600
+                return _link_or_rename(Path(file.name), path)
             finally:
                 Path(file.name).unlink(missing_ok=True)
                 fsync_folder(path.parent)
@@ -123,7 +123,7 @@ class RemoteStorage:
                 self._remote.filesystem.pipe_file(path, content, mode="create")
             except Exception as error:  # noqa: BLE001 - each filesystem has its own error for an existing file
                 try:
-                    # An earlier attempt may have written the file, and only its reply was lost.
+                    # If it has our content, an earlier attempt wrote it and only the reply was lost; else it existed.
                     return self._remote.cat(name) == content
                 except FileNotFoundError:
                     raise error from None
@@ -192,7 +192,7 @@ def open_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage:
 def check_file(
     path: Path, file: CheckpointFile, on_bytes: OnBytes = lambda count: None, where: str | None = None
 ) -> None:
-    """Raise DataError if a file (`where` in the message) is missing or damaged; call `on_bytes` as `digest_of` does."""
+    """Raise DataError if a file (`where` in the message) is missing or damaged; `on_bytes` is passed to `digest_of`."""
     where = where or str(path)
     try:
         _reject_symlinks(path.parent, path)
@@ -210,17 +210,17 @@ def check_file(
 
 
 def digest_of(path: Path, on_bytes: OnBytes = lambda count: None) -> str:
-    """Return the SHA-256 of a file in hexadecimal; `on_bytes` is called with the size of each block read."""
+    """Return the SHA-256 of a file in hexadecimal; after each read, `on_bytes` is called with the number of bytes."""
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        while block := file.read(_BLOCK_BYTES):
-            digest.update(block)
-            on_bytes(len(block))
+        while content := file.read(_READ_BYTES):
+            digest.update(content)
+            on_bytes(len(content))
     return digest.hexdigest()
 
 
-def _rename_if_new(temporary: Path, path: Path) -> bool:
-    """Give a file its final name; return False if a file of that name exists already."""
+def _link_or_rename(temporary: Path, path: Path) -> bool:
+    """Give a file its final name; return False if a file of that name exists already. `temporary` may remain."""
     try:
         os.link(temporary, path)
     except FileExistsError:
