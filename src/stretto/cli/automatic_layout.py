@@ -34,7 +34,7 @@ def choose_layout_on_ranks(config: RunConfig, world: World, *, saves_plan: bool)
 
 
 def layout_arguments(layout: Layout) -> list[str]:
-    """Return the command-line options that set a layout."""
+    """Return options for all fields of a layout, so that ranks launched with them use it and don't choose again."""
     arguments = []
     for name, value in layout.model_dump(mode="json").items():
         if name == "blocks":

@@ -15,9 +15,9 @@ def add_config_options(parser: argparse.ArgumentParser) -> None:
     """Add the argument `RUN.toml`, and an option `--section.field` for each field of its config."""
     parser.add_argument("config", type=Path, metavar="RUN.toml", help="TOML file of the run")
     for section in RunConfig.model_fields:
-        model = section_model(section)
-        group = parser.add_argument_group(f"{section} ({' '.join((model.__doc__ or '').split())})")
-        for name, field in model.model_fields.items():
+        section_class = section_model(section)
+        group = parser.add_argument_group(f"{section} ({' '.join((section_class.__doc__ or '').split())})")
+        for name, field in section_class.model_fields.items():
             group.add_argument(
                 f"--{section}.{name}", metavar=metavar(field), default=argparse.SUPPRESS, help=_help(field)
             )

@@ -20,11 +20,11 @@ def exit_on_preemption() -> AbstractContextManager[object]:
 
 
 @contextmanager
-def exit_with_error(world: World) -> Iterator[None]:
+def exit_on_error(world: World) -> Iterator[None]:
     """Exit this process after an error inside the context, so that the other ranks exit too.
 
-    Raised again instead, for `main` to print: errors of a single rank (except for a preemption), Ctrl-C on rank 0, and
-    any StrettoError that is neither in SHARED_ERRORS nor about a preemption or a lost rank.
+    Raised again instead, for `main` to print: errors in a job of one rank (except for a preemption), Ctrl-C on rank 0,
+    and any StrettoError neither in SHARED_ERRORS (published to all ranks) nor about a preemption or a lost rank.
     """
     try:
         yield

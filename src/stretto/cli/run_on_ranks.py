@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 
 from stretto.cli.automatic_layout import choose_layout_locally, choose_layout_on_ranks, layout_arguments
-from stretto.cli.rank_exit import exit_on_preemption, exit_with_error
+from stretto.cli.rank_exit import exit_on_error, exit_on_preemption
 from stretto.cli.views.console import make_console
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
-from stretto.launch.parent_exit import exit_with_launcher
+from stretto.launch.parent_exit import exit_when_launcher_dies
 from stretto.mesh.join import world
 from stretto.mesh.launch_info import find_launch_info
 from stretto.mesh.world import World
@@ -35,8 +35,7 @@ class RankCommand:
 
 def run_on_ranks(config: RunConfig, command: RankCommand) -> None:
     """Run a command on as many ranks as the layout needs; if `layout.auto` is set, choose the layout first."""
-    launch_info = find_launch_info(os.environ)
-    if launch_info is not None:
+    if (launch_info := find_launch_info(os.environ)) is not None:
         _run_as_rank(fit_to_ranks(config, launch_info.size), command)
         return
     if config.layout.auto:
@@ -73,12 +72,12 @@ def _launch(config: RunConfig, command: RankCommand) -> None:
 
 def _run_as_rank(config: RunConfig, command: RankCommand) -> None:
     """Join the other ranks and do the work of this one."""
-    exit_with_launcher()
+    exit_when_launcher_dies()
     num_ranks = None if config.layout.auto else config.layout.num_ranks
     with (
         exit_on_preemption(),
         world(num_ranks, device=config.run.device, timeout=timedelta(seconds=config.run.timeout)) as joined,
-        exit_with_error(joined),
+        exit_on_error(joined),
     ):
         if config.layout.auto:
             config = choose_layout_on_ranks(config, joined, saves_plan=command.saves_plan)

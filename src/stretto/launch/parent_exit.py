@@ -18,7 +18,7 @@ def preempted_exit_code() -> int:
     return PREEMPTED_EXIT_CODE if LAUNCHER_PID_VARIABLE in os.environ else LostPeerError.exit_code
 
 
-def exit_with_launcher() -> None:
+def exit_when_launcher_dies() -> None:
     """Ask Linux to send SIGTERM to this rank when stretto's launcher dies; do nothing on other systems."""
     launcher = os.environ.get(LAUNCHER_PID_VARIABLE)
     if launcher is None or not sys.platform.startswith("linux"):

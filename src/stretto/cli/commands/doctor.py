@@ -1,8 +1,8 @@
 """The command `stretto doctor`.
 
 Check what a run depends on: Python, torch, devices, cores, memory, shared memory, open files, disks, locks, loopback,
-host name, environment variables, and the link between ranks that this command launches. Under torchrun, srun, mpirun
-or TF_CONFIG, use the job's ranks, and also check that versions and clocks agree. Exit code 0: no problems. 1: problems.
+host name, environment variables, extras, and the link between ranks that this command launches. Under torchrun, srun,
+mpirun or TF_CONFIG, use the job's ranks, and compare versions and clocks too. Exit code 0: no problems. 1: problems.
 
 example:
   stretto doctor --run run.toml
@@ -56,8 +56,7 @@ def run(options: argparse.Namespace) -> None:
         _measure_links(options)
         return
     console = make_console(is_wrapped=True)
-    launch_info = find_launch_info(os.environ)
-    if launch_info is not None:
+    if (launch_info := find_launch_info(os.environ)) is not None:
         _check_on_ranks(console, options, config, launch_info)
         return
     from stretto.launch.doctor import diagnose
@@ -67,7 +66,7 @@ def run(options: argparse.Namespace) -> None:
         findings = diagnose(
             config, ranks=ranks, device=device, on_check=lambda name: status.update(f"checking {name} ...")
         )
-    _print_findings(console, findings, options.json)
+    _report_findings(console, findings, options.json)
 
 
 def _check_on_ranks(
@@ -91,28 +90,29 @@ def _check_on_ranks(
         detail = f"joining the job or measuring its links failed: {str(error).splitlines()[0]}"
         findings.append(problem("ranks", detail, "check that all ranks were launched and can reach each other"))
     if prints_findings:
-        _print_findings(console, findings, options.json)
+        _report_findings(console, findings, options.json)
 
 
 def _measure_links(options: argparse.Namespace) -> None:
-    """Launch ranks that run this same command; on such a rank, measure the links. Rank 0 writes them to `--links`."""
+    """Serve `check_links`: launch ranks that run this same command. They measure the links; rank 0 writes `--links`."""
     from stretto.launch.doctor import RENDEZVOUS_TIMEOUT
     from stretto.launch.link_checks import measure_links
     from stretto.launch.local import launch_local
-    from stretto.launch.parent_exit import exit_with_launcher
+    from stretto.launch.parent_exit import exit_when_launcher_dies
     from stretto.mesh.join import world
 
     if find_launch_info(os.environ) is None:
         launch_local(options.ranks, options.command_line)
         return
-    exit_with_launcher()
+    exit_when_launcher_dies()
     with world(device=options.device, timeout=RENDEZVOUS_TIMEOUT) as joined:
         links = measure_links(joined, joined.local_size)
         if joined.is_rank_zero:
             write_atomic(options.links, json.dumps(links).encode())
 
 
-def _print_findings(console: "Console", findings: "list[Finding]", path: Path | None) -> None:
+def _report_findings(console: "Console", findings: "list[Finding]", path: Path | None) -> None:
+    """Print the findings, and write them to `path` as JSON; raise ProblemsFoundError if there is a problem."""
     if path is not None:
         content = json.dumps([asdict(finding) for finding in findings], indent=1)
         with explain_write_errors(f"--json={path}"):

@@ -52,10 +52,10 @@ def run(options: argparse.Namespace) -> None:
     if options.torch is not None:
         from stretto.exchange.torch_export import export_torch
 
-        for name, module in export_torch(trained.stack, options.torch).items():
-            arguments = ", ".join(f"{key}={value}" for key, value in module.items() if key not in ("kind", "residual"))
-            residual = ", with a residual connection" if module.get("residual") else ""
-            console.print(f"{name:<11} nn.{module['kind']}({arguments}){residual}")
+        for name, spec in export_torch(trained.stack, options.torch).items():
+            arguments = ", ".join(f"{key}={value}" for key, value in spec.items() if key not in ("kind", "residual"))
+            residual = ", with a residual connection" if spec.get("residual") else ""
+            console.print(f"{name:<11} nn.{spec['kind']}({arguments}){residual}")
         console.print(f"the weights of these modules are in {options.torch}")
 
 

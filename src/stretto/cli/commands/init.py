@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stretto.train.suggest import Suggestion
 
 _FORECAST_OPTIONS = ("horizon", "season", "context")
-# The kinds of data that an option applies to: those whose names start with one of these prefixes.
+# The kinds of data that an option applies to; `sequences` covers sequences of text, of tokens and of channels.
 _OPTION_KINDS: dict[str, tuple[str, ...]] = {
     "level": ("text", "sequences of text"),
     "max_symbols": ("text", "sequences of text"),
@@ -73,7 +73,7 @@ def _add_data_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--kind", choices=["text", "sequences", "series"], help="what the files hold")
     formats = ["text", "jsonl", "csv", "parquet", "datasets"]
-    add("--format", choices=formats, help="format of the files to use, if a folder holds several")
+    add("--format", choices=formats, help="format of the files to use, if a folder holds several formats")
     add("--valid", type=Path, nargs="+", metavar="FILE", help="files for validation")
     help_text = "fraction of the data for validation, if there are no files for it (default: 0.1, for series 0.2)"
     add("--validation-fraction", type=float, metavar="FRACTION", help=help_text)
@@ -85,7 +85,7 @@ def _add_data_options(parser: Parser) -> None:
     add("--time", metavar="COLUMN", help="series: column of times")
     add("--by", metavar="COLUMN", help="series: column that names the series of a row")
     add("--bad-rows", choices=["error", "skip"], help="an unreadable row is an error, or is skipped (default: error)")
-    add("--nan", choices=["error", "missing"], help="treat NaN as error or missing (default: error; series: inferred)")
+    add("--nan", choices=["error", "missing"], help="NaN is an error, or is missing (default: error; series: inferred)")
     add("--targets", metavar="A,B", help="forecast: columns to predict (default: all)")
     add("--horizon", type=int, metavar="N", help="forecast: number of time steps to predict")
     add("--season", type=int, metavar="N", help="forecast: predict the change over N time steps; 0: predict the value")
@@ -102,7 +102,7 @@ def run(options: argparse.Namespace) -> None:
     prompter = _Prompter(console, options.paths, options.valid or [], is_interactive=is_interactive)
     inspection, hints = prompter.inspect(hints)
     _check_kind(options, inspection)
-    console.print(f"found   {_describe(inspection)}")
+    console.print(f"found   {_describe_files(inspection)}")
     for note in inspection.notes:
         console.print(f"        {options.add_dashes(note)}")
     inspection = prompter.confirm(inspection, hints)
@@ -116,7 +116,7 @@ def run(options: argparse.Namespace) -> None:
 
     suggestion = suggest(inspection, prepared, folder=folder, path=options.out, targets=targets, **forecast)
     write_atomic(options.out, suggestion.text.encode())
-    _print_next_steps(console, inspection, suggestion, options.out)
+    _print_result(console, inspection, suggestion, options.out)
 
 
 def _check_values(options: argparse.Namespace) -> None:
@@ -268,7 +268,7 @@ def _prepare(console: Console, inspection: Inspection, folder: Path, options: ar
     return prepared
 
 
-def _describe(inspection: Inspection) -> str:
+def _describe_files(inspection: Inspection) -> str:
     paths, schema = inspection.paths, inspection.schema
     files = str(paths[0]) if len(paths) == 1 else f"{len(paths):,} files ({paths[0]}, ...)"
     if isinstance(schema, TextSchema):
@@ -295,7 +295,8 @@ def _describe_task(inspection: Inspection) -> str:
     return "forecast the next values" + (f" ({', '.join(facts)})" if facts else "")
 
 
-def _print_next_steps(console: Console, inspection: Inspection, suggestion: "Suggestion", out: Path) -> None:
+def _print_result(console: Console, inspection: Inspection, suggestion: "Suggestion", out: Path) -> None:
+    """Print what the written run is, and the commands to use next."""
     config, train = suggestion.config, suggestion.config.train
     folder = str(config.run.folder)
     length = pluralize(train.steps, "step") if train.steps else pluralize(train.epochs, "epoch")

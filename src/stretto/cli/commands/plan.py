@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
     plan = find_plan(profile, workload, cluster)
     timeline = predict_timeline(CostModel(profile), workload, plan.chosen.layout, cluster)
     console = make_console(is_wrapped=True)
-    if profile.fingerprint not in ("", profile_input.fingerprint):
+    if profile.fingerprint not in ("", profile_input.fingerprint):  # empty: estimated or written by hand
         console.print("note: the profile was measured with different hardware, torch version, model, batch or settings")
     show_plan(console, plan, profile, timeline)
     if options.json:

@@ -66,9 +66,9 @@ def run(options: argparse.Namespace) -> None:
         if not parts_folder(out).exists():  # it exists after an interruption; then this command resumes
             refuse_existing("--out", out)
 
-    check_output(config)  # called here too, because `run_on_ranks` calls it only before it launches ranks
-    run_config = config.run.model_copy(update={"device": options.device or config.run.device})
-    config = config.model_copy(update={"layout": Layout(replicas=num_ranks), "run": run_config})
+    check_output(config)  # `run_on_ranks` calls it only if it launches ranks: not for one rank, nor under torchrun
+    run_section = config.run.model_copy(update={"device": options.device or config.run.device})
+    config = config.model_copy(update={"layout": Layout(replicas=num_ranks), "run": run_section})
     command = RankCommand(
         options.command_line,
         predict_on_rank,

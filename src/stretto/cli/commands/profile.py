@@ -31,7 +31,7 @@ def add_arguments(parser: Parser) -> None:
     add = parser.add_argument
     add("--out", type=Path, metavar="FILE", help="file to write (default: in data.cache)")
     add("--ranks", type=int, metavar="N", help="number of ranks (default: one per GPU; on a CPU 2 per core, up to 4)")
-    add("--threads", type=int, metavar="N", help="threads per rank; 0: share the cores (default: OMP_NUM_THREADS or 0)")
+    add("--threads", type=int, metavar="N", help="threads per rank; 0: split the cores (default: OMP_NUM_THREADS or 0)")
     add("--hardware", metavar="NAME", help="estimate the profile of a different device: A100 or H100")
     add_config_options(parser)
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> None:
         save_profile(derive_from_data_sheet(options.hardware, profile_input), path)
         make_console().print(f"the profile of {options.hardware}, from its data sheet, is in {path}")
     elif (launch_info := find_launch_info(os.environ)) is None:
-        # Several ranks measure together, so that the profile covers the links between them and how they share cores.
+        # Launch ranks that run this command again (see below): several, to measure links and how they share cores.
         num_ranks = options.ranks or num_ranks_to_measure(profile_input.device)
         launch_profile(config.model_copy(update={"layout": Layout()}), path, num_ranks, profile_input.threads)
     else:

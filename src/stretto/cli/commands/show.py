@@ -20,6 +20,6 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Show the run or the checkpoint."""
-    from stretto.cli.views.checkpoint_tables import show_checkpoint
+    from stretto.cli.views.checkpoint_tables import show_run_or_checkpoint
 
-    show_checkpoint(options.path, is_quick=options.quick)
+    show_run_or_checkpoint(options.path, is_quick=options.quick)

@@ -24,7 +24,7 @@ from stretto.cli.views.console import make_console
 from stretto.report.formatting import format_time
 
 
-def show_checkpoint(path: str, *, is_quick: bool) -> None:
+def show_run_or_checkpoint(path: str, *, is_quick: bool) -> None:
     """Print the run or the checkpoint at a path; unless `is_quick`, raise DataError at the end if a file is damaged."""
     console = make_console()
     storage = find_storage(path)
@@ -37,14 +37,13 @@ def show_checkpoint(path: str, *, is_quick: bool) -> None:
     if is_quick:
         console.print(f"{pluralize(num_files, 'file')}, checksums not verified; leave out --quick to verify them")
         return
-    problem = _verify_checksums(console, checkpoint)
-    if problem is not None:
+    if (problem := _verify_checksums(console, checkpoint)) is not None:
         raise DataError(problem)
     console.print(f"{pluralize(num_files, 'file')}, all checksums match")
 
 
 def _run_tables(storage: Storage) -> Group:
-    """Return a table of all checkpoints of a run, and a table of its launches."""
+    """Return a table of all checkpoints of a run, and a table of its launches, each from the claim that it wrote."""
     claims = read_claims(storage)
     names = sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation))
     lineage_names = lineage(claims, names)
@@ -72,6 +71,7 @@ def _summary(checkpoint: Checkpoint) -> Table:
     progress = "finished" if state.is_done else f"{state.progress:.1%} of the run"
     table.add_row("checkpoint", checkpoint.location)
     table.add_row("step", f"{state.step:,} ({progress})")
+    # Epochs are counted from 1, as in StepReport; pools and windows from 0.
     table.add_row("position", f"epoch {state.epoch + 1}, pool {state.pool}, window {state.index} is next")
     table.add_row("saved", f"{format_time(manifest.created)} by generation {manifest.generation}")
     table.add_row("layout", f"{manifest.run_info.layout or 'not recorded'}, {pluralize(manifest.num_ranks, 'rank')}")

@@ -32,9 +32,9 @@ from stretto.train.trainer import StepReport
 
 _LABEL_WIDTH = 10
 _MAX_RANKS = 8  # with more ranks, only minimum, mean and maximum are shown
-_MIN_BAR_LENGTH, _MAX_BAR_LENGTH = 8, 60
-_SPARKLINE_STEPS = 120  # the most steps that the loss curve shows
-_SPEED_STEPS, _TIME_LEFT_STEPS = 20, 200  # the most steps that the speed and the time left are computed from
+_MIN_BAR_LENGTH, _MAX_BAR_LENGTH = 8, 60  # in characters; the bar of the first row has no maximum
+_SPARKLINE_STEPS = 120  # the loss curve shows at most this many recent steps
+_SPEED_STEPS, _TIME_LEFT_STEPS = 20, 200  # speed and time left are computed from at most this many recent steps
 _BUSY, _WAITING, _DONE, _REMAINING = "cyan", "bright_black", "green", "bright_black"  # colors of bars and curves
 
 
@@ -55,8 +55,8 @@ _UNICODE, _ASCII = _Glyphs(), _Glyphs("#", ".", "#", "-", "_.-=+*#")
 class LiveView:
     """The rows shown in this module's docstring; a row appears once its values are known.
 
-    `target_name` names what the model predicts, such as tokens. `step`, `progress` and `restarts` are those at the
-    start of this launch. Rich redraws the rows a few times per second.
+    `target_name` names what the model predicts, such as tokens. `step` and `progress` are those at the start of this
+    launch; `restarts` counts all launches before it. Rich redraws the rows a few times per second.
     """
 
     def __init__(

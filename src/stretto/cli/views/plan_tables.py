@@ -38,7 +38,7 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
         console.print("\nload balance of the stages")
         console.print("\n".join(_stage_bars(chosen, profile)))
     if 1 < chosen.layout.stages <= _MAX_STAGES_DRAWN:
-        width = max(40, min(console.width, 140) - 12)  # the stage labels take 12 columns
+        width = max(40, min(console.width, 140) - 12)  # the stage labels take 10 columns; 2 stay free
         console.print(f"\na step of one replica, {format_seconds(timeline.seconds)}: F forward, B backward, . waiting")
         console.print(draw_text(timeline, width), soft_wrap=True)
     console.print(f"\n{advise(plan)}", soft_wrap=True)

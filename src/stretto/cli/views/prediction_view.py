@@ -50,7 +50,7 @@ def forecast_and_show(
     with ExitStack() as files:
         writer = None
         for series_forecast in forecast(trained, data, steps, by=by):
-            if out is not None and writer is None:
+            if out is not None and writer is None:  # only now: an error in `forecast` leaves no empty file
                 writer = csv.writer(files.enter_context(_open_csv(out)))
                 writer.writerow(["series", "step", *series_forecast.channels])
             if writer is not None:
@@ -88,4 +88,4 @@ def _format_value(value: float) -> str:
 
 
 def _csv_cell(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.7g}"
+    return "" if math.isnan(value) else f"{value:.7g}"  # float32 has about 7 digits
