@@ -1,6 +1,6 @@
 """RunConfig, the config of a run, and its sections [data], [run] and [save]."""
 
-from pathlib import Path as _Path
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
@@ -12,9 +12,9 @@ from stretto.config.model import ModelConfig
 from stretto.config.train import TrainConfig
 
 # TOML has no type for paths, and strict validation would reject a string.
-Path = Annotated[_Path, Field(strict=False)]
+Folder = Annotated[Path, Field(strict=False)]
 # A path or a URL; `Path` would change `s3://` to `s3:/`.
-Location = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, _Path) else value)]
+Location = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
 # A list, or the text `a,b` of a command-line option.
 Names = Annotated[
     tuple[str, ...],
@@ -24,7 +24,7 @@ Names = Annotated[
 
 
 class DataConfig(StrictModel):
-    """The data, and how it is split into windows."""
+    """The data, and how it is split into windows. A prefix such as `lanes:` says which feeds or data a field is for."""
 
     train: Location
     """Folder of the training data, made by `stretto prepare`, or the URL of a copy in object storage."""
@@ -43,7 +43,7 @@ class DataConfig(StrictModel):
     max_rows: int = Field(65536, ge=1)
     """batches, forecast: maximum rows of a global batch."""
     row_multiple: int = Field(8, ge=1)
-    """batches, forecast: most batches with more rows than this have a multiple of it, to give replicas equal shares."""
+    """batches, forecast: larger numbers of rows are usually a multiple of this, so that replicas get equal shares."""
     context: int | None = Field(None, ge=1)
     """forecast: time steps of a series that the network sees before it makes a forecast."""
     stride: int = Field(1, ge=1)
@@ -60,7 +60,7 @@ class DataConfig(StrictModel):
     """channels: add an input for each channel: 1 where its value is present, 0 where it is missing."""
     workers: int = Field(0, ge=0)
     """Worker processes per rank that read ahead; 0 reads in the main process."""
-    cache: Path = _Path("~/.cache/stretto")
+    cache: Folder = Path("~/.cache/stretto")
     """Folder where remote data and profiles are cached; all ranks of a node share it."""
     cache_bytes: int = Field(1 << 30, ge=8 << 20)
     """Maximum size of the cached data, in bytes."""
@@ -71,7 +71,7 @@ class DataConfig(StrictModel):
 class RunSettings(StrictModel):
     """Where and how a run is executed."""
 
-    folder: Path = _Path("runs/default")
+    folder: Folder = Path("runs/default")
     """Folder for config, log, checkpoints and weights; if it holds a run, that run resumes."""
     seed: int = Field(1, ge=0, lt=2**63)
     """Random seed for the initial weights, the order of the data and dropout."""

@@ -14,7 +14,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.strict_model import field_and_message
 from stretto.config.run import RunConfig
 
-JsonObject = dict[str, Any]
+TomlTable = dict[str, Any]
 
 
 def load_config(path: Path | str, overrides: Mapping[str, str] | None = None) -> RunConfig:
@@ -26,13 +26,13 @@ def load_config(path: Path | str, overrides: Mapping[str, str] | None = None) ->
     for name, text in overrides.items():
         section, _, field = name.partition(".")
         values = tree.setdefault(section, {})
-        if isinstance(values, dict):
+        if isinstance(values, dict):  # else `parse_config` rejects the section
             values[field] = _parse_override(section, field, text)
     return parse_config(tree, str(path), overrides)
 
 
-def parse_config(tree: JsonObject, source: str = "config", overrides: Mapping[str, str] | None = None) -> RunConfig:
-    """Validate nested dicts as a config. Errors start with `source`, or with the option if an override is wrong."""
+def parse_config(tree: TomlTable, source: str = "config", overrides: Mapping[str, str] | None = None) -> RunConfig:
+    """Validate `tree`, which includes `overrides`. Errors start with `source`, or the option of a wrong override."""
     try:
         return RunConfig.model_validate(tree)
     except ValidationError as error:
@@ -60,7 +60,7 @@ def dump_field(name: str, value: object) -> str:
     return f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
 
 
-def _read(path: Path) -> JsonObject:
+def _read(path: Path) -> TomlTable:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:

@@ -23,12 +23,12 @@ class Setting:
     reason: str
 
 
-def format_commented_toml(header: Sequence[str], settings: Sequence[Setting], suggestions: Sequence[str]) -> str:
-    """Return a TOML file with a reason for each setting, and the fields named in `suggestions`, commented out."""
+def format_commented_toml(header: Sequence[str], settings: Sequence[Setting], optional_fields: Sequence[str]) -> str:
+    """Return a TOML file with a reason for each setting, and the fields named in `optional_fields`, commented out."""
     lines = [f"# {line}".rstrip() for line in header]
     for section in RunConfig.model_fields:
         active = [setting for setting in settings if setting.name.startswith(f"{section}.")]
-        inactive = [name for name in suggestions if name.startswith(f"{section}.")]
+        inactive = [name for name in optional_fields if name.startswith(f"{section}.")]
         if not active and not inactive:
             continue
         # If all fields of a section are commented out, so is its header.

@@ -21,7 +21,7 @@ class TrainConfig(StrictModel):
     schedule: Literal["cosine", "constant"] = "cosine"
     """Learning rate over the run: `cosine` lowers it from `lr` to `final_lr_ratio` x `lr`, `constant` keeps `lr`."""
     warmup: int = Field(0, ge=0)
-    """Number of steps at the start over which the learning rate is also multiplied by a linear ramp up to 1."""
+    """Number of warm-up steps, over which a linear ramp up to 1 multiplies the scheduled learning rate."""
     final_lr_ratio: float = Field(0.1, ge=0, le=1)
     """The learning rate at the end of the cosine, as a fraction of `lr`."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)

@@ -1,6 +1,6 @@
 """Progress and results of preparing, evaluating and verifying."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,15 +15,14 @@ from stretto.cli.views.progress import make_progress, show_fraction
 
 if TYPE_CHECKING:
     from stretto.measure.verify import Verification
+    from stretto.prepare.prepare_job import OnProgress
     from stretto.prepare.prepare_job import Progress as PrepareProgress
     from stretto.train.trained_model import TrainedModel
 
 
 @contextmanager
-def show_preparation(
-    console: Console, partial_folder: str | None = None
-) -> Iterator[Callable[["PrepareProgress"], None]]:
-    """Yield a function that shows a bar per phase; after Ctrl-C, the error says where finished parts are kept."""
+def show_preparation(console: Console, partial_folder: str | None = None) -> Iterator["OnProgress"]:
+    """Yield a function that shows a bar per phase. After Ctrl-C, the error says what is kept, and how to resume."""
     tasks: dict[str, TaskID] = {}
     try:
         with make_progress(console) as bars:

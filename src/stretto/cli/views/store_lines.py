@@ -11,7 +11,7 @@ from stretto.store.sequences import Channels, Sequences
 if TYPE_CHECKING:
     from stretto.prepare.row_reader import SkippedRows
 
-_MAX_LENGTHS = 10**7  # with more sequences, reading all lengths only for their minimum and median takes too long
+_MAX_SEQUENCES = 10**7  # with more, reading all lengths only for their minimum and median takes too long
 
 
 def describe_store(store: Corpus | Sequences) -> str:
@@ -50,11 +50,10 @@ def _describe_sequences(store: Sequences) -> str:
 
 
 def _describe_lengths(store: Sequences) -> str:
-    if store.num_sequences > _MAX_LENGTHS:
+    if store.num_sequences > _MAX_SEQUENCES:
         return f"up to {pluralize(store.longest, 'step')}"
-    lengths = np.concatenate(
-        [np.diff(store.boundaries(shard, 0, size)) for shard, size in enumerate(store.shard_sizes)]
-    )
+    shard_lengths = [np.diff(store.boundaries(shard, 0, size)) for shard, size in enumerate(store.shard_sizes)]
+    lengths = np.concatenate(shard_lengths)
     if lengths.min() == lengths.max():
         return pluralize(int(lengths.max()), "step")
     return f"{lengths.min():,} to {lengths.max():,} steps (median {int(np.median(lengths)):,})"
