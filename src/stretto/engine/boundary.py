@@ -17,13 +17,13 @@ _PACKED_SIZE = 8  # the dtype's index, the number of feature dims, and up to 6 d
 
 @dataclass(frozen=True)
 class BoundarySpec:
-    """The feature dims and dtype of messages `[time, batch, *features]`; only time and batch vary between messages."""
+    """The feature dims and dtype of activations `[time, batch, *features]` and their gradients; time and batch vary."""
 
     features: tuple[int, ...]
     dtype: torch.dtype
 
     def empty(self, shape: tuple[int, int], device: torch.device) -> Tensor:
-        """Return an uninitialized message; `shape` is `[time, batch]`."""
+        """Return an uninitialized tensor; `shape` is `(time, batch)`."""
         return torch.empty(*shape, *self.features, dtype=self.dtype, device=device)
 
     def pack(self, device: torch.device) -> Tensor:
@@ -39,10 +39,10 @@ class BoundarySpec:
 
 
 def infer_boundaries(stack: Stack, mesh: Mesh, window: Window) -> tuple[BoundarySpec | None, BoundarySpec | None]:
-    """Run this stage on one time step of one row; return the specs of its input and output messages.
+    """Run this stage on one time step of one row; return the specs of its input and output.
 
     A stage sends only the spec of its output to the next one, so all stages but the first run on zeros. The first stage
-    has no input message and the last stage no output message; the spec of a missing message is None.
+    receives no activations and the last stage sends none; the spec is then None.
     """
     device = mesh.world.device
     input_spec: BoundarySpec | None = None
@@ -53,7 +53,7 @@ def infer_boundaries(stack: Stack, mesh: Mesh, window: Window) -> tuple[Boundary
         mesh.forward_channel.post_receives(iter([torch.empty(_PACKED_SIZE, dtype=torch.int64, device=device)]))
         input_spec = BoundarySpec.unpack(mesh.forward_channel.receive("the shape of the activations"))
         x = torch.zeros_like(input_spec.empty((1, 1), device))
-    y, _ = stack(x, stack.begin(Rows.of(1, 1, device=device, dtype=stack.dtype)))
+    y, _ = stack(x, stack.begin(Rows.of(num_rows=1, num_steps=1, device=device, dtype=stack.dtype)))
     if mesh.is_last_stage:
         return input_spec, None
     assert mesh.forward_channel is not None

@@ -64,6 +64,6 @@ def stage_parts(model: Stack, layout: Layout) -> list[slice]:
 
 
 def block_cost(block: Block) -> float:
-    """Return a block's estimated cost: its number of weights, or 0 for an embedding, which only looks up rows."""
-    # Plus one, so that blocks without weights are spread over stages too.
+    """Return a block's estimated cost: 1 plus its number of weights; 1 for an embedding, which only looks up rows."""
+    # The 1 spreads blocks without weights over stages too.
     return 1.0 + (0 if isinstance(block, Embedding) else sum(parameter.numel() for parameter in block.parameters()))

@@ -39,8 +39,8 @@ class WindowCut:
         """The largest number of chunks that a micro-batch has."""
         return max(len(micro_batch.shape.chunk_bounds) for micro_batch in self.micro_batches)
 
-    def shape(self, action: Action) -> tuple[int, int]:
-        """Return the numbers of time steps and rows of an action's chunk; (0, 0) if the micro-batch ends before it."""
+    def dims(self, action: Action) -> tuple[int, int]:
+        """Return (time steps, rows) of an action's chunk, as in tensors; (0, 0) if the micro-batch ends before it."""
         num_rows, num_steps = self.micro_batches[action.micro_batch].shape.chunk_shape(action.chunk)
         return num_steps, num_rows
 

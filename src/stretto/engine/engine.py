@@ -63,7 +63,7 @@ class Engine(Protocol):
         """
 
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
-        """Run forward only, without dropout and without gradients."""
+        """Run forward only, without dropout and gradients. `key` is for blocks that are random in evaluation, too."""
 
     def squared_grad_norm(self) -> float:
         """Return this rank's part of the squared gradient norm; summed over all ranks, each weight counts once."""

@@ -70,7 +70,7 @@ class _MicroBatchProgress:
 
     state: State  # the next forward starts from it
     ended_states: list[State] = field(default_factory=list)  # final states of the dropped rows, in order of time
-    gradients: list[Tensor | None] | None = None  # d(after) for the next backward; None before the first
+    after_gradients: list[Tensor | None] | None = None  # d(after) for the next backward; None before the first
 
 
 class PipelineEngine:
@@ -97,7 +97,7 @@ class PipelineEngine:
         self.num_micro_batches = layout.micro_batches
         self.device = mesh.world.device
         self.recorder = ActionRecorder(self.device)
-        self.num_windows = 0  # how many windows this engine has started; shown in this rank's status
+        self.num_started_windows = 0  # shown in this rank's status
         self._loss = loss
         self._precision = check_precision(precision)
         self._boundaries: tuple[BoundarySpec | None, BoundarySpec | None] | None = None
@@ -134,7 +134,7 @@ class PipelineEngine:
         return cut_window(window, self.layout.micro_batches, self.layout.chunks)
 
     def boundaries(self, window: Window) -> tuple[BoundarySpec | None, BoundarySpec | None]:
-        """Return the specs of this stage's input and output messages. The first call is collective over the stages."""
+        """Return the specs of this stage's input and output. The first call is collective over the stages."""
         if self._boundaries is None:
             with self.autocast(), torch.no_grad():
                 self._boundaries = infer_boundaries(self.stack, self.mesh, window)
@@ -167,7 +167,7 @@ class _PipelineStep:
         self.window = window
         self.cut = cut
         self.before_last_backward = before_last_backward
-        engine.num_windows += 1
+        engine.num_started_windows += 1
         self.has_backward = torch.is_grad_enabled()
         self.recompute = engine.layout.recompute
         self.live_chunks: dict[tuple[int, int], _LiveChunk] = {}  # by (micro-batch, chunk)
@@ -183,11 +183,11 @@ class _PipelineStep:
     def run(self, actions: list[Action]) -> StepResult:
         """Run the actions in order; return this stage's result of the step."""
         # A micro-batch that ends early has fewer chunks than the schedule; every stage skips the same actions.
-        actions = [action for action in actions if self.cut.shape(action)[1]]
+        actions = [action for action in actions if self.cut.dims(action) != (0, 0)]
         self._post_receives(actions)
         last_backward = next((action for action in reversed(actions) if action.kind is ActionKind.BACKWARD), None)
         for action in actions:
-            self.mesh.world.set_status(f"in {action} of window {self.engine.num_windows}")
+            self.mesh.world.set_status(f"in {action} of window {self.engine.num_started_windows}")
             if action.kind is ActionKind.FORWARD:
                 self._forward(action)
             else:
@@ -195,7 +195,7 @@ class _PipelineStep:
         if self.mesh.forward_channel is not None and self.mesh.backward_channel is not None:
             self.mesh.forward_channel.flush()
             self.mesh.backward_channel.flush()
-        self.mesh.world.set_status(f"after window {self.engine.num_windows}")
+        self.mesh.world.set_status(f"after window {self.engine.num_started_windows}")
         state = reset_ended_rows(self.engine.stack, self.rows, self.window.num_steps, self._final_state())
         return step_result(self.losses, state)
 
@@ -211,7 +211,7 @@ class _PipelineStep:
 
     def _buffers(self, actions: list[Action], kind: ActionKind, spec: BoundarySpec) -> Iterator[Tensor]:
         # A generator: a buffer is allocated only when its receive is posted.
-        return (spec.empty(self.cut.shape(action), self.engine.device) for action in actions if action.kind is kind)
+        return (spec.empty(self.cut.dims(action), self.engine.device) for action in actions if action.kind is kind)
 
     def _forward(self, action: Action) -> None:
         progress = self.progress[action.micro_batch]
@@ -257,7 +257,7 @@ class _PipelineStep:
         if live.y.requires_grad:
             roots.append(live.y)
             gradients.append(y_gradient)
-        for tensor, gradient in zip(live.after, progress.gradients or [None] * len(live.after), strict=True):
+        for tensor, gradient in zip(live.after, progress.after_gradients or [None] * len(live.after), strict=True):
             if gradient is not None and tensor.requires_grad:
                 roots.append(tensor)
                 gradients.append(_pad_rows(gradient, len(tensor)))
@@ -267,7 +267,8 @@ class _PipelineStep:
             gradients.append(None)
         if roots:
             torch.autograd.backward(roots, gradients)
-        progress.gradients = [tensor.grad if tensor.is_leaf else None for tensor in live.state]
+        # In the first chunk, a learned initial state is not a leaf and has no `.grad`; it is not needed.
+        progress.after_gradients = [tensor.grad if tensor.is_leaf else None for tensor in live.state]
         if not self.mesh.is_first_stage:
             assert self.mesh.backward_channel is not None
             self.mesh.backward_channel.send(torch.zeros_like(live.x) if live.x.grad is None else live.x.grad)
@@ -295,7 +296,7 @@ class _PipelineStep:
 
     def _drop_ended(self, progress: _MicroBatchProgress, action: Action) -> State:
         """Set aside the states of rows that ended before this chunk; return the state of the others."""
-        _, num_rows = self.cut.shape(action)
+        _, num_rows = self.cut.dims(action)
         if len(progress.state) and num_rows < len(progress.state[0]):
             progress.ended_states.append(slice_rows(progress.state, slice(num_rows, None)))
             return slice_rows(progress.state, slice(num_rows))
