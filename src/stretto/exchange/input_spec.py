@@ -18,7 +18,7 @@ from stretto.blocks.stack import Stack
 
 @dataclass(frozen=True)
 class InputSpec:
-    """Inputs of `shape` at each step of each row: token ids below `num_tokens`, or floats if that is None."""
+    """Inputs of `shape` at each time step of each row: token ids below `num_tokens`, or floats if that is None."""
 
     shape: tuple[int, ...] = ()
     num_tokens: int | None = None
@@ -42,7 +42,7 @@ def find_input_spec(stack: Stack, task: Task | None = None, example: Tensor | No
 
 
 def _from_stack(stack: Stack) -> InputSpec:
-    """Return the input spec of the first block that is not dropout; raise ConfigError if it is not known."""
+    """Return the input spec of the first block that is not dropout; raise ConfigError if it can't be inferred."""
     for index, block in enumerate(stack, stack.first):
         if isinstance(block, Dropout | LockedDropout):
             continue

@@ -29,10 +29,10 @@ def from_keras(source: Path | str | Sequence[Array]) -> Stack:
     """Return a stack with the weights of a Keras model. It computes the same outputs as the model in inference mode.
 
     `source` is a `.keras` file, a `.weights.h5` file, or the arrays that `get_weights()` of a layer or a model returns;
-    the last two hold no settings, so Keras's defaults are assumed. Keras itself is not needed. Supported layers are
-    Embedding, LSTM, GRU with `reset_after`, Bidirectional LSTM (not from arrays), Dense, TimeDistributed,
-    LayerNormalization, Activation and dropout; they must run one after the other. Each LSTM and GRU outputs all time
-    steps, even one with `return_sequences=False`.
+    the last two hold no settings, so Keras's defaults are assumed, and Activation layers are left out. Keras itself is
+    not needed. Supported layers are Embedding, LSTM, GRU with `reset_after`, Bidirectional LSTM (not from arrays),
+    Dense, TimeDistributed, LayerNormalization (not from `.weights.h5`), Activation and dropout; they must run one after
+    the other. Each LSTM and GRU outputs all time steps, even one with `return_sequences=False`.
     """
     if isinstance(source, Path | str):
         layers = read_keras(Path(source))

@@ -33,7 +33,7 @@ def enumerate_blocks(stack: Stack, label: str) -> Iterator[tuple[str, Block]]:
 
 
 def has_forward_of(module: object, *kinds: type[Module]) -> TypeGuard[Module]:
-    """Return whether a module is an instance of one of these classes, with that class's own `forward`."""
+    """Return whether a module is one of these classes, or a subclass that inherits `forward`: it computes the same."""
     return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
 
 
@@ -165,6 +165,7 @@ def _add_rnn_weights(graph: Graph, rnn: nn.LSTM | nn.GRU, suffixes: list[str], n
 
 def _add_bidirectional(graph: Graph, rnn: nn.LSTM, label: str, x: str, lengths: str) -> str:
     """Add a bidirectional LSTM whose reverse direction starts at a row's last valid step; return its output's name."""
+    # Clamp as the block's forward does; the length of a row that doesn't end would also overflow an int32.
     num_steps = graph.add_node("Shape", x, start=0, end=1)
     clamped = graph.add_node("Min", graph.add_node("Max", lengths, graph.add_int64_constant(1)), num_steps)
     sequence_lens = graph.add_node("Cast", clamped, to=graph.int32)

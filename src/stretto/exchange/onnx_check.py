@@ -20,7 +20,7 @@ from stretto.exchange.onnx_blocks import state_names
 
 Session = Any  # onnxruntime has no types
 
-# (rows, chunk lengths), none equal to the example's 3 rows and 5 steps, so the check fails if the export fixed a size.
+# (rows, chunk lengths). The export's example has 3 rows and 5 time steps; if it fixed these sizes, the check fails.
 _TEST_SHAPES = ((1, (1, 7)), (2, (13, 1, 4)), (7, (3, 29)))
 
 
@@ -35,23 +35,23 @@ def compare_with_onnxruntime(stack: Stack, path: Path, input_spec: InputSpec) ->
     session = _open_session(path)
     generator = Generator().manual_seed(1)
     differences = [0.0]
-    for num_rows, chunks in _TEST_SHAPES:
-        lengths = torch.randint(1, sum(chunks) + 1, (num_rows,), generator=generator)
+    for num_rows, chunk_lengths in _TEST_SHAPES:
+        row_lengths = torch.randint(1, sum(chunk_lengths) + 1, (num_rows,), generator=generator)
         # If a stack looks ahead, its input can't be cut in time: run it as one chunk.
-        chunk_lengths = chunks if stack.causal else (sum(chunks),)
-        differences += _differences(stack, session, input_spec, chunk_lengths, lengths, generator)
+        chunks = chunk_lengths if stack.causal else (sum(chunk_lengths),)
+        differences += _differences(stack, session, input_spec, chunks, row_lengths, generator)
     # np.max returns NaN if there is one; Python's max may ignore it.
     return float(np.max(differences))
 
 
 def _differences(
-    stack: Stack, session: Session, spec: InputSpec, chunks: tuple[int, ...], lengths: Tensor, generator: Generator
+    stack: Stack, session: Session, spec: InputSpec, chunks: tuple[int, ...], row_lengths: Tensor, generator: Generator
 ) -> list[float]:
-    """Return the differences of each chunk's output and state; `chunks` has the chunk lengths, `lengths` the rows'."""
-    num_rows = len(lengths)
+    """Return the differences of each chunk's output and state; `chunks` has the number of time steps of each."""
+    num_rows = len(row_lengths)
     rows = Rows.of(num_rows, dtype=torch.float32)
     if not stack.causal:
-        rows = replace(rows, lengths=lengths)
+        rows = replace(rows, lengths=row_lengths)
     names = state_names(stack)
     state = stack.initial_state(rows)
     onnx_state = {name: tensor.numpy() for name, tensor in _named_tensors(names, state).items()}
