@@ -22,9 +22,9 @@ from stretto.exchange.onnx_blocks import add_block
 from stretto.exchange.onnx_check import compare_with_onnxruntime
 from stretto.exchange.onnx_graph import Graph
 
-# Weights that are larger than this in total go into a separate file: a protobuf message is limited to 2 GiB.
+# Weights of more than this in total go into a separate file; it is half of protobuf's limit of 2 GiB per message.
 MAX_INLINE_BYTES = 1 << 30
-TOLERANCE = 1e-5  # the largest difference between onnxruntime and torch that is accepted
+TOLERANCE = 1e-5  # the largest difference that is accepted, as defined in `compare_with_onnxruntime`
 
 
 class _HasTask(Protocol):
@@ -50,7 +50,7 @@ class OnnxExport:
     path: Path
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    max_difference: float | None  # between the outputs and states of onnxruntime and those of torch
+    max_difference: float | None  # between onnxruntime's and torch's outputs or states; relative for values above 1
 
 
 def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Tensor | None = None) -> OnnxExport:
@@ -104,7 +104,7 @@ def _build_graph(stack: Stack, input_spec: InputSpec) -> Graph:
 def _staged_file(path: Path) -> Iterator[Path]:
     """Yield a path with the same file name in a temporary folder beside `path`.
 
-    Not `atomic_path`: a large model contains the name of its weights file, which is derived from the model file's name.
+    `atomic_path` would change the name, and a large model contains the name of its weights file, derived from its own.
     """
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)

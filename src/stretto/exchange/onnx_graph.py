@@ -11,7 +11,7 @@ from torch import Tensor
 
 from stretto.base.extras import import_optional_dependency
 
-OPSET = 18
+OPSET = 18  # the first in which Split has `num_outputs`
 IR_VERSION = 8  # the oldest file format that supports this opset, so that older runtimes can read the model
 
 
@@ -23,7 +23,7 @@ class Graph:
     initializers: list[Any] = field(default_factory=list)
     inputs: list[Any] = field(default_factory=list)
     outputs: list[Any] = field(default_factory=list)
-    prefix: str = ""  # prepended to the names of new values
+    prefix: str = ""  # of generated names; inputs, outputs and initializers have names that the caller gives
     _num_values: int = 0
 
     def __post_init__(self) -> None:
@@ -65,7 +65,7 @@ class Graph:
         self.nodes.append(self._onnx.helper.make_node("Identity", [value], [name]))
 
     def scan_body(self, inputs: Sequence[str], outputs: Sequence[str], dtype: torch.dtype) -> Any:  # noqa: ANN401
-        """Return this graph's nodes as the body of a Scan node; constants they use must be in the enclosing graph."""
+        """Return the nodes as a Scan's body with inputs and outputs of `dtype`; constants belong in the outer graph."""
         values = [[self._value_info(name, dtype, None) for name in names] for names in (inputs, outputs)]
         return self._onnx.helper.make_graph(self.nodes, "body", *values)
 

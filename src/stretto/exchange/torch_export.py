@@ -77,19 +77,19 @@ def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, 
 def _block_layers(block: Block, label: str) -> list[TorchLayer]:
     """Return the torch modules for a block; raise ConfigError if torch has none, or the block overrides `forward`."""
     if has_forward_of(block, Stack):
-        return [layer for path, inner in enumerate_blocks(block, label) for layer in _block_layers(inner, path)]
+        return [layer for name, inner in enumerate_blocks(block, label) for layer in _block_layers(inner, name)]
     if has_forward_of(block, Dropout, LockedDropout):
         return []  # no weights, and not needed for inference
     if has_forward_of(block, Residual):
-        inner = [] if isinstance(block.block, Stack) else _block_layers(block.block, label)
-        if len(inner) == 1:  # a skip connection around several modules is an error, raised below
-            return [replace(inner[0], options={**inner[0].options, "residual": True})]
-    rnn_classes = (LSTM, GRU, BidirectionalLSTM)
-    if has_forward_of(block, *rnn_classes) and isinstance(block, rnn_classes):  # isinstance narrows the type for mypy
+        layers = [] if isinstance(block.block, Stack) else _block_layers(block.block, label)
+        if len(layers) == 1:  # a skip connection around a stack or around dropout is an error, raised below
+            return [replace(layers[0], options={**layers[0].options, "residual": True})]
+    rnn_blocks = (LSTM, GRU, BidirectionalLSTM)
+    if has_forward_of(block, *rnn_blocks) and isinstance(block, rnn_blocks):  # isinstance narrows the type for mypy
         rnn = block.cell
-        for kind in (nn.LSTM, nn.GRU):
-            if has_forward_of(rnn, kind):
-                return [TorchLayer(kind.__name__, dict(rnn.state_dict()), _rnn_options(rnn))]
+        for rnn_class in (nn.LSTM, nn.GRU):
+            if has_forward_of(rnn, rnn_class):
+                return [TorchLayer(rnn_class.__name__, dict(rnn.state_dict()), _rnn_options(rnn))]
     if has_forward_of(block, Pointwise):
         module = block.module
         # stretto's Embedding holds a subclass of nn.Embedding that only initializes its weights differently.

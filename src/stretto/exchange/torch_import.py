@@ -23,7 +23,7 @@ _RECURRENT_WEIGHT = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)
 
 
 def from_torch(source: Modules | Weights | Path | str) -> Stack:
-    """Return a stack with the weights of torch layers, one block per recurrent layer.
+    """Return a stack with the weights of torch layers, one block per layer: `nn.LSTM(4, 8, num_layers=2)` becomes two.
 
     `source` is a module (`nn.LSTM`, `nn.GRU`, an `nn.Sequential`), a list or dict of modules in the order they run, a
     state dict, or a file with a state dict (safetensors or `torch.save`, loaded without running code from it; all
@@ -33,7 +33,7 @@ def from_torch(source: Modules | Weights | Path | str) -> Stack:
     if isinstance(source, Path | str):
         layers = _from_file(Path(source))
     elif isinstance(source, nn.Module):
-        layers = _from_modules(_children(source))
+        layers = _from_modules(_named_layers(source))
     elif not isinstance(source, Mapping):
         layers = _from_modules({str(index): module for index, module in enumerate(source)})
     elif all(isinstance(value, nn.Module) for value in source.values()):
@@ -43,7 +43,8 @@ def from_torch(source: Modules | Weights | Path | str) -> Stack:
     return stack_layers(layers)
 
 
-def _children(module: nn.Module) -> dict[str, nn.Module]:
+def _named_layers(module: nn.Module) -> dict[str, nn.Module]:
+    """Return the children of a container, or a single supported layer under the name of its class."""
     if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
         return dict(module.named_children())
     if type(module) in (*_LAYER_KINDS, nn.Dropout):
@@ -128,14 +129,14 @@ def _infer_kind(layer_name: str, weights: Weights, layers: Mapping[str, Weights]
 
 
 def _is_named_embedding(layer_name: str) -> bool:
-    """Return whether a name suggests an embedding: `encoder.embed_tokens`, `wordEmbedding`, `emb.0`, not `member`."""
+    """Return whether a name suggests an embedding: `encoder.embed_tokens`, `wordEmbedding`, `emb.0`; not `member.0`."""
     names = [name for name in layer_name.split(".") if not name.isdecimal()]
     return bool(names) and re.search(r"(?<![A-Za-z])[Ee]mb|Emb|EMB", names[-1]) is not None
 
 
 def _infer_recurrent_kind(prefix: str, weights: Weights) -> LayerKind:
     num_layers = sum(re.fullmatch(r"weight_ih_l\d+", key) is not None for key in weights)
-    needed = {f"weight_{kind}_l{layer}" for kind in ("ih", "hh") for layer in range(num_layers)}
+    needed = {f"{part}_l{layer}" for part in ("weight_ih", "weight_hh") for layer in range(num_layers)}
     missing = sorted(needed - set(weights)) or ([] if num_layers else ["weight_ih_l0"])
     if missing:
         raise ConfigError(f"{prefix}{missing[0]} is missing; give all weights of the layer")
@@ -144,7 +145,7 @@ def _infer_recurrent_kind(prefix: str, weights: Weights) -> LayerKind:
             raise ConfigError(
                 f"{prefix}{key} has shape {list(weights[key].shape)}, which no LSTM or GRU has; give a state_dict()"
             )
-    gate_rows, out_features = weights["weight_hh_l0"].shape
+    gate_rows, out_features = weights["weight_hh_l0"].shape  # out_features is proj_size or, without it, hidden_size
     hidden_size = weights["weight_hr_l0"].shape[1] if "weight_hr_l0" in weights else out_features
     kinds: dict[int, LayerKind] = {4: "LSTM", 3: "GRU"}  # by number of gates
     if gate_rows % hidden_size or gate_rows // hidden_size not in kinds:
