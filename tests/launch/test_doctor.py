@@ -206,7 +206,7 @@ def test_a_slow_link_is_a_warning(latency: float, bandwidth: float, level: str) 
 def _meet(world: World) -> tuple[list[Finding], list[dict[str, Any]]]:
     own = [ok("memory", f"of rank {world.rank}")]
     # As if each rank ran on a different machine.
-    return link_checks.gather_findings(world, 0, own), link_checks.measure_links(world, 1)
+    return link_checks.gather_findings(world, 0, own), link_checks.measure_rank_zero_links(world, 1)
 
 
 def test_rank_0_gathers_the_findings_of_every_machine(pools: RankPools) -> None:
@@ -236,7 +236,7 @@ def test_links_within_and_between_machines_are_told_apart(pools: RankPools) -> N
 
 
 def _unequal(world: World) -> list[dict[str, Any]]:
-    return link_checks.measure_links(world, 1 if world.rank == 3 else 3)
+    return link_checks.measure_rank_zero_links(world, 1 if world.rank == 3 else 3)
 
 
 def test_doctor_on_ranks_of_a_launcher_prints_one_report(tmp_path: Path) -> None:

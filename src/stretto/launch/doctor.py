@@ -73,7 +73,7 @@ def _check_ranks(ranks: int, device: str, findings: list[Finding]) -> list[Findi
     """Start ranks and check how they communicate; `auto` means the CPU if there are too few working accelerators."""
     from stretto.launch.link_checks import check_links
 
-    devices = [finding for finding in findings if finding.name.startswith("device ") and finding.level != "problem"]
-    if device == "auto" and len(devices) < ranks:
+    num_working = sum(finding.name.startswith("device ") and finding.level != "problem" for finding in findings)
+    if device == "auto" and num_working < ranks:
         device = "cpu"
     return check_links(ranks, device, _LINK_SECONDS)

@@ -11,7 +11,7 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
-# Called after a failure with its result and the number of restarts left; returns the new number of restarts left.
+# Called after a failure with its result and the number of restarts left; returns how many to allow now.
 RestartPolicy = Callable[[RunResult, int], int]
 
 
@@ -36,7 +36,7 @@ class ElasticAgent(LocalElasticAgent):
         return result
 
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
-        # torch passes `death_sig` only after a signal to the agent. `timeout` is not passed on: torch 2.10 lacks it.
+        # torch passes `death_sig` only after a signal: give ranks time to save. torch 2.10's method has no `timeout`.
         if death_sig is not None and self._pcontext is not None:
             self._pcontext.close(death_sig, self._grace_seconds)
         super()._shutdown()

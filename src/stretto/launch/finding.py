@@ -1,4 +1,4 @@
-"""Finding: the result of a check, and what to do about it."""
+"""Finding: one result of a check, and what to do about it."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,13 +11,13 @@ Level = Literal["ok", "warning", "problem"]
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check: ok, a warning (may cause trouble) or a problem (will not work)."""
+    """One result of a check: ok, a warning (may cause trouble) or a problem (will not work)."""
 
     name: str
     level: Level
     detail: str
     remedy: str = ""  # one sentence; empty if the level is ok
-    host: str = ""  # the machine's host name, if several ranks report their findings; else empty
+    host: str = ""  # the machine's name, if rank 0 has gathered the findings of several ranks; else empty
 
 
 def ok(name: str, detail: str) -> Finding:

@@ -33,7 +33,7 @@ def run_folders(config: RunConfig | None) -> dict[str, Path]:
 def check_folder(name: str, folder: Path) -> list[Finding]:
     """Check free space, write speed and locks, in a temporary folder inside `folder` or its nearest existing parent."""
     paths = (folder.absolute(), *folder.absolute().parents)
-    existing = next(path for path in paths if path.exists() or path.is_symlink())
+    existing = next(path for path in paths if path.exists() or path.is_symlink())  # also a broken symlink
     if not existing.is_dir():
         return [problem(name, f"{existing} is not a folder", "choose a different folder, or move the file")]
     try:
@@ -45,7 +45,7 @@ def check_folder(name: str, folder: Path) -> list[Finding]:
         return [
             _check_space(name, existing),
             _check_speed(f"{name}, disk", Path(scratch)),
-            _check_guarantees(f"{name}, locks", Path(scratch)),
+            _check_concurrent_writes(f"{name}, locks", Path(scratch)),
         ]
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
@@ -79,7 +79,7 @@ def _check_speed(name: str, folder: Path) -> Finding:
     return ok(name, detail)
 
 
-def _check_guarantees(name: str, folder: Path) -> Finding:
+def _check_concurrent_writes(name: str, folder: Path) -> Finding:
     """Check exclusive creation, locks and hard links, which protect a folder that several processes write to."""
     storage = open_storage(folder / "storage")
     if not storage.create("kept/first", b"one") or storage.create("kept/first", b"two"):
@@ -91,8 +91,7 @@ def _check_guarantees(name: str, folder: Path) -> Finding:
     except (StrettoError, OSError) as error:
         return problem(name, f"can't lock a file ({error})", "enable locks on its filesystem, or choose another folder")
     try:
-        # `_check_speed` has written this file.
-        os.link(folder / "written-0", folder / "linked")
+        os.link(folder / "written-0", folder / "linked")  # `_check_speed` has written the first
     except OSError as error:
         remedy = "use another disk if several processes write there: without hard links, one may read an empty file"
         return warning(name, f"no hard links ({error.strerror})", remedy)

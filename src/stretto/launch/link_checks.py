@@ -20,11 +20,11 @@ from stretto.mesh.world import World
 
 # In bytes. The short message measures the latency; the extra time of the long one gives the bandwidth.
 _MESSAGE_SIZES = (4, 8 << 20)
-# Links to at most this many other nodes are measured.
-_MAX_NODES = 8
+_MAX_NODES = 8  # links to at most this many other nodes are measured
 # Slower links get a warning.
 _MAX_LATENCY_SECONDS = 5e-3
 _MIN_BANDWIDTH_BYTES_PER_SECOND = 50e6
+# A clock that differs more than this from rank 0's is a warning or a problem.
 _CLOCK_WARNING_SECONDS, _CLOCK_PROBLEM_SECONDS = 1.0, 300.0
 
 
@@ -46,10 +46,10 @@ def check_links(num_ranks: int, device: str, seconds: float) -> list[Finding]:
         return link_findings(json.loads(path.read_text()))
 
 
-def measure_links(world: World, local_size: int) -> list[dict[str, Any]]:
+def measure_rank_zero_links(world: World, local_size: int) -> list[dict[str, Any]]:
     """Return latency and bandwidth from rank 0 to rank 1 on its node, and to the first ranks of up to 8 other nodes.
 
-    All ranks must call this; only rank 0's result is valid. All nodes are assumed to have the same number of ranks.
+    All ranks must call this; only rank 0's result (in s and bytes/s) is valid. Nodes are assumed to be of equal size.
     """
     # The sum of ranks shows that collectives work. Only rank 0 adds to the other sum, so it is rank 0's local_size.
     rank_sum, local_size_sum = world.all_reduce([world.rank, local_size if world.is_rank_zero else 0])
@@ -74,7 +74,7 @@ def measure_links(world: World, local_size: int) -> list[dict[str, Any]]:
 
 
 def link_findings(links: Sequence[Mapping[str, Any]]) -> list[Finding]:
-    """Return a finding for each link from `measure_links`."""
+    """Return a finding for each link from `measure_rank_zero_links`."""
     findings = []
     for link in links:
         name = f"link 0-{link['target']}" + ("" if link["is_same_node"] else ", network")
@@ -100,7 +100,7 @@ def gather_findings(world: World, local_rank: int, local_findings: list[Finding]
     }
     world.store.set(f"doctor/{world.rank}", json.dumps(message))
     if not world.is_rank_zero:
-        world.barrier()
+        world.barrier()  # rank 0 enters it after it has read all messages
         return local_findings
     timeout = timedelta(seconds=min(60.0, world.timeout.total_seconds()))
     messages = [

@@ -129,7 +129,7 @@ def _root_cause(result: RunResult) -> tuple[int, ProcessFailure]:
     def sort_key(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, int, bool]:
         code = item[1].exitcode
         was_terminated = code in (PREEMPTED_EXIT_CODE, -signal.SIGTERM)
-        # In this order: permanent errors, ranks not terminated by the launcher, the earliest, ranks killed by a signal.
+        # First come permanent errors, ranks that the launcher didn't terminate, the earliest, ranks killed by a signal.
         return code not in _PERMANENT_EXIT_CODES, was_terminated, item[1].timestamp, code > 0
 
     return min(result.failures.items(), key=sort_key)
@@ -139,7 +139,7 @@ def _failure_error(result: RunResult) -> StrettoError:
     """Return the error for failed ranks, without a message if the rank at fault printed one before it exited."""
     rank, failure = _root_cause(result)
     if failure.exitcode == PREEMPTED_EXIT_CODE:
-        # All ranks were preempted, and have saved.
+        # The ranks were preempted: they have saved, unless training had not begun.
         return RanksEndedError(LostPeerError.exit_code)
     if failure.exitcode > 0:
         return RanksEndedError(failure.exitcode)
@@ -153,7 +153,7 @@ def _signal_error(codes: Sequence[int | None], received: signal.Signals) -> Base
     if received == signal.SIGINT:
         return KeyboardInterrupt(": the ranks were stopped")  # printed after "interrupted"
     if all(code in (PREEMPTED_EXIT_CODE, LostPeerError.exit_code) for code in codes):
-        # The ranks have saved, and have printed a message.
+        # The ranks have saved, unless training had not begun, and have printed a message.
         return RanksEndedError(LostPeerError.exit_code)
     if all(code == 0 for code in codes):
         # The ranks had already finished their work.

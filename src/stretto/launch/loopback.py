@@ -15,7 +15,7 @@ class LoopbackRendezvous(RendezvousHandler):
 
     def __init__(self) -> None:
         self._is_closed = False
-        self._store: TCPStore | None = None
+        self._store: TCPStore | None = None  # its server stops when the last reference is gone
 
     @property
     def use_agent_store(self) -> bool:

@@ -1,4 +1,4 @@
-"""Makes a rank end when the launcher that started it ends, even if the launcher was killed."""
+"""Ends a rank when its launcher ends, even if that was killed, and defines the exit code of a preempted rank."""
 
 import ctypes
 import os

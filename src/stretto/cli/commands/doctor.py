@@ -75,7 +75,7 @@ def _check_on_ranks(
     """Check each machine on its first rank, and the links from rank 0; rank 0 prints the findings."""
     from stretto.launch.doctor import check_machine, rendezvous_timeout
     from stretto.launch.finding import problem
-    from stretto.launch.link_checks import gather_findings, link_findings, measure_links
+    from stretto.launch.link_checks import gather_findings, link_findings, measure_rank_zero_links
     from stretto.mesh.join import world
 
     findings = check_machine(config) if launch_info.local_rank == 0 else []
@@ -83,7 +83,7 @@ def _check_on_ranks(
         with world(device=options.device, timeout=rendezvous_timeout(config)) as joined:
             prints_findings = joined.is_rank_zero
             findings = gather_findings(joined, launch_info.local_rank, findings)
-            findings += link_findings(measure_links(joined, launch_info.local_size))
+            findings += link_findings(measure_rank_zero_links(joined, launch_info.local_size))
     except (StrettoError, RuntimeError) as error:
         # Without the other ranks, each machine prints its own findings.
         prints_findings = launch_info.local_rank == 0
@@ -96,7 +96,7 @@ def _check_on_ranks(
 def _measure_links(options: argparse.Namespace) -> None:
     """Serve `check_links`: launch ranks that run this same command. They measure the links; rank 0 writes `--links`."""
     from stretto.launch.doctor import RENDEZVOUS_TIMEOUT
-    from stretto.launch.link_checks import measure_links
+    from stretto.launch.link_checks import measure_rank_zero_links
     from stretto.launch.local import launch_local
     from stretto.launch.parent_exit import exit_when_launcher_dies
     from stretto.mesh.join import world
@@ -106,7 +106,7 @@ def _measure_links(options: argparse.Namespace) -> None:
         return
     exit_when_launcher_dies()
     with world(device=options.device, timeout=RENDEZVOUS_TIMEOUT) as joined:
-        links = measure_links(joined, joined.local_size)
+        links = measure_rank_zero_links(joined, joined.local_size)
         if joined.is_rank_zero:
             write_atomic(options.links, json.dumps(links).encode())
 
