@@ -27,7 +27,7 @@ Trial = Callable[[], tuple[float, float]]
 _MAX_RUN_SECONDS = 6.0
 # How long `fastest_times` repeats the runs of each point, in each of two passes.
 _POINT_SECONDS = 0.1
-# Points are measured at the global batch's rows and steps divided by these.
+# Points are measured at the global batch's rows and steps divided by these. An error message contains the 16.
 _ROW_DIVISORS, _STEP_DIVISORS = (1, 2, 4, 16), (1, 4, 16)
 
 
@@ -46,7 +46,7 @@ def name_kinds(model: Stack) -> list[str]:
 
 
 def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[tuple[str, KindCosts]]:
-    """Measure each kind of block, then the loss; yield names and costs. Skip chunks above `memory_limit` bytes."""
+    """Measure each kind of block, then the loss; yield names and costs. Skip points above `memory_limit` bytes."""
     model = profile_input.model
     inputs = window_tensor(profile_input.window, "inputs", model.dtype)
     # The output of each kind for one time step of one row: the example input of the block after it.
@@ -55,7 +55,7 @@ def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[
     for index, name in enumerate(names):
         if name not in outputs:
             stack = initialize(copy.deepcopy(model[index : index + 1]), profile_input.seed, profile_input.device)
-            # Only the first block of the model needs no gradient with respect to its input.
+            # The model's first block needs no gradient w.r.t. its input, but later blocks of its kind, if any, do.
             needs_input_gradient = index > 0 or names.count(name) > 1
             block = _MeasuredBlock(profile_input, stack.train(), inputs, needs_input_gradient)
             points = _measure_grid(profile_input, block.trial, list(stack.parameters()), memory_limit)
@@ -261,7 +261,7 @@ def _time_optimizer(weights: list[nn.Parameter], make_optimizer: OptimizerFactor
         weight.grad = gradient
 
     def update() -> None:
-        float(torch.nn.utils.get_total_norm(gradients))
+        float(torch.nn.utils.get_total_norm(gradients))  # float waits for the device, as in training
         multiply_all(gradients, 1.0)
         with flush_denormals():
             optimizer.step()

@@ -31,13 +31,13 @@ class _Variant:
 
     description: str
     cuts: Sequence[int]  # the first time step of each chunk after the first
-    micro_batches: Sequence[slice]  # ranges of rows
+    row_slices: Sequence[slice]  # one per micro-batch
     advice: str  # the remedy if the result differs
     is_stateful: bool = False  # each chunk is a separate window, and the state is carried to the next
 
 
 _Result = dict[str, dict[str, Tensor]]
-"""The `outputs`, `state` and `gradients` of one run of a block, each as tensors by name."""
+"""The `outputs`, final `state` and `gradients` of one run of a block, each as tensors by name."""
 
 
 def check_chunk_law(
@@ -92,7 +92,7 @@ def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | Non
     halves = [slice(0, half), slice(half, num_rows)]
     if cuts is None:
         cuts = [*([cut] for cut in range(1, num_steps)), range(1, num_steps)]
-    cut_lists = [list(cut_list) for cut_list in cuts] or [[num_steps // 2]]
+    cut_lists = [list(cut_list) for cut_list in cuts] or [[num_steps // 2]]  # `cuts` may be empty
     last = cut_lists[-1]
     keep_nothing = "keep nothing between calls except in the state, and derive random numbers from the state"
     separate_rows = f"don't mix rows, {keep_nothing}"
@@ -112,16 +112,16 @@ def _run(block: Block, x: Tensor, variant: _Variant, key: int) -> _Result:
     block.zero_grad(set_to_none=True)
     x = _as_leaf(x)
     # As in an engine, each micro-batch makes its initial state, which can depend on a row's lane but not on its index.
-    micro_batches = [_rows(block, x, key)[rows] for rows in variant.micro_batches]
+    micro_batches = [_rows(block, x, key)[row_slice] for row_slice in variant.row_slices]
     initial_states = [tuple(map(_as_leaf, block.begin(micro_batch))) for micro_batch in micro_batches]
     states = list(initial_states)
-    outputs: list[list[Tensor]] = [[] for _ in variant.micro_batches]
+    outputs: list[list[Tensor]] = [[] for _ in micro_batches]
     for start, stop in pairwise([0, *variant.cuts, x.shape[0]]):
-        for index, rows in enumerate(variant.micro_batches):
+        for index, row_slice in enumerate(variant.row_slices):
             if variant.is_stateful and start:
                 continued = replace(micro_batches[index], fresh=~micro_batches[index].fresh)  # none is fresh now
                 states[index] = block.begin(continued, states[index])
-            y, states[index] = block(x[start:stop, rows], states[index])
+            y, states[index] = block(x[start:stop, row_slice], states[index])
             outputs[index].append(y)
     y = torch.cat([torch.cat(chunk_outputs) for chunk_outputs in outputs], dim=1)
     final_state = cat_rows(states)

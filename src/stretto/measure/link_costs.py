@@ -42,18 +42,18 @@ def measure_all_reduce(profile_input: ProfileInput, world: World, num_ranks: int
     (latency,) = time_all_reduces(world, num_ranks, _ALL_REDUCE_SIZES[:1])
     is_measured = world.rank < num_ranks  # in this topology, these ranks are the first stage
     window = profile_input.crop(1, 1)
-    local = profile_input.make_engine(chunks=1)
-    replica = ReplicaEngine(profile_input.make_engine(chunks=1), mesh, is_synced=True) if is_measured else None
+    plain_engine = profile_input.make_engine(chunks=1)
+    replica_engine = ReplicaEngine(profile_input.make_engine(chunks=1), mesh, is_synced=True) if is_measured else None
     fastest = [math.inf, math.inf]  # seconds per step without and with the reducer, the mean over ranks
     for _ in range(_NUM_REPEATS):
-        for index, engine in enumerate((local, replica)):
+        for index, engine in enumerate((plain_engine, replica_engine)):
             world.barrier()
             started = synchronized_time(profile_input.device)
             if is_measured and engine is not None:
                 engine.step(window, None, key=1)
             seconds = synchronized_time(profile_input.device) - started if is_measured else 0.0
             fastest[index] = min(fastest[index], world.all_reduce([seconds])[0] / num_ranks)
-    num_bytes = sum(weight.nbytes for weight in local.stack.parameters() if weight.requires_grad)
+    num_bytes = sum(weight.nbytes for weight in plain_engine.stack.parameters() if weight.requires_grad)
     transfer_seconds = max(fastest[1] - fastest[0] - latency, 1e-9)
     return AllReduceCost(ranks=num_ranks, latency=latency, bandwidth=max(num_bytes, 1) / transfer_seconds)
 

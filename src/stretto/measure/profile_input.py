@@ -10,7 +10,7 @@ from functools import cached_property
 import torch
 from torch import nn
 
-from stretto.base.fingerprint import fingerprint
+from stretto.base.fingerprint import fingerprint as fingerprint_of
 from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
 from stretto.base.window import Window
@@ -68,7 +68,7 @@ class ProfileInput:
             "optimizer": self._describe_optimizer(),
             "threads": self.threads if self.is_cpu else 0,
         }
-        return fingerprint(facts)[:16]
+        return fingerprint_of(facts)[:16]
 
     @property
     def is_cpu(self) -> bool:

@@ -10,7 +10,7 @@ from stretto.mesh.world import World
 from stretto.plan.cluster import divisors
 from stretto.plan.profile import RankSpeed
 
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 8
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 8  # after the minimum, stop as soon as the times are plausible
 # Several ranks together, or one with more threads, should do at least as much work per second as the base: see
 # `base_seconds`. If they do less than this fraction of it, other work on the node probably disturbed the measurement.
 _MIN_PLAUSIBLE_GAIN = 0.7

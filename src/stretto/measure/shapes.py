@@ -21,8 +21,7 @@ def block_shapes(model: Stack, windows: WindowSource) -> list[BlockShape]:
     x = inputs[:1, :1].to("meta")
     shapes = []
     for block in model:
-        rows = Rows.of(1, 1, device=torch.device("meta"), dtype=model.dtype)
-        state = block.begin(rows)
+        state = block.begin(Rows.of(1, 1, device="meta", dtype=model.dtype))
         with torch.no_grad():
             y, _ = block(x, state)
         shapes.append(_shape(block, x, y, sum(tensor.numel() for tensor in state)))
@@ -40,6 +39,6 @@ def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, state_size: int) -> B
     if state_size and not recurrent:
         # A custom block with a state: assume that each time step multiplies the state by all weights.
         recurrent = num_weights
-    # An LSTM's state has two elements per hidden feature, h and c.
+    # An LSTM's state has two elements per hidden feature, h and c. Other blocks with a state are estimated alike.
     saved = x[0, 0].numel() + _SAVED_PER_FEATURE * state_size // 2
     return BlockShape(kind, num_weights, recurrent=recurrent, outputs=outputs, saved=saved, state=state_size)

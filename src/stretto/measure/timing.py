@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 import torch
 
-# By default, an operation is repeated for _TRIAL_SECONDS; always at least _MIN_RUNS and at most _MAX_RUNS times.
-_TRIAL_SECONDS = 0.4
+# By default, an operation is repeated for _REPEAT_SECONDS; always at least _MIN_RUNS and at most _MAX_RUNS times.
+_REPEAT_SECONDS = 0.4
 _MIN_RUNS, _MAX_RUNS = 2, 25
 
 
@@ -17,7 +17,7 @@ def synchronized_time(device: torch.device) -> float:
     return time.perf_counter()
 
 
-def fastest_times(run: Callable[[], tuple[float, ...]], seconds: float = _TRIAL_SECONDS) -> tuple[float, ...]:
+def fastest_times(run: Callable[[], tuple[float, ...]], seconds: float = _REPEAT_SECONDS) -> tuple[float, ...]:
     """Call `run`, which returns durations, for about `seconds` after a warm-up; return the minimum of each duration.
 
     Other work on the machine only ever adds time, so the minimum is closest to the true cost.
