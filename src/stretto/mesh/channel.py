@@ -1,7 +1,6 @@
 """Channel: messages in one direction between neighboring stages.
 
-Receives are posted ahead, so that a message arrives while the stage computes. Sends are asynchronous, too: the channel
-waits for them later.
+Receives are posted ahead and sends are asynchronous, so that messages travel while the stage computes.
 """
 
 from collections import deque
@@ -83,6 +82,7 @@ class Channel:
         return work
 
     def _wait(self, work: dist.Work, peer: int, *, status: str, activity: str) -> None:
+        """Wait for an operation; other ranks see `status`, and an error of this rank may say "while {activity}"."""
         self._world.set_status(status)
         wait_started = self._world.wait_timer.begin()
         try:

@@ -21,7 +21,7 @@ def find_device(name: str, local_rank: int = 0, local_size: int = 1, *, has_own_
     else:
         try:
             device = torch.device(name)
-            # torch.device accepts devices that this machine or this build lacks, but creating a tensor there fails.
+            # torch.device accepts devices that this machine lacks, where empty() fails, and meta, where tolist() fails.
             torch.empty(1, device=device).tolist()
         except (RuntimeError, AssertionError, ValueError, ImportError, NotImplementedError):
             raise ConfigError(f"run.device={name!r} is not a device of this machine; use auto or cpu") from None

@@ -28,8 +28,8 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
     """Join the ranks started by torchrun, srun, mpirun or with TF_CONFIG; yield this rank's world.
 
     Without a launcher, the world has one rank. This rank leaves when the context ends. `size` is the number of ranks
-    the layout needs; if the job has another number, every rank raises an error before it waits for the others. A rank
-    that fails does not wait for others to finish; when it exits, those that wait for it fail.
+    the layout needs; if the job has a different number, every rank raises an error before it waits for the others. A
+    rank that fails does not wait for others to finish; when it exits, those that wait for it fail.
     """
     launch_info = find_launch_info(os.environ) or _SINGLE_RANK
     if size is not None and size != launch_info.size:
@@ -62,7 +62,8 @@ def _join(launch_info: LaunchInfo, device: torch.device, timeout: timedelta) -> 
     """Return this rank's world, and the store of this launch."""
     rank, size = launch_info.rank, launch_info.size
     run_store = PrefixStore(f"stretto/{launch_info.run_id}", open_store(launch_info, timeout))
-    store = PrefixStore(rendezvous(run_store, rank, size, timeout), run_store)
+    launch_id = rendezvous(run_store, rank, size, timeout)
+    store = PrefixStore(launch_id, run_store)
     dist.init_process_group(
         dist.get_default_backend_for_device(device),
         timeout=timeout,

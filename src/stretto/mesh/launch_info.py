@@ -38,7 +38,7 @@ class LaunchInfo:
 def find_launch_info(variables: Mapping[str, str]) -> LaunchInfo | None:
     """Return what the launcher has set; None without a launcher, or for a single rank that torchrun did not start."""
     if "RANK" in variables or "WORLD_SIZE" in variables:
-        return _check(_from_torchrun(variables), "torchrun")
+        return _check(_from_torchrun(variables), "torchrun")  # not has_own_devices: all ranks see the same ones
     if "TF_CONFIG" in variables:
         launch_info = _from_tf_config(variables["TF_CONFIG"])
     elif "OMPI_COMM_WORLD_RANK" in variables:
@@ -137,7 +137,7 @@ def _host_and_port(address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal():
         raise MeshError(f"TF_CONFIG has {address!r}, which is not host:port; use a host name and a port number")
-    return host.strip("[]"), int(port)
+    return host.strip("[]"), int(port)  # an IPv6 address is in brackets
 
 
 def _from_srun(variables: Mapping[str, str]) -> LaunchInfo:
@@ -148,7 +148,7 @@ def _from_srun(variables: Mapping[str, str]) -> LaunchInfo:
     if node >= len(tasks_per_node):
         raise MeshError(f"SLURM_NODEID={node}, but SLURM_STEP_TASKS_PER_NODE has no such node; check what srun sets")
     address = variables.get("MASTER_ADDR") or first_host(_read(variables, "SLURM_STEP_NODELIST"))
-    # All tasks of a job step compute the same port. It lies below the ephemeral ports, and two steps rarely share one.
+    # The same for all tasks of a job step, below the ephemeral ports. With 37 ports per job, steps rarely share one.
     port = _port(variables, 10_000 + (37 * job + step) % 20_000)
     return LaunchInfo(
         rank, size, local_rank, tasks_per_node[node], address, port,

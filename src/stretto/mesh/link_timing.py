@@ -38,8 +38,8 @@ def time_messages(world: World, source: int, target: int, sizes: Sequence[int]) 
 def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list[float]:
     """Return the median time, in seconds, of an all-reduce of each size (in bytes) over the first `num_ranks` ranks.
 
-    Every rank must call this: torch names a group after its ranks and the number of groups that the calling rank has,
-    which must be equal on all ranks. Ranks after the first `num_ranks` return zeros.
+    Every rank must call this. Ranks after the first `num_ranks` return zeros, but also create a group, of only
+    themselves: torch names a group after its ranks and the rank's number of groups, which must be equal everywhere.
     """
     ranks = list(range(num_ranks)) if world.rank < num_ranks else [world.rank]
     seconds = []

@@ -50,7 +50,7 @@ class LivenessCheck:
         self._thread.start()
 
     def find_lost_rank(self, ranks: Sequence[int]) -> int | None:
-        """Ping `ranks` and report a silent one; return the rank first reported by any rank, maybe this one, or None."""
+        """Ping `ranks` and report a silent one; return the rank that was first reported lost (maybe us), or None."""
         try:
             answer_keys = {rank: self._ping(rank) for rank in ranks if rank != self._rank}
             if not self._store.wait_for_keys(list(answer_keys.values()), _ANSWER_TIMEOUT_SECONDS):

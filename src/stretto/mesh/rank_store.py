@@ -36,7 +36,7 @@ class RankStore:
 
     def set_once(self, key: str, value: str) -> bool:
         """Set a key unless it has a value; return whether its value is now `value`."""
-        # To compare_set, an expected value of "" means that the key has none.
+        # compare_set takes an expected value of "" to mean that the key has none.
         return self._call(lambda: self._store.compare_set(key, "", value).decode() == value)
 
     def delete(self, key: str) -> None:

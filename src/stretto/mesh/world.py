@@ -42,7 +42,7 @@ class World:
 
     @cached_property
     def wait_timer(self) -> WaitTimer:
-        """Measures how long this rank waits for others."""
+        """Measures how long this rank waits for others. `Mesh.world` is a copy of its world, with its own timer."""
         return WaitTimer(self.device)
 
     @property
@@ -84,7 +84,7 @@ class World:
         return [part.tolist() for part in torch.split(parts.cpu(), sizes_by_rank)] if self.is_rank_zero else None
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
-        """Return rank `source`'s tensor on every rank. The others pass a buffer of its shape and dtype."""
+        """Return rank `source`'s tensor on every rank. The others pass a buffer of its shape and dtype to overwrite."""
         if not self.is_single_rank:
             tensor = tensor.contiguous()
             with self.collective("broadcast"):
@@ -118,7 +118,7 @@ class World:
 
     @contextmanager
     def explain_errors(self, activity: str) -> Iterator[None]:
-        """Replace torch's RuntimeError with a published error or one about a lost or slow peer, if that explains it."""
+        """Replace torch's RuntimeError with a published error or one about a lost or slow peer, if there is one."""
         started = time.monotonic()
         try:
             yield
@@ -133,7 +133,7 @@ class World:
             raise cause from error
 
     def transfer_error(self, peer: int, activity: str) -> StrettoError:
-        """Return the error for a failed send to, or receive from, one peer."""
+        """Return the error for a failed send to, or receive from, one peer; it may say "while {activity}"."""
         cause = self.published_error() or self._lost_rank_error(activity)
         if cause is not None:
             return cause
