@@ -50,7 +50,7 @@ class LowerBounds:
 
         With several micro-batches, only earlier stages count. `shapes` counts the batch's chunks by (rows, time steps).
         """
-        work, transit = [], []
+        work, transit = [], []  # seconds per stage: for all chunks; for one, forward and backward with messages
         num_forwards = 2 if layout.recompute else 1
         num_chunks, overhead = shapes.total(), self.costs.profile.action_overhead
         for part in partition_from_counts(layout.blocks):

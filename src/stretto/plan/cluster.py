@@ -46,7 +46,7 @@ class Cluster:
         if layout.num_ranks <= per_node:
             return False
         if layout.adjacent == "stages":
-            # After `per_node` replicas, a stage is at the same position in a node again.
+            # Positions within nodes repeat after `per_node` replicas, so checking that many is enough.
             ranks, distance = range(stage, min(layout.replicas, per_node) * layout.stages, layout.stages), 1
         else:
             ranks, distance = range(stage * layout.replicas, (stage + 1) * layout.replicas), layout.replicas

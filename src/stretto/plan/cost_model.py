@@ -42,7 +42,7 @@ class CostModel:
         sums = self._chunk_sums(rows, steps)
         # The loss is one more entry after the last block.
         low, high = sums[start], sums[stop + 1 if stop == self.num_blocks else stop]
-        return ChunkCost(high.forward - low.forward, high.backward - low.backward, max(high.saved - low.saved, 0.0))
+        return ChunkCost(high.forward - low.forward, high.backward - low.backward, high.saved - low.saved)
 
     def accumulate_seconds(self, start: int, stop: int) -> float:
         """Return the extra seconds that a backward takes if it adds to existing gradients."""
@@ -115,10 +115,10 @@ class ContentionModel:
         """
         if not self._measured or num_busy == 0:
             return 1.0
-        num_measured = max((count for count in self._measured if count <= num_ranks), default=min(self._measured))
-        speed = self._measured[num_measured]
+        measured_ranks = max((count for count in self._measured if count <= num_ranks), default=min(self._measured))
+        speed = self._measured[measured_ranks]
         # More ranks than were measured share the same cores, so their total speed stays the same.
-        total = speed.contended * min(num_ranks, num_measured)
+        total = speed.contended * min(num_ranks, measured_ranks)
         return min(speed.solo, total / num_busy)
 
 

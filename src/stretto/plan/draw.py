@@ -8,7 +8,7 @@ def draw_text(timeline: Timeline, width: int = 100) -> str:
     """Return one line per stage: each action as `F2---`, or as its letter if too short; `.` where the stage waits."""
     scale = width / timeline.seconds if timeline.seconds else 0.0
     label_of = action_labels(timed.action for timed in timeline.timed_actions)
-    rows = []
+    lines = []
     for stage in range(timeline.num_stages):
         cells = ["."] * width
         for timed in timeline.timed_actions:
@@ -18,5 +18,5 @@ def draw_text(timeline: Timeline, width: int = 100) -> str:
                 label = label_of(timed.action)
                 text = label if len(label) < stop - start else label[0]
                 cells[start:stop] = list(text.ljust(stop - start, "-"))[: width - start]
-        rows.append(f"stage {stage:<3} {''.join(cells[:width])}")
-    return "\n".join(rows)
+        lines.append(f"stage {stage:<3} {''.join(cells[:width])}")
+    return "\n".join(lines)

@@ -12,11 +12,11 @@ RowLengths = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class MicroBatchShape:
-    """The rows `start:stop` of a batch sorted longest first, and their chunks."""
+    """The rows `start:stop` of a batch, whose rows are sorted longest first, and the chunks of these rows."""
 
     start: int
     stop: int
-    chunk_bounds: tuple[tuple[int, int], ...]  # (first time step, the one after the last) of each chunk
+    chunk_bounds: tuple[tuple[int, int], ...]  # (start, stop) of each chunk, in time steps
     rows_per_chunk: tuple[int, ...]  # number of rows in each chunk
 
     def chunk_shape(self, index: int) -> tuple[int, int]:
@@ -37,8 +37,8 @@ def split_rows(lengths: RowLengths, num_micro_batches: int, num_chunks: int) -> 
     micro_batches = []
     for start, stop in pairwise(_micro_batch_bounds(lengths, num_micro_batches)):
         num_steps = max(int(lengths[start]), 1)
-        count = min(num_chunks, num_steps)
-        chunk_bounds = tuple(pairwise(num_steps * index // count for index in range(count + 1)))
+        num_own_chunks = min(num_chunks, num_steps)
+        chunk_bounds = tuple(pairwise(num_steps * index // num_own_chunks for index in range(num_own_chunks + 1)))
         # Shortest first, so that searchsorted counts the rows that end at or before a chunk's first time step.
         ascending = lengths[start:stop][::-1]
         num_ended = np.searchsorted(ascending, [first for first, _ in chunk_bounds[1:]], side="right").tolist()

@@ -13,10 +13,7 @@ RangeCosts = NDArray[np.float64]
 
 
 def partition(costs: Sequence[float], num_stages: int) -> list[slice]:
-    """Return the range of blocks of each stage, such that the slowest stage is as fast as possible.
-
-    Among equally good partitions, earlier stages hold more blocks.
-    """
+    """Return each stage's range of blocks such that the most expensive stage is cheapest, given each block's cost."""
     ranges = range_costs(np.array(list(accumulate(costs, initial=0.0))))
     parts = partition_by_cost(len(costs), num_stages, lambda stage: ranges)
     assert parts is not None  # all costs are finite
@@ -34,6 +31,7 @@ def partition_by_cost(num_blocks: int, num_stages: int, costs: Callable[[int], R
     """Return the partition whose most expensive stage is cheapest, or None if every partition has infinite cost.
 
     `costs(stage)` gives the cost of every range of blocks on a stage. Dynamic programming over stages finds the best.
+    Among equally good partitions, earlier stages hold more blocks.
     """
     if num_stages > num_blocks:
         raise PlanError(f"layout.stages={num_stages} exceeds the model's number of blocks; use at most {num_blocks}")

@@ -105,7 +105,7 @@ class _StepSimulation:
         return seconds
 
     def message_cost(self) -> ActionCost:
-        """Return a function that gives how many seconds a stage's message after an action takes."""
+        """Return a function that gives how many seconds the message that is sent after an action takes."""
         boundaries = range(self.layout.stages - 1)
         links = [
             self.costs.inter_node if self.cluster.crosses_nodes(self.layout, stage) else self.costs.intra_node
@@ -155,6 +155,7 @@ def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Clust
     optimizer = max(costs.optimizer_seconds(part.start, part.stop) for part in parts) / speed(num_busy=num_on_node)
     num_nodes = math.ceil(layout.num_ranks / cluster.devices_per_node)
     metrics = costs.all_reduce_seconds(_METRICS_BYTES, layout.num_ranks, num_nodes)
+    # Assume that ranks don't slow each other down while they read data.
     other = costs.profile.step_overhead / speed(num_busy=1) + metrics
     return Prediction(
         layout=layout,
