@@ -25,9 +25,9 @@ from stretto.measure.laws import check_chunk_law, check_loss
 from stretto.mesh.world import World
 from stretto.windows.loader import WindowSource
 
-# Layouts add numbers in different orders; these tolerances allow for the rounding errors of many steps and rows.
+# Layouts sum in different orders; these tolerances allow for rounding errors in sums over many time steps and rows.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-# 8 times the rounding error of bf16 (eight significant bits), since a state is rounded at the end of each chunk.
+# bf16 rounds to 8 significant bits, an error of up to 2**-8. States are rounded after each chunk: allow 8 times that.
 BF16_TOLERANCE = 8 * 2**-8
 
 
@@ -50,7 +50,7 @@ class Verification:
     """The largest differences over some training steps, the tolerance, and the laws that are broken."""
 
     layout: Layout
-    num_steps: int
+    num_steps: int  # training steps
     loss: float  # relative difference
     blocks: tuple[BlockDifference, ...]
     tolerance: float
@@ -85,7 +85,7 @@ def verify(
     num_steps: int = 3,
     precision: Precision = "fp32",
 ) -> Verification:
-    """Compare some training steps in a layout with the same steps on one rank; all ranks must call this.
+    """Compare `num_steps` training steps in a layout with the same steps on one rank; all ranks must call this.
 
     `model` may be on the meta device; its weights are initialized with `seed` and never updated. It runs in its own
     dtype: `model.double()` is the most sensitive check. `verify` also checks the chunk law for each causal block, and
@@ -162,7 +162,7 @@ class _ParallelRun:
     ) -> None:
         self.engine, self.model, self.windows = engine, model, windows
         self.parts = stage_parts(model, layout)
-        self.shares = [windows.share(index, layout.replicas, layout.micro_batches) for index in range(layout.replicas)]
+        self.shares = [windows.share(i, layout.replicas, min_rows=layout.micro_batches) for i in range(layout.replicas)]
         self.state: State | None = None
 
     def step(self, position: Position, key: int) -> _StepTensors:
@@ -172,7 +172,7 @@ class _ParallelRun:
         )
         result = engine.step(window, self.state, key)
         self.state = result.state
-        total, count = engine.mesh.world.all_reduce([float(result.total), float(result.count)])
+        total, count = engine.mesh.world.all_reduce([float(result.total), float(result.count)])  # 0 on earlier stages
         gradients = gather_model_tensors(self.model, self.parts, _gradients(engine.stack), engine.mesh)
         return _StepTensors(total / max(count, 1), gradients, self._gather_states(result.state, position))
 
@@ -189,7 +189,7 @@ class _ParallelRun:
             for replica in range(mesh.num_replicas):
                 is_here = (mesh.replica, mesh.stage) == (replica, stage)
                 rows = Rows.of(len(lanes[replica]), dtype=self.model.dtype)
-                tensors = state if is_here else self.model[part].initial_state(rows)
+                tensors = state if is_here else self.model[part].initial_state(rows)  # else buffers to receive into
                 source = mesh.topology.rank(replica, stage)
                 replica_states.append([mesh.world.broadcast(t.to(mesh.world.device), source).cpu() for t in tensors])
             ordered = tuple(torch.cat(tensors)[order] for tensors in zip(*replica_states, strict=True))
@@ -215,7 +215,7 @@ def _difference(actual: Tensor, expected: Tensor) -> float:
     if not actual.is_floating_point():
         return 0.0 if torch.equal(actual, expected) else 1.0
     largest = float(expected.abs().max()) if expected.numel() else 0.0
-    # If all expected values are zero, there is no scale: return the sum of the actual absolute values.
+    # If all expected values are zero, there is no scale: return a sum (max would fail on an empty tensor).
     difference = float((actual - expected).abs().max()) / max(largest, 1e-12) if largest else float(actual.abs().sum())
     return difference if difference < torch.inf else torch.inf  # also for NaN
 
@@ -233,7 +233,7 @@ def _find_violations(model: Stack, loss: Loss, windows: WindowSource) -> list[st
     violations = []
     model.eval()
     for index, block in enumerate(model, model.first):
-        if block.causal and min(x.shape[:2]) > 1:
+        if block.causal and min(x.shape[:2]) > 1:  # the check needs 2 time steps and 2 rows
             try:
                 check_chunk_law(block, x)
             except LawError as error:

@@ -5,12 +5,12 @@ from stretto.plan.micro_batches import RowLengths
 from stretto.plan.workload import Workload
 from stretto.windows.loader import WindowSource
 
-# If row lengths can differ between batches, the sample is the first batches of the first epoch, at most this many.
+# Without carried state, row lengths differ between batches: sample up to this many, from the first epoch's start.
 _NUM_BATCHES = 4
 
 
 def find_workload(windows: WindowSource, *, is_causal: bool = True) -> Workload:
-    """Return the row lengths of the first global batches, a sample of all the data; of only one if it is stateful."""
+    """Return row lengths, a sample of the data: of the first global batches or, if stateful, one with full windows."""
     if windows.is_stateful:
         window = windows.read(Position(), inputs=False, targets=False)
         return Workload([[window.num_steps] * window.num_rows], is_causal=is_causal)
