@@ -35,7 +35,7 @@ class CostPoint(StrictModel):
 
 
 class KindCosts(StrictModel):
-    """The cost of one kind of block; blocks of the same class, settings and shapes are measured once."""
+    """The cost of one kind of block; blocks of the same class, settings and shapes are of one kind."""
 
     weight_bytes: int = Field(0, ge=0, le=10**18)
     output_bytes: Bytes = 0
@@ -47,6 +47,7 @@ class KindCosts(StrictModel):
     optimizer: Seconds = 0
     """Seconds to compute the gradient norm, scale the gradients and take the optimizer step."""
     points: tuple[CostPoint, ...] = Field(min_length=1, strict=False)
+    """A full grid: one point for each combination of a number of rows and a number of time steps."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -92,7 +93,7 @@ class RankSpeed(StrictModel):
     contended: RelativeSpeed
     """Speed of each rank while all `ranks` ranks compute."""
     solo: RelativeSpeed
-    """Speed of one rank while the others wait; with few ranks, it may have more threads and exceed 1."""
+    """Speed of one rank while the others wait; it can exceed 1 if the rank has more threads than on a full node."""
 
 
 class Profile(StrictModel):

@@ -7,8 +7,7 @@ One micro-batch of four chunks over three stages:
     stage 2        F0 F1 F2 F3 B3 B2 B1 B0
 
 With several micro-batches, backwards are FIFO over micro-batches and LIFO over the chunks of each, as in Seq1F1B. A
-stage runs forwards until its first gradient can arrive, then one backward before each further forward (1F1B), so it
-never holds more than `max_live_chunks` chunks.
+stage starts with `max_live_chunks` forwards, then runs one backward before each further forward (1F1B).
 """
 
 from stretto.plan.actions import Action, ActionKind
@@ -39,5 +38,5 @@ def forward_schedule(num_micro_batches: int, num_chunks: int) -> list[Action]:
 
 
 def max_live_chunks(stage: int, num_stages: int, num_micro_batches: int, num_chunks: int) -> int:
-    """Return how many chunks can await backward on a stage: one micro-batch's and one per later stage, at most all."""
+    """Return how many chunks can await backward on a stage: `num_chunks` plus one per later stage, at most all."""
     return min(num_chunks + num_stages - 1 - stage, num_micro_batches * num_chunks)

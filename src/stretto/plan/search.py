@@ -24,13 +24,13 @@ from stretto.plan.profile import Profile
 from stretto.plan.workload import Workload
 
 # The maximum of micro-batches times chunks; with that many, the bubble is already negligible.
-_MAX_CHUNKS = 256
+_MAX_CHUNKS_PER_STEP = 256
 # Layouts slower than the fastest by more than this factor are not listed, except the fastest on several devices.
 _MAX_SLOWDOWN = 2.0
 # A layout that is slower than the fastest by less than this fraction is preferred if it needs fewer devices.
 _TIE_TOLERANCE = 0.05
 
-_Grids = dict[tuple[int, int], Prediction]
+_BestByGrid = dict[tuple[int, int], Prediction]
 """The prediction for the best layout of each grid of (replicas, stages)."""
 
 
@@ -48,11 +48,11 @@ class Plan:
 
     cluster: Cluster
     best: tuple[Prediction, ...]
-    single_device: Prediction
+    single_device: Prediction  # if no layout fits on one device, as if its memory were unlimited
     fits_single_device: bool
     rejected: tuple[Rejection, ...]
-    num_layouts: int
-    num_simulated: int
+    num_layouts: int  # that were considered
+    num_simulated: int  # the others were ruled out by their lower bounds, or don't fit in memory
 
     @property
     def chosen(self) -> Prediction:
@@ -67,9 +67,9 @@ class Plan:
 def find_plan(
     profile: Profile, workload: Workload, cluster: Cluster, *, uses_all: bool = False, num_best: int = 10
 ) -> Plan:
-    """Return up to `num_best` layouts for a cluster, the best for each combination of replicas and stages.
+    """Return a plan with up to `num_best` layouts: the best one for each combination of replicas and stages.
 
-    The chosen one is first. With `uses_all`, return only layouts that use every device.
+    The chosen one is first. With `uses_all`, only layouts that use every device are considered.
     """
     if cluster.nodes > 1 and profile.inter_node is None:
         raise PlanError(
@@ -86,7 +86,7 @@ def find_plan(
 
 def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> Layout:
     """Return `layout` with the best `blocks` and, if needed, `recompute`; raise PlanError if it can't fit in memory."""
-    search = _LayoutSearch(CostModel(profile), workload, cluster, uses_all=True)
+    search = _LayoutSearch(CostModel(profile), workload, cluster)
     fitted = search.fit(layout.model_copy(update={"blocks": ()}))
     if fitted is None:
         raise PlanError(f"even with recomputation, memory is too small for {layout}; use more stages or micro-batches")
@@ -96,7 +96,7 @@ def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layo
 class _LayoutSearch:
     """A search for layouts, which also records the layouts that it rejects."""
 
-    def __init__(self, costs: CostModel, workload: Workload, cluster: Cluster, uses_all: bool) -> None:
+    def __init__(self, costs: CostModel, workload: Workload, cluster: Cluster, uses_all: bool = False) -> None:
         self.costs = costs
         self.workload = workload
         self.cluster = cluster
@@ -105,16 +105,16 @@ class _LayoutSearch:
         self.rejected: dict[tuple[str, str], None] = {}  # (layouts, reason), an ordered set
         self.oversized: dict[int, float] = {}  # memory limit in bytes, by number of stages of a layout that exceeds it
         self.fitting: set[int] = set()  # numbers of stages for which a layout fits
-        self._cached_partition = cache(self._partition)
+        self._cached_partition = cache(self._partition)  # a cache per instance, unlike @cache
 
     def run(self, num_best: int) -> Plan:
         layouts = list(self._layouts())
-        grids, num_simulated = self._simulate_best(layouts, num_best)
+        best_by_grid, num_simulated = self._simulate_best(layouts, num_best)
         self._reject_oversized()
-        if not grids:
+        if not best_by_grid:
             raise self._no_layout_error()
-        limit = self._max_listed_seconds(grids)
-        listed = sorted((prediction for prediction in grids.values() if prediction.seconds <= limit), key=_sort_key)
+        limit = self._max_listed_seconds(best_by_grid)
+        listed = sorted((best for best in best_by_grid.values() if best.seconds <= limit), key=_sort_key)
         on_one_device, _ = self._simulate_best(self._layouts_of_grid(1, 1), num_best=1)
         # If no layout fits on one device, compare with a device of unlimited memory.
         unsplit = Layout(blocks=(self.costs.num_blocks,))
@@ -128,27 +128,27 @@ class _LayoutSearch:
             num_simulated=num_simulated,
         )
 
-    def _simulate_best(self, layouts: Iterable[Layout], num_best: int) -> tuple[_Grids, int]:
+    def _simulate_best(self, layouts: Iterable[Layout], num_best: int) -> tuple[_BestByGrid, int]:
         """Return the prediction for each grid that can be among the best, and how many layouts were simulated."""
         # Smallest bound first. A layout is popped twice: to get its blocks and a tighter bound, then to be simulated.
         queue = [(self.bounds.loose_bound(layout), index, layout) for index, layout in enumerate(layouts)]
         heapq.heapify(queue)
         num_simulated = 0
-        grids: _Grids = {}
+        best_by_grid: _BestByGrid = {}
         while queue:
             bound, index, layout = heapq.heappop(queue)
             grid = layout.replicas, layout.stages
-            if self._can_stop(grids, num_best, bound):
+            if self._can_stop(best_by_grid, num_best, bound):
                 break
-            if grid in grids and bound > grids[grid].seconds:
+            if grid in best_by_grid and bound > best_by_grid[grid].seconds:
                 continue
             if layout.blocks:
                 prediction = predict(self.costs, self.workload, layout, self.cluster)
-                grids[grid] = min(grids.get(grid, prediction), prediction, key=_sort_key)
+                best_by_grid[grid] = min(best_by_grid.get(grid, prediction), prediction, key=_sort_key)
                 num_simulated += 1
             elif (fitted := self.fit(layout)) is not None:
                 heapq.heappush(queue, (max(bound, self.bounds.tight_bound(fitted)), index, fitted))
-        return grids, num_simulated
+        return best_by_grid, num_simulated
 
     def _reject_oversized(self) -> None:
         """Reject the numbers of stages for which every layout that was tried needs too much memory."""
@@ -161,17 +161,17 @@ class _LayoutSearch:
         remedy = "use more devices or memory, or a smaller model" if self.oversized else "use fewer devices"
         return PlanError(f"no layout is possible with devices={self.cluster.devices} ({reasons}); {remedy}")
 
-    def _can_stop(self, grids: _Grids, num_best: int, bound: float) -> bool:
+    def _can_stop(self, best_by_grid: _BestByGrid, num_best: int, bound: float) -> bool:
         """Return whether no layout with this bound, or a larger one, can be among the best."""
-        times = sorted(prediction.seconds for prediction in grids.values())
+        times = sorted(best.seconds for best in best_by_grid.values())
         # A layout about as fast as the fastest can be chosen, even if `num_best` others are faster.
         slowest = max(times[num_best - 1], times[0] * (1 + _TIE_TOLERANCE)) if len(times) >= num_best else np.inf
-        return bound > min(slowest, self._max_listed_seconds(grids))
+        return bound > min(slowest, self._max_listed_seconds(best_by_grid))
 
-    def _max_listed_seconds(self, grids: _Grids) -> float:
+    def _max_listed_seconds(self, best_by_grid: _BestByGrid) -> float:
         """Return the longest step time of a layout to list; the fastest layout on several devices is always listed."""
-        fastest = min((prediction.seconds for prediction in grids.values()), default=np.inf)
-        distributed = (prediction.seconds for (replicas, stages), prediction in grids.items() if replicas * stages > 1)
+        fastest = min((best.seconds for best in best_by_grid.values()), default=np.inf)
+        distributed = (best.seconds for best in best_by_grid.values() if best.layout.num_ranks > 1)
         return max(fastest * _MAX_SLOWDOWN, min(distributed, default=np.inf) if self.cluster.devices > 1 else 0.0)
 
     def _layouts(self) -> Iterator[Layout]:
@@ -188,11 +188,11 @@ class _LayoutSearch:
                     yield from self._layouts_of_grid(replicas, stages)
 
     def _layouts_of_grid(self, replicas: int, stages: int) -> Iterator[Layout]:
-        can_cross_nodes = stages > 1 and replicas > 1 and replicas * stages > self.cluster.devices_per_node
-        for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, _MAX_CHUNKS)):
-            max_chunks = min(self.workload.num_steps, _MAX_CHUNKS // micro_batches) if self.workload.is_causal else 1
-            for chunks in _chunk_counts(max_chunks):
-                for adjacent in ("stages", "replicas") if can_cross_nodes else ("stages",):
+        placement_matters = stages > 1 and replicas > 1 and replicas * stages > self.cluster.devices_per_node
+        for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, _MAX_CHUNKS_PER_STEP)):
+            max_chunks = _MAX_CHUNKS_PER_STEP // micro_batches if self.workload.is_causal else 1
+            for chunks in _chunk_counts(min(self.workload.num_steps, max_chunks)):
+                for adjacent in ("stages", "replicas") if placement_matters else ("stages",):
                     yield Layout(
                         replicas=replicas,
                         stages=stages,
@@ -288,14 +288,14 @@ def _put_chosen_first(predictions: list[Prediction]) -> list[Prediction]:
 
 
 def _numbers_of_ranks(devices: int, uses_all: bool) -> list[int]:
-    """Return the numbers of ranks to try: all up to 16 and divisors of `devices`; with `uses_all`, only `devices`."""
+    """Return the numbers of ranks to try: all up to 16, but above 16 only divisors of `devices`, to save time."""
     if uses_all:
         return [devices]
     return sorted({*range(1, min(devices, 16) + 1), *divisors(devices)})
 
 
 def _powers_of_two(maximum: int) -> list[int]:
-    return [2**exponent for exponent in range(maximum.bit_length())] if maximum else []
+    return [2**exponent for exponent in range(maximum.bit_length())]
 
 
 def _chunk_counts(maximum: int) -> list[int]:

@@ -55,7 +55,7 @@ def prediction_to_dict(plan: Plan, prediction: Prediction) -> dict[str, Any]:
 
 
 def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
-    """Return a timeline as JSON values: the layout, and `stage kind micro_batch chunk start stop` for each action."""
+    """Return a timeline as JSON values: the layout, and a text `stage kind micro_batch chunk start stop` per action."""
     timed_actions = timeline.timed_actions if len(timeline.timed_actions) <= _MAX_ACTIONS else ()
     actions = [
         f"{stage} {action.kind.value} {action.micro_batch} {action.chunk} {start:.9g} {stop:.9g}"
@@ -64,10 +64,10 @@ def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
     return {"layout": _layout_to_dict(layout), "actions": actions}
 
 
-def timeline_from_dict(plan: Mapping[str, Any], layout: Layout) -> Timeline | None:
+def timeline_from_dict(plan_values: Mapping[str, Any], layout: Layout) -> Timeline | None:
     """Return the timeline in a plan's JSON values; None if they have no valid one for this layout."""
     try:
-        values = plan["timeline"]
+        values = plan_values["timeline"]
         if values["layout"] != _layout_to_dict(layout):
             return None
         timed_actions = tuple(map(_parse_action, values["actions"]))
@@ -91,5 +91,5 @@ def layout_toml(layout: Layout) -> str:
     """Return the `[layout]` section of a run's TOML file, without fields that have their default value."""
     values = layout.model_dump(mode="json", exclude_defaults=True)
     if layout.stages == 1:
-        values.pop("blocks", None)
+        values.pop("blocks", None)  # the only stage holds all blocks anyway
     return dump_section("layout", values)

@@ -24,7 +24,7 @@ class Workload:
         self.num_steps = max(1, *(int(lengths[0]) for lengths in self.batches))  # time steps of the longest row
         # The time steps of all rows of an average batch.
         self.tokens = sum(float(lengths.sum()) for lengths in self.batches) / len(self.batches)
-        self.split = cache(self._split)
+        self.split = cache(self._split)  # a cache per instance, unlike @cache
         self.count_chunks = cache(self._count_chunks)
         self.largest_chunk = cache(self._largest_chunk)
 

@@ -1,1 +1,1 @@
-"""Choosing a layout: obtain a profile, then compare the predicted step times of layouts."""
+"""Chooses a layout: obtains a profile, usually measured with `measure/`, and searches for the fastest with `plan/`."""

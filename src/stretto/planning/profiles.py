@@ -26,9 +26,9 @@ _MAX_CPU_RANKS = 4
 def profile_input_from_config(
     config: RunConfig, threads: int | None = None, device: torch.device | None = None
 ) -> ProfileInput:
-    """Return what a run's profile depends on; raise if its data, model or loss is invalid.
+    """Return what a run's profile depends on (not the layout); raise if the run's data, model or loss is invalid.
 
-    On a CPU, each rank has `threads` threads (default: `OMP_NUM_THREADS`, or 0); 0 divides the cores among the ranks.
+    On a CPU, each rank has `threads` threads (default: `OMP_NUM_THREADS`, else 0); 0 divides the cores among the ranks.
     """
     if threads is None:
         text = os.environ.get("OMP_NUM_THREADS", "")
@@ -93,6 +93,6 @@ def num_local_devices(device: torch.device) -> int:
 
 
 def num_ranks_to_measure(device: torch.device) -> int:
-    """Return how many ranks measure: one per accelerator; on a CPU 2 per core (to measure contention), at most 4."""
+    """Return how many ranks to measure with: one per accelerator; on a CPU two per core, for contention, at most 4."""
     count = num_local_devices(device)
     return min(2 * count, _MAX_CPU_RANKS) if device.type == "cpu" else count
