@@ -4,7 +4,7 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import date, datetime
+from datetime import date
 from statistics import fmean
 from typing import Any, Literal
 
@@ -110,4 +110,4 @@ def _as_list(value: object, is_csv: bool) -> list[Any] | None:
 
 
 def _is_time(value: object) -> bool:
-    return isinstance(value, date | datetime) or (isinstance(value, str) and parse_time(value) is not None)
+    return isinstance(value, date) or (isinstance(value, str) and parse_time(value) is not None)  # a datetime is a date

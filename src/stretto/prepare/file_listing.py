@@ -19,7 +19,7 @@ _MAX_FILES = 100_000  # a folder with more files is probably a whole disk or hom
 _SNIFF_BYTES = 1 << 16  # read from each file to tell text from binary data
 _ARCHIVE_SUFFIXES = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"}
 _CONVERT_TO = {".json": "JSONL, one record per line", ".tsv": "CSV", ".xlsx": "CSV", ".xls": "CSV", ".arrow": "Parquet"}
-_DOC_PREFIXES = ("readme", "licen", "notice", "changelog", "citation", "copying")
+_DOC_PREFIXES = ("readme", "licen", "notice", "changelog", "citation", "copying")  # licen: license, licence
 _SPLITS = {"train": ("train", "training"), "valid": ("valid", "validation", "val", "dev", "eval"), "test": ("test",)}
 # Control bytes that don't occur in text, whether in UTF-8 or in an older 8-bit encoding.
 _CONTROLS = bytes(set(range(32)) - set(b"\t\n\v\f\r\x1b"))
@@ -41,7 +41,7 @@ class Listing:
     paths: tuple[Path, ...]  # files for training, in the order they are read
     valid_paths: tuple[Path, ...] = ()  # files for validation
     ignored: tuple[Path, ...] = ()
-    is_split_by_name: bool = False  # whether `valid` was recognized by file names, not given by the caller
+    is_split_by_name: bool = False  # whether `valid_paths` were recognized by their names, not given by the caller
 
     @property
     def num_bytes(self) -> int:
@@ -51,7 +51,7 @@ class Listing:
 def list_files(paths: Iterable[Path], format: str | None = None) -> Listing:
     """List the given files and those in the given folders; `format` chooses one if there are several formats."""
     given = list(paths)
-    listed = [file for path in given for file in _list_folder(path)]
+    listed = [file for path in given for file in _expand(path)]
     groups: dict[Format, list[Path]] = defaultdict(list)
     ignored: list[Path] = []
     errors: list[DataError] = []
@@ -93,7 +93,7 @@ def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) 
     return (*listing.paths, *listing.valid_paths)
 
 
-def _list_folder(path: Path) -> list[Path]:
+def _expand(path: Path) -> list[Path]:
     """Return the visible files under a folder; for a file or a saved dataset, only its own path."""
     if not path.exists():
         raise DataError(f"{path} does not exist; use the path of a file or a folder")
@@ -153,7 +153,7 @@ def _split_paths(paths: list[Path], root: Path) -> tuple[list[Path], list[Path],
     """Return the training, validation and unused files, told apart by name if possible; else all are for training."""
     splits = {path: _split_of(path.absolute().relative_to(root)) for path in paths}
     train, valid, test = ([path for path in paths if splits[path] == split] for split in ("train", "valid", "test"))
-    valid = valid or test
+    valid = valid or test  # test files are used only if no file is for validation
     if not train or not valid:
         return paths, [], []
     used = {*train, *valid}

@@ -45,9 +45,6 @@ class TextSchema:
     is_utf8: bool = True
 
 
-DataSchema = TextSchema | SequenceSchema | SeriesSchema
-
-
 @dataclass(frozen=True)
 class Inspection:
     """What files contain, judging by samples of them, and how they are read."""
@@ -125,7 +122,9 @@ def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
     return replace(inspection, fields=sample.fields, num_rows=_estimate_num_rows(listing, sample))
 
 
-def _make_inspection(listing: Listing, schema: DataSchema, notes: Sequence[str]) -> Inspection:
+def _make_inspection(
+    listing: Listing, schema: TextSchema | SequenceSchema | SeriesSchema, notes: Sequence[str]
+) -> Inspection:
     """Return an inspection, with notes on the validation files and on ignored files."""
     notes = [*notes]
     if listing.is_split_by_name:

@@ -62,7 +62,7 @@ class PrepareOptions:
 
 
 _LEVEL_HELP = "what a token of text is (default: byte)"
-_LIKE_HELP = "use this prepared data's"  # followed by what is used
+_LIKE_HELP = "use this prepared data's"  # the beginning of a sentence; `_SPLIT_HELP` is the end of one
 _VOCABULARY_HELP = "use the vocabulary of this prepared data instead of building one"
 _MAX_SYMBOLS_HELP = "maximum size of the vocabulary: the unknown symbol and the most frequent characters or words"
 _SPLIT_HELP = "to use for validation, such as 0.1; writes FOLDER/train and FOLDER/valid (default: 0)"
@@ -149,7 +149,7 @@ def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols:
 
 
 def _plain(value: Any) -> Any:  # noqa: ANN401 - the value of any field
-    """Return an option (of a Vocabulary or SharedProperties, its content) in a form that can be written as JSON."""
+    """Return an option as plain JSON values; a Vocabulary or SharedProperties becomes its content."""
     if isinstance(value, SharedProperties):
         labels = None if value.labels is None else value.labels.model_dump(mode="json")
         return [value.values.model_dump(mode="json"), labels, _plain(value.vocabulary)]

@@ -110,7 +110,7 @@ def _make_or_reuse(
     """Return the stores in a folder, and whether they were reused: made earlier from the same files and options."""
     fingerprint = source_fingerprint(paths, options.to_dict()).encode()
     fingerprint_path = folder / SOURCE_FINGERPRINT
-    split_folders = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))
+    split_folders = sorted(path.parent for path in folder.glob(f"*/{INDEX}"))  # train, then valid
     if (folder / INDEX).exists() or split_folders:
         if not fingerprint_path.is_file() or fingerprint_path.read_bytes() != fingerprint:
             problem = "holds data that was prepared from other or changed files, or in a different way"

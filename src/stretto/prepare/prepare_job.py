@@ -38,7 +38,7 @@ _WORK_PER_WORKER = 16 << 20
 _PARTS = "parts"
 _FINGERPRINT = "fingerprint"
 
-PartResult = dict[str, Any]
+PartResult = dict[str, Any]  # `files`, if it has them, are `file_record`s; a resumed job checks that they exist
 Part = TypeVar("Part")
 PartIn = TypeVar("PartIn", contravariant=True)
 

@@ -33,10 +33,10 @@ def prepare_sequences(
     """Write the records of JSONL, CSV or Parquet files, or of saved Hugging Face datasets, as sequences to `folder`.
 
     Each record is one sequence, in the field `options.sequence`. Text becomes tokens: bytes, characters or words
-    (`level`). A list of integers is read as tokens, except in a field named `values`, where it is read as channels.
+    (`level`). Unless `read_as` is set, lists of integers are tokens, but channels in a field named `values`.
     Lists of other numbers and lists of lists are channels, with null for a missing value. With `validation_fraction`,
     sequences are drawn at random for `folder/valid`; the others go to `folder/train`. Vocabulary and statistics come
-    from the training split, unless `vocabulary` or `like` names other prepared data.
+    from the training split, unless `vocabulary` or `like` names other prepared data. Returns each split's sequences.
     """
     paths = list_paths(files)
     parts = cut_records(paths, options.shard_bytes)
@@ -69,6 +69,7 @@ class _SequenceSettings:
 
     @property
     def num_tokens(self) -> int:
+        """The vocabulary size."""
         if self.vocabulary is not None:
             return len(self.vocabulary)
         assert self.parser.num_tokens is not None, "set by the scan"
@@ -184,7 +185,7 @@ def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -
     shards, skipped = write_parts(job, _WriteSequences(settings), parts, splits, fraction)
     values: Tokens | Channels
     if parser.value_type == "channels":
-        values = make_channels(parser.channel_names, shards[splits[0]], settings.channels)
+        values = make_channels(parser.channel_names, shards[splits[0]], settings.channels)  # training statistics
     else:
         values = Tokens(num_tokens=settings.num_tokens)
     labels = None if parser.classes is None else Classes(names=tuple(parser.classes))
