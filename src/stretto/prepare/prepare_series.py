@@ -90,7 +90,7 @@ def _check_columns(columns: Sequence[str], options: SeriesOptions) -> tuple[str,
 
 
 def _numeric_columns(part: RecordPart, excluded: set[str | None]) -> list[str]:
-    """Return the columns, except `excluded`, whose first value is a number; rows that can't be read are skipped."""
+    """Return the first readable row's columns, except `excluded`, whose first value that is not missing is a number."""
     is_numeric: dict[str, bool | None] = {}  # None until a value decides it
     num_rows = 0
     for row in islice(read_rows(part), _MAX_ROWS_SAMPLED):
@@ -162,9 +162,8 @@ class _StepParser:
             raise missing_field(record, self.time)
         timestamp = parse_timestamp(value, is_csv)
         if timestamp is None:
-            raise BadRowError(
-                f"{self.time!r} is {shorten(value)}, neither a number nor a time such as 2025-01-31T12:00:00"
-            )
+            problem = f"{self.time!r} is {shorten(value)}, neither a number nor a time such as 2025-01-31T12:00:00"
+            raise BadRowError(problem)
         return timestamp
 
 
@@ -176,7 +175,7 @@ def parse_timestamp(value: object, is_csv: bool) -> Timestamp | None:
         return datetime(value.year, value.month, value.day)
     number = parse_number(value, is_csv)
     if number is not None:
-        # NaN, infinities and numbers too large for a 32-bit float are not times.
+        # Not a time: NaN, infinity, or an integer too large for any float (`parse_number` returns 2 * FLOAT32_MAX).
         return number if abs(number) <= FLOAT32_MAX else None
     return parse_time(value) if isinstance(value, str) else None
 
@@ -186,7 +185,7 @@ class _WriteSeries:
     """Writes the series of a file; the end of each goes to the validation split, if there is one."""
 
     parser: _StepParser
-    splits: tuple[str, ...]
+    splits: tuple[str, ...]  # train and valid, or a single one without a name
     validation_fraction: float
     bad_rows: BadRowPolicy
 
@@ -203,12 +202,12 @@ class _WriteSeries:
     def _series(self, reader: RowReader) -> Iterator[NDArray[np.float64]]:
         """Yield the series one by one; only the current one and the names of those before it are in memory."""
         part, parser = reader.part, self.parser
-        values: array[float] = array("d")
-        current, previous_time = None, None
-        ended_series: set[Hashable] = set()
+        values: array[float] = array("d")  # all steps of the current series, concatenated
+        current_name, previous_time = None, None
+        ended_names: set[Hashable] = set()
         rows = reader.read(lambda record: parser.parse(record, part.format == "csv"), parser.fields)
-        for row_index, (step, series, timestamp) in rows:
-            has_current_ended = len(values) > 0 and series != current
+        for row_index, (step, name, timestamp) in rows:
+            has_current_ended = len(values) > 0 and name != current_name
             error = None if has_current_ended else _find_order_error(previous_time, timestamp, parser.time)
             if error is not None:
                 reader.reject(row_index, error)
@@ -216,12 +215,12 @@ class _WriteSeries:
             if has_current_ended:
                 yield self._steps(values)
                 values = array("d")
-                ended_series.add(current)
-            if series in ended_series:
+                ended_names.add(current_name)
+            if name in ended_names:
                 where = f"{part.path}, row {part.row_number(row_index):,}"
-                problem = f"{parser.by!r} is {shorten(series)}, but the series of that name ended in a row above"
+                problem = f"{parser.by!r} is {shorten(name)}, but the series of that name ended in a row above"
                 raise DataError(f"{where}: {problem}; sort the rows by {parser.by!r} first")
-            current, previous_time = series, timestamp
+            current_name, previous_time = name, timestamp
             values.extend(step)
         if values:
             yield self._steps(values)

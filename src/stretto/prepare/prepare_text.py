@@ -49,7 +49,8 @@ def prepare_text(
     with open_job(folder, texts.paths, options.to_dict(), workers, on_progress) as job:
         parts = {split: _cut(texts, text_range, options.shard_bytes) for split, text_range in splits.items()}
         if vocabulary is None:
-            vocabulary = _build_vocabulary(job, texts, next(iter(parts.values())), level, options.max_symbols)
+            training_parts = next(iter(parts.values()))  # those of the first split
+            vocabulary = _build_vocabulary(job, texts, training_parts, level, options.max_symbols)
         for split in splits:
             _write(job, texts, split, parts[split], vocabulary)
         job.finish()
@@ -70,11 +71,11 @@ def _split(texts: TextFiles, folder: Path, validation_fraction: float) -> dict[s
 
 
 def _cut(texts: TextFiles, text_range: TextRange, shard_bytes: int) -> list[TextRange]:
-    """Cut a text into parts of about `shard_bytes` at line starts."""
+    """Cut a range of the text into parts of about `shard_bytes`, at line starts."""
     start, stop = text_range
     edges = [start]
     while (edge := edges[-1] + shard_bytes) < stop:
-        edges.append(min(texts.next_line(edge - 1), stop))
+        edges.append(min(texts.next_line(edge - 1), stop))  # at `edge` itself if a line starts there
     return list(pairwise([*edges, stop] if edges[-1] < stop else edges))
 
 
@@ -141,7 +142,7 @@ class _WriteTokens:
 
     def __call__(self, part: TextRange, number: int, folder: Path, /) -> PartResult:
         dtype = token_dtype(len(self.vocabulary))
-        # Characters and words are decoded from UTF-8, and token 0 is an unknown one. Bytes are never unknown.
+        # Characters and words are decoded from UTF-8 and may be unknown (token 0, `<unk>`); bytes are never unknown.
         is_decoded = self.vocabulary.level != "byte"
         num_unknown = 0
         with FileWriter(part_path(folder, self.split, number, "tokens")) as writer:

@@ -25,7 +25,7 @@ _NUMBER_TYPES = {int, float, Decimal, type(None)}  # None is a missing value
 
 @dataclass(frozen=True)
 class RecordParser:
-    """Parses records; `sequence` and `label` are the names of the fields that hold them."""
+    """Parses records into sequences and labels; `sequence` and `label` name the fields that hold them."""
 
     sequence: str
     value_type: ValueType
@@ -58,7 +58,7 @@ class RecordParser:
         value = _require(record, self.sequence)
         if not isinstance(value, str):
             raise BadRowError(f"{self.sequence!r} is {shorten(value)}, not text")
-        if self.level == "word" and value.isspace() and not split_symbols(value, "word"):
+        if self.level == "word" and value.isspace() and not split_symbols(value, "word"):  # a line end is a word
             raise BadRowError(f"{self.sequence!r} has no words, only white space")
         _check_text(value, self.sequence)
         return value
@@ -78,25 +78,25 @@ class RecordParser:
             raise BadRowError(f"{self.label!r} is {shorten(value)}, which is not among the classes of like=FOLDER")
         return name
 
-    def _tokens(self, value: list[Any]) -> NDArray[np.int64]:
-        _check_types(value, {int}, self.sequence, "an integer")
+    def _tokens(self, steps: list[Any]) -> NDArray[np.int64]:
+        _check_types(steps, {int}, self.sequence, "an integer")
         limit = _MAX_TOKENS if self.num_tokens is None else self.num_tokens
-        if min(value) < 0:
-            raise BadRowError(f"{self.sequence!r} has token {min(value)}, which is negative")
-        if max(value) >= limit:
-            raise BadRowError(f"{self.sequence!r} has token {max(value)}, but tokens must be below {limit:,}")
-        return np.array(value, np.int64)
+        if min(steps) < 0:
+            raise BadRowError(f"{self.sequence!r} has token {min(steps)}, which is negative")
+        if max(steps) >= limit:
+            raise BadRowError(f"{self.sequence!r} has token {max(steps)}, but tokens must be below {limit:,}")
+        return np.array(steps, np.int64)
 
-    def _channels(self, value: list[Any]) -> NDArray[np.float64]:
+    def _channels(self, steps: list[Any]) -> NDArray[np.float64]:
         if self.num_channels is None:
-            return _to_numbers(value, self.sequence, self.nan)[:, None]
-        _check_types(value, {list}, self.sequence, "a list of numbers")
-        if set(map(len, value)) != {self.num_channels}:
-            length = next(len(step) for step in value if len(step) != self.num_channels)
+            return _to_numbers(steps, self.sequence, self.nan)[:, None]
+        _check_types(steps, {list}, self.sequence, "a list of numbers")
+        if set(map(len, steps)) != {self.num_channels}:
+            length = next(len(step) for step in steps if len(step) != self.num_channels)
             problem = f"has a list of length {length} at a time step, but the data's first list has"
             raise BadRowError(f"{self.sequence!r} {problem} length {self.num_channels}")
-        numbers = list(chain.from_iterable(value))
-        return _to_numbers(numbers, self.sequence, self.nan).reshape(-1, self.num_channels)
+        flat = list(chain.from_iterable(steps))
+        return _to_numbers(flat, self.sequence, self.nan).reshape(-1, self.num_channels)
 
 
 def to_number(value: object, name: str, nan: NanPolicy, is_csv: bool = False) -> float:
@@ -115,7 +115,7 @@ def to_number(value: object, name: str, nan: NanPolicy, is_csv: bool = False) ->
 
 
 def parse_number(value: object, is_csv: bool) -> float | None:
-    """Return the number in a value or a CSV cell: NaN if it is missing or NA, None if it is not a number."""
+    """Return the number in a value, or in the text of a CSV cell: NaN if it is missing or NA, None if not a number."""
     if _is_missing(value, is_csv) or (is_csv and isinstance(value, str) and value.strip().lower() in _NA_VALUES):
         return math.nan
     if not isinstance(value, str if is_csv else int | float | Decimal) or isinstance(value, bool):
@@ -132,16 +132,17 @@ def _is_missing(value: object, is_csv: bool) -> bool:
     return value is None or (is_csv and isinstance(value, str) and not value.strip())
 
 
-def _to_numbers(value: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float64]:
-    _check_types(value, _NUMBER_TYPES, name, "a number")
+def _to_numbers(values: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float64]:
+    """Return what `to_number` returns for each value, but without a Python loop if possible."""
+    _check_types(values, _NUMBER_TYPES, name, "a number")
     try:
-        numbers = np.array(value, np.float64)
+        numbers = np.array(values, np.float64)
         # `<=` is false for NaN, infinity and too large numbers. If only the Nones (NaN now) fail, the array is fine.
-        if np.count_nonzero(~(np.abs(numbers) <= FLOAT32_MAX)) == value.count(None):
+        if np.count_nonzero(~(np.abs(numbers) <= FLOAT32_MAX)) == values.count(None):
             return numbers
     except OverflowError:
         pass
-    return np.array([to_number(number, name, nan) for number in value])
+    return np.array([to_number(value, name, nan) for value in values])
 
 
 def infer_parser(
@@ -202,10 +203,10 @@ def _require_list(record: Mapping[str, Any], name: str, is_csv: bool) -> list[An
     return value
 
 
-def _check_types(value: list[Any], types: set[type], name: str, expected: str) -> None:
+def _check_types(values: list[Any], types: set[type], name: str, expected: str) -> None:
     # One set of all types instead of a Python loop: a sequence may have a million steps.
-    if not set(map(type, value)) <= types:
-        wrong = next(step for step in value if type(step) not in types)
+    if not set(map(type, values)) <= types:
+        wrong = next(value for value in values if type(value) not in types)
         raise BadRowError(f"{name!r} has {shorten(wrong)}, not {expected}")
 
 

@@ -79,7 +79,7 @@ def sample_records(path: Path) -> RecordSample:
 
 
 def read_beginning(path: Path) -> tuple[bytes, bool]:
-    """Return a file's first bytes, up to the end of a line if there is one, and whether they are the whole file."""
+    """Return up to `MAX_BYTES` of a file, to the end of a line if there is one, and whether that is the whole file."""
     try:
         with path.open("rb") as file:
             content = file.read(MAX_BYTES)
@@ -95,8 +95,7 @@ def read_beginning(path: Path) -> tuple[bytes, bool]:
 def _read_end(path: Path) -> bytes:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-        # Without the first line, which is usually incomplete.
-        return file.read().partition(b"\n")[2]
+        return file.read().partition(b"\n")[2]  # without the first line, which is usually incomplete
 
 
 def _sample_lines(path: Path, is_csv: bool) -> _SampledRows:
@@ -120,7 +119,8 @@ def _csv_reader(content: bytes) -> Iterator[list[str]]:
 
 
 def _csv_rows(header: list[str], reader: Iterator[list[str]]) -> list[ParsedRow]:
-    return [csv_row(index, header, *row) for index, row in enumerate(csv_cells(reader)) if any(row)]  # not blank
+    rows = enumerate(csv_cells(reader))  # a blank line has neither cells nor a problem
+    return [csv_row(index, header, cells, problem) for index, (cells, problem) in rows if cells or problem]
 
 
 def _jsonl_rows(content: bytes) -> list[ParsedRow]:

@@ -59,12 +59,12 @@ def list_paths(files: Sequence[Path | str] | Path | str) -> list[Path]:
 
 
 def cut_records(paths: Sequence[Path], part_bytes: int | None) -> list[RecordPart]:
-    """Cut files into parts of about `part_bytes` (None: one per file), whatever the number of workers."""
+    """Cut files into parts of about `part_bytes` (None: one per file), independently of the number of workers."""
     return [part for path in paths for part in _cut(path, find_format(path), part_bytes or sys.maxsize)]
 
 
 def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator[ParsedRow]:
-    """Return the rows of a part; from columnar files, only the given fields are read."""
+    """Return the rows of a part; from Parquet files and datasets, only `fields` are read (None: all)."""
     if part.format == "jsonl":
         return _jsonl_rows(part)
     if part.format == "csv":
@@ -100,13 +100,13 @@ def find_format(path: Path) -> RecordFormat:
 def _cut(path: Path, format: RecordFormat, part_bytes: int) -> Iterator[RecordPart]:
     if format == "csv":
         with _open_csv(path) as file:
-            read_header(path, csv_reader(file))
+            read_header(path, csv_reader(file))  # rejects a bad header before any work starts
         yield RecordPart(path, format, 0, 0, path.stat().st_size)
     elif format == "jsonl":
         texts, start = TextFiles.open([path]), 0
         while start < texts.num_bytes:
-            edge = start + part_bytes
-            stop = texts.next_line(edge - 1) if edge < texts.num_bytes else texts.num_bytes
+            # The start of the first line at or after `start + part_bytes`, or the end of the file.
+            stop = texts.next_line(start + part_bytes - 1)
             yield RecordPart(path, format, start, stop, stop - start)
             start = stop
     elif format == "parquet":
@@ -142,7 +142,7 @@ def parse_line(index: int, line: bytes) -> ParsedRow:
         record = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         return ParsedRow(index, {}, f"byte {error.start + 1:,} of the line is not UTF-8")
-    except json.JSONDecodeError as error:
+    except json.JSONDecodeError as error:  # some messages end in " at", for a position to follow
         return ParsedRow(index, {}, f"the line is not JSON ({error.msg.removesuffix(' at')}, character {error.colno})")
     except (ValueError, RecursionError) as error:
         return ParsedRow(index, {}, f"the JSON of the line can't be read ({error})")
@@ -158,8 +158,7 @@ def _open_csv(path: Path) -> TextIO:
 
 def csv_reader(text: Iterable[str]) -> Iterator[list[str]]:
     """Return a reader for CSV text, without a limit on the size of a cell."""
-    # The default limit, 131,072 characters, is too low for a long text.
-    csv.field_size_limit(sys.maxsize)
+    csv.field_size_limit(sys.maxsize)  # the default, 131,072 characters, is too low for a long text
     return csv.reader(text, strict=True)
 
 
@@ -197,7 +196,7 @@ def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
         reader = csv_reader(file)
         header = read_header(part.path, reader)
         for cells, problem in csv_cells(reader):
-            # With a single column, a blank line is an empty cell, unless it ends the file.
+            # With a single column, a blank line is an empty cell, unless it ends the file: only the next line tells.
             if is_blank and len(header) == 1:
                 yield csv_row(index, header, [""])
                 index += 1
@@ -299,7 +298,7 @@ def _parquet_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator
 
 
 def open_dataset(path: Path) -> Any:  # noqa: ANN401 - an optional library
-    """Open a saved Hugging Face dataset."""
+    """Open a saved Hugging Face dataset; its rows are read as plain Python values, whatever its saved format."""
     datasets = _import_extra("datasets", "datasets", path)
     try:
         return datasets.load_from_disk(str(path)).with_format(None)

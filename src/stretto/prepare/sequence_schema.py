@@ -13,7 +13,7 @@ from stretto.store.vocabulary import Level, split_symbols
 _LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
 # Text is split into words only if less than this fraction of them are distinct: else the vocabulary would be too large.
 _MAX_UNIQUE_FRACTION = 0.5
-_MAX_WORD_CHARS = 15  # and only if their mean length is below this
+_MAX_WORD_CHARS = 15  # and only if their mean length is below this: text without spaces has longer ones
 
 
 @dataclass(frozen=True)
@@ -90,6 +90,7 @@ def _choose_sequence(sample: RecordSample) -> str:
 
 
 def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[str]) -> str | None:
+    """Return the field with the label, or None; raise if several could be it, or one with a usual name is constant."""
     usual = [name for usual_name in _LABEL_NAMES for name in label_fields if name.lower() == usual_name]
     if usual:
         return usual[0]
@@ -111,7 +112,7 @@ def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[st
 
 
 def _choose_level(texts: Sequence[str], label: str | None) -> Level:
-    """Return `word` for classification (shorter sequences), unless the words are too diverse or long; else `byte`."""
+    """Return `word` for classification, to get shorter sequences, unless words are too diverse or long; else `byte`."""
     words = [word for text in texts for word in split_symbols(text, "word")]
     if label is None or not words:
         return "byte"

@@ -127,7 +127,7 @@ def _choose_by(sample: RecordSample, time: str | None) -> str | None:
 
 
 def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[str], list[str]]:
-    """Return the columns that could name the series: those that group the rows, and those whose series are mixed."""
+    """Return the columns that could name the series: those whose series are contiguous, and those whose series mix."""
     records = sample.records
     times = [] if time is None else parse_timestamps(records, time, sample.is_csv)
     # With several series, time jumps back where the next one starts, or repeats if their rows are mixed.

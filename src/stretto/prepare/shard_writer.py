@@ -36,13 +36,13 @@ ShardResult = dict[str, Any]  # a shard's files, sizes and moments, JSON-seriali
 
 
 class ShardWriter:
-    """Writes those sequences of one part that belong to one split."""
+    """Writes those sequences of one part that belong to one split, to `files`: values, ends and, if any, labels."""
 
     def __init__(self, files: Mapping[str, FileWriter], split: str, dtype: np.dtype[Any]) -> None:
         self._files, self._split, self._dtype = files, split, dtype
         self._buffered: list[NDArray[Any]] = []
         self._num_buffered = 0
-        self._ends: list[int] = []
+        self._ends: list[int] = []  # where each buffered sequence ends, in time steps of the shard
         self._labels: list[int] = []
         self._num_sequences = self._num_steps = self._num_bytes = self._longest = 0
         self._moments = moments(np.zeros((0, 0)))  # without channels, as for tokens
@@ -169,7 +169,7 @@ def moments(values: NDArray[np.float64]) -> Moments:
 
 
 def join_moments(a: Moments, b: Moments) -> Moments:
-    """Combine the moments of two sets of values (Chan's parallel algorithm); one without channels adds nothing."""
+    """Combine the moments of two sets of values (Chan's parallel algorithm); a set without channels adds nothing."""
     if not a.shape[1] or not b.shape[1]:
         return a if a.shape[1] else b
     count, delta = a[0] + b[0], b[1] - a[1]

@@ -54,7 +54,7 @@ class TextFiles:
         return self.starts[-1]
 
     def next_line(self, position: int) -> int:
-        """Return where the first line after `position` starts; each file starts a new line."""
+        """Return the first position after `position` where a line starts; each file starts a new line."""
         for path, start, stop in self._files():
             if position < stop:
                 with path.open("rb") as file:
@@ -67,7 +67,7 @@ class TextFiles:
     def find_split(self, position: int) -> int:
         """Return where to split the text near `position`: at the start of the next line.
 
-        If that is over halfway to the end of the text, split at the next word if it is near, else between characters.
+        If that is over halfway from `position` to the end, split at the next word if near, else between characters.
         """
         line = self.next_line(position)
         if 2 * (line - position) <= self.num_bytes - position:
@@ -115,4 +115,4 @@ def _last_edge(block: bytes) -> int:
         edge = len(block) - 1
         while edge and block[edge] & 0xC0 == 0x80:
             edge -= 1
-    return edge or len(block)
+    return edge or len(block)  # never 0: each span must make progress

@@ -43,7 +43,7 @@ def is_decreasing_anywhere(times: Sequence[Timestamp]) -> bool:
 
 
 def has_many_repeats(times: Sequence[Timestamp]) -> bool:
-    """Return whether more than a third of the times equal the one before."""
+    """Return whether more than a third of the times equal the one before; with two series sorted by time, half do."""
     return sum(before == after for before, after in pairwise(times)) > len(times) / 3
 
 
@@ -62,7 +62,7 @@ def is_grouped(records: Records, by: str) -> bool:
 
 
 def median_interval(times: Sequence[Timestamp]) -> float | None:
-    """Return the median seconds between a date and the next, over pairs where the next is later; None without any."""
+    """Return the median seconds from a datetime to the next one, if later; None if there is no such pair."""
     gaps = [
         (after - before).total_seconds()
         for before, after in pairwise(times)
@@ -85,7 +85,7 @@ def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
     period = next((period for interval, period in _PERIODS if abs(seconds / interval - 1) < 0.1), 0)
     if not period or len(values) < 3 * period:
         return 0
-    # About ten horizons: repeating the last value gets worse with the horizon, repeating the last period does not.
+    # Up to 12 horizons: repeating the last value gets worse with the horizon, repeating the last period does not.
     horizons = range(1, period + 1, max(1, period // 8))
     last_value_error = np.mean([_squared_error(values, horizon) for horizon in horizons])
     seasonal_error = _squared_error(values, period)

@@ -27,5 +27,5 @@ def parse_time(text: str) -> datetime | None:
 
 
 def looks_like_time(text: str) -> bool:
-    """Return whether a text is a date or a time of day in one of the usual formats."""
+    """Return whether a text is a date or a time in one of the usual formats; some numbers, such as 1.5, pass too."""
     return parse_time(text) is not None or _TIME.fullmatch(text.strip()) is not None
