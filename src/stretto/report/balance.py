@@ -53,7 +53,7 @@ def _time_chart(ranks: RankMeans) -> Html:
     waiting = np.nan_to_num(ranks.waiting)
     other = np.maximum(0.0, ranks.seconds - ranks.busy - waiting)
     parts = [StackedPart("busy", "c0", ranks.busy), StackedPart("waiting for others", "idle", waiting)]
-    # A part of less than 2% of the step would be too thin to see.
+    # A rank's own mean step may be shorter than `seconds`, the mean over ranks. Below 2%, the gap is too thin to see.
     if float(other.max()) > 0.02 * ranks.seconds:
         parts.append(StackedPart("other", "rest", other))
     values = [f"{format_percent(float(seconds) / ranks.seconds)} busy" for seconds in ranks.busy]

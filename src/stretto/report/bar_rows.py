@@ -60,7 +60,7 @@ class BarChart:
         return join(heading(self.title), legend((name, f"chip {css_class}") for name, css_class in entries), bars)
 
     def to_svg(self, width: float = 1000) -> str:
-        """Return the content of an SVG file with the chart and the pages' style sheet. Positions are in pixels."""
+        """Return an SVG file's content: chart (without the rows' values) and style sheet. Positions are in pixels."""
         left = 18 + CHAR_WIDTH * max((len(row.name) for row in self.rows), default=0)
         bar_width, top = width - left - 20, 66
         bottom = top + _ROW_HEIGHT * len(self.rows)
@@ -114,7 +114,7 @@ def stacked_bar_chart(
 
 
 def _draw_bar(boxes: Sequence[Box], screens: Sequence[tuple[float, str]]) -> list[Html]:
-    """Return the boxes of a bar. A label gets the class of the narrowest screen on which it fits into its box."""
+    """Return the boxes of a bar. A label gets the class of the narrowest screen where it fits into its box, if any."""
     drawn = [tag("rect", width="100%", height=_BAR_HEIGHT, class_="track")]
     for start, stop, css_class, tooltip, label in boxes:
         drawn.append(box(start, stop, 0, _BAR_HEIGHT, css_class, tooltip))

@@ -26,7 +26,7 @@ _MAX_DOTS = 60  # with more points than this, a line has dots only at isolated p
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart. If its points are means, `low` and `high` are the lowest and highest value in each mean."""
+    """A line of a chart. If a point is the mean of several values, `low` and `high` are their minimum and maximum."""
 
     name: str
     color: int  # index of a color class
@@ -132,13 +132,11 @@ def stacked_column_chart(title: str, unit: str, x_label: str, parts: Sequence[St
     y = linear(0.0, max(totals) or 1.0, 4)
     x = linear(0.0, float(num_items), 6, is_integer=True, is_tight=True)
     width = _WIDTH / num_columns
-    # Gaps between many thin columns would be drawn unevenly.
-    gap = 1.0 if num_columns < 100 else 0.0
+    gap = 1.0 if num_columns < 100 else 0.0  # gaps between many thin columns would be drawn unevenly
     bases = [0.0] * num_columns
     drawn = []
     for part in parts:
-        # One path per part: hundreds of boxes, one per column, would make the page large.
-        path = []
+        path = []  # one path per part: hundreds of boxes, one per column, would make the page large
         for index, value in enumerate(part.amounts):
             low, high = _viewport_y(y, bases[index]), _viewport_y(y, bases[index] + value)
             path.append(f"M{index * width:.1f} {low}V{high}h{width - gap:.2f}V{low}z")

@@ -18,11 +18,11 @@ from stretto.report.record import Record
 
 @dataclass(frozen=True)
 class CheckpointInventory:
-    """The checkpoints of a run's lineage that still exist, and the claims: the time, host and origin of each launch."""
+    """The checkpoints of a run's lineage that still exist, and its claims, one for each launch."""
 
     location: str
     problem: str | None = None  # why the folder could not be read
-    claims: Mapping[int, Claim] = field(default_factory=dict)  # by generation
+    claims: Mapping[int, Claim] = field(default_factory=dict)  # by generation: when, where, resumed from what
     manifests: Mapping[CheckpointName, Manifest] = field(default_factory=dict)  # newest first
     losses: Mapping[CheckpointName, float] = field(default_factory=dict)  # on the validation data
 

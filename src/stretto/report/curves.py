@@ -13,7 +13,7 @@ from stretto.report.markup import Html, tag
 from stretto.report.page import figure
 from stretto.report.record import Record, StepHistory, read_int
 
-_MAX_MARKS = 50
+_MAX_MARKS = 50  # at most this many restarts are marked, the first ones
 
 
 def curves(runs: Mapping[str, Record]) -> Html:
@@ -85,6 +85,7 @@ def _loss_chart(record: Record, axes: Sequence[XAxis]) -> Html:
 
 
 def _training_loss_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html:
+    """Return the chart of several runs; their validation losses have a chart of their own."""
     lines = []
     for color, (name, record) in enumerate(runs.items()):
         series, span = record.steps.series, record.steps.smoothing_span
