@@ -12,7 +12,7 @@ from stretto.report.page import figure, note, section, table
 from stretto.report.record import Record, SaveHistory, read_int, read_number, read_str
 
 _MAX_ROWS = 20  # launches in the table, and checkpoints in the list
-_MAX_ERRORS = 8  # failed saves in the table, and saved batches in the list
+_MAX_ERRORS = 8  # failed saves in the table, and files of non-finite batches in the list
 _LAUNCH_HEADERS = ("launch", "time", "host", "ranks", "layout", "resumed from", "changes")
 
 
@@ -32,7 +32,7 @@ def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
     if steps.num_skipped:
         num_unlisted = steps.num_skipped - len(steps.skipped)
         more = f" and {num_unlisted:,} more" if num_unlisted > 0 else ""
-        parts.append(note(f"Steps skipped because of non-finite values: {_ranges(steps.skipped)}{more}."))
+        parts.append(note(f"Steps skipped because of non-finite values: {_format_ranges(steps.skipped)}{more}."))
     if record.nonfinite_files:
         names = ", ".join(record.nonfinite_files[:_MAX_ERRORS])
         more = " and more" if len(record.nonfinite_files) > _MAX_ERRORS else ""
@@ -54,7 +54,7 @@ def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> H
         rows.append((f"{read_int(line, 'step'):,}", format_bytes(read_number(line, "num_bytes")), *times))
     if rows:
         parts.append(table(("after step", "size", "time to save", "training blocked"), rows))
-    if saves.series.num_rows > len(rows):
+    if saves.series.num_rows > len(rows):  # the table has only the last saves
         parts.append(tag("div", figure(_saves_chart(saves.series)), class_="grid"))
     if inventory.problem is not None:
         parts.append(note(f"The checkpoints in {inventory.location} can't be listed: {inventory.problem}."))
@@ -85,7 +85,7 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
 
 def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
     """Return a row per launch. A launch missing from the log is known from its claim, a file written at its start."""
-    lines = {read_int(line, "generation"): line for line in record.launches}  # a generation is a launch's number
+    lines = {read_int(line, "generation"): line for line in record.launches}
     rows: list[tuple[str, ...]] = []
     for generation in sorted({*lines, *inventory.claims}):
         line, claim = lines.get(generation, {}), inventory.claims.get(generation)
@@ -100,7 +100,7 @@ def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[s
     return rows
 
 
-def _ranges(steps: Sequence[int]) -> str:
+def _format_ranges(steps: Sequence[int]) -> str:
     """Format increasing step numbers, consecutive ones as `3 to 9`."""
     ranges: list[tuple[int, int]] = []
     for step in steps:

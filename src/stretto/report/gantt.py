@@ -16,7 +16,7 @@ _MIN_FRACTION = 1 / 1400  # a bar shorter than this fraction of the axis is thin
 
 
 class Bar(NamedTuple):
-    """An activity in one row of the chart, with its start and stop in seconds."""
+    """An activity in one row of the chart, drawn as a `Box`; `start` and `stop` are in seconds."""
 
     row: int
     kind: str

@@ -10,7 +10,7 @@ from stretto.report.markup import Html, join, tag
 
 def page(title: str, *body: Html, has_script: bool = True) -> str:
     """Return a complete page that needs only a browser and never uses the network."""
-    style, script = read_style(), _read_asset("page.js") if has_script else ""
+    style, script = read_style(), (_read_asset("page.js") if has_script else "")
     # The policy allows only the style and script with these hashes, so an injected script would not run.
     script_source = f"'{_csp_hash(script)}'" if script else "'none'"
     policy = f"default-src 'none'; style-src '{_csp_hash(style)}'; script-src {script_source}"

@@ -12,7 +12,7 @@ from stretto.report.page import note, section, table
 from stretto.report.record import JsonObject, RankMeans, Record, StepHistory, read_int, read_number
 
 _MEMORY = "highest memory use of a rank"  # the name of a row
-_MAX_STAGES = 16
+_MAX_STAGES = 16  # stages whose busy times are in the table
 _Row = tuple[str, str, str, str]  # the cells: quantity, planned, measured, ratio
 # A name, the planned and the measured value, and how to format both.
 _Quantity = tuple[str, float, float, Callable[[float], str]]
@@ -22,7 +22,7 @@ def find_prediction(record: Record) -> JsonObject | None:
     """Return the plan's prediction for the layout of a run; None if there is none."""
     if record.plan is None or record.config is None:
         return None
-    layout = record.config.layout.model_dump(mode="json", exclude={"auto", "elastic"})
+    layout = record.config.layout.model_dump(mode="json", exclude={"auto", "elastic"})  # as in a plan
     best = record.plan.get("best")
     listed = [*(best if isinstance(best, list) else []), record.plan.get("one_device")]
     predictions = [prediction for prediction in listed if isinstance(prediction, Mapping)]
@@ -59,7 +59,7 @@ def plan_comparison_section(record: Record) -> Html | None:
 
 
 def _rows(record: Record, prediction: JsonObject | None) -> list[_Row]:
-    if record.plan_events:
+    if record.plan_events:  # their measured times leave out the slow first steps of a launch
         planned, measured = _event_seconds(record.plan_events[-1])
     else:
         planned = math.nan if prediction is None else read_number(prediction, "seconds")

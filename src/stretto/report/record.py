@@ -13,7 +13,7 @@ from stretto.config.run import RunConfig
 from stretto.report.downsampled_series import DownsampledSeries
 
 JsonObject = Mapping[str, Any]
-# No count or size in a log reaches the first, and no duration of a step the second: a line that has more is damaged.
+# Counts and sizes in a log are below the first, durations of a step below the second; otherwise the line is damaged.
 _MAX_VALUE, _MAX_SECONDS = 1e15, 1e9
 _MAX_LISTED = 50  # at most this many skipped steps are kept, and as many failed saves
 
@@ -22,6 +22,7 @@ class StepHistory:
     """The steps of a run: downsampled columns, and totals."""
 
     def __init__(self) -> None:
+        # `seconds` and `num_targets` are totals so far (the x axes of the curves); the others are of one step.
         self.series = DownsampledSeries(
             "step", "seconds", "num_targets", "loss", "gradient_norm", "learning_rate", "step_targets", "step_seconds",
             "data", "compute", "optimizer", "padding",
@@ -31,7 +32,7 @@ class StepHistory:
         self.seconds = 0.0  # time spent in steps: reading data, computing and the optimizer
         self.num_nonfinite = 0  # steps whose loss or gradient norm is not finite
         self.num_skipped = 0
-        self.skipped: list[int] = []  # the first steps that were skipped
+        self.skipped: list[int] = []  # the first _MAX_LISTED skipped steps
 
     def add(self, line: JsonObject) -> None:
         step, loss, norm = read_int(line, "step"), read_number(line, "loss"), read_number(line, "gradient_norm")
@@ -54,7 +55,6 @@ class StepHistory:
         # A step without targets has no loss.
         if num_targets > 0 and not math.isfinite(loss + norm):
             self.num_nonfinite += 1
-        # `seconds` and `num_targets` are totals so far: the x axes of the curves.
         self.series.add(
             step, self.seconds, self.num_targets, loss, norm, read_number(line, "learning_rate"), num_targets,
             step_seconds, *phases, read_amount(line, "padding"),
@@ -100,8 +100,8 @@ class SaveHistory:
 
     def __init__(self) -> None:
         self.series = DownsampledSeries("step", "num_bytes", "seconds", "blocked_seconds", max_buckets=300)
-        self.recent: deque[JsonObject] = deque(maxlen=12)
-        self.failed: list[JsonObject] = []  # the first failures
+        self.recent: deque[JsonObject] = deque(maxlen=12)  # the last saves, for a table
+        self.failed: list[JsonObject] = []  # the first _MAX_LISTED failed saves
         self.num_failed = 0
 
     def add(self, line: JsonObject) -> None:
@@ -179,7 +179,7 @@ class Record:
     evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
     saves: SaveHistory = field(default_factory=SaveHistory)
     ranks: RankMeans = field(default_factory=RankMeans)
-    plan_events: deque[JsonObject] = field(default_factory=lambda: deque(maxlen=10))  # of the kind "plan"
+    plan_events: deque[JsonObject] = field(default_factory=lambda: deque(maxlen=10))  # log lines of the kind "plan"
     num_unreadable_lines: int = 0
 
     def add(self, line: JsonObject | None) -> None:

@@ -109,7 +109,7 @@ def _phases_chart(steps: StepHistory) -> Html:
     factor, unit = step_time_unit(total)
     parts = [
         StackedPart(f"{name} {format_percent(mean / total)}", css_class, [mean])
-        for name, css_class, mean in zip(_PHASES.values(), ("c4", "c0", "c2"), means, strict=True)
+        for name, css_class, mean in zip(_PHASES.values(), ("c4", "c0", "c2"), means, strict=True)  # as in gantt.py
     ]
     title = f"Mean step of rank 0: {format_seconds(total)}"
     return stacked_bar_chart(title, (factor, f"{unit} per step"), ["mean step"], parts, format_seconds)

@@ -103,7 +103,7 @@ def configuration_section(record: Record, inventory: CheckpointInventory) -> Htm
 
 
 def flatten_config(record: Record) -> dict[str, str]:
-    """Return the fields of a config as text, by dotted name."""
+    """Return the fields of a run's config as text, by dotted name; if the config is invalid, as in its file."""
     sections: Mapping[str, Any] = record.raw_config if record.config is None else record.config.model_dump(mode="json")
     return {
         f"{section_name}.{name}": "none" if value is None else str(value)

@@ -20,12 +20,12 @@ class Scale:
     def fraction(self, value: float) -> float:
         """Return where a value is on the axis: 0 at its start, 1 at its end."""
         if self.is_log:
-            return math.log(max(value, 1e-300) / self.low) / math.log(self.high / self.low)
+            return math.log(max(value, 1e-300) / self.low) / math.log(self.high / self.low)  # never log(0)
         return (value - self.low) / (self.high - self.low)
 
 
 def linear(low: float, high: float, num_ticks: int, *, is_integer: bool = False, is_tight: bool = False) -> Scale:
-    """Return a linear scale of about `num_ticks` ticks. It ends at the outer ticks, or at `low` and `high` if tight."""
+    """Return a linear scale with about `num_ticks` ticks. It ends at ticks or, with `is_tight`, at `low` and `high`."""
     # An empty range would give a step of 0: widen it, but not below 0 for a value that is not negative.
     if high - low <= 1e-300:
         margin = abs(low) * 0.5 or 1.0
@@ -41,7 +41,7 @@ def linear(low: float, high: float, num_ticks: int, *, is_integer: bool = False,
 
 def logarithmic(low: float, high: float, num_ticks: int) -> Scale:
     """Return a logarithmic scale for values > 0; ticks are 1, 2 and 5 (or 1 and 3, or only 1) times powers of 10."""
-    margin = max((high / low) ** 0.04, 1.1)
+    margin = max((high / low) ** 0.04, 1.1)  # 4% of the range on each side, but at least a factor of 1.1
     low, high = low / margin, high * margin
     first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
     ticks: list[float] = []
