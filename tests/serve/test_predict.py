@@ -156,7 +156,7 @@ def test_parts_of_another_model_and_an_existing_file_are_refused(tmp_path: Path)
     out = tmp_path / "out.jsonl"
     trained = untrained(tmp_path / "data")
     write_predictions(trained, tmp_path / "data", out)
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         write_predictions(trained, tmp_path / "data", out)
 
     def interrupt(done: int, count: int) -> None:

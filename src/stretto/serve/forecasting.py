@@ -81,14 +81,14 @@ def _roll_forward(trained: TrainedModel, transform: ForecastTransform, values: N
         predicted = transform.to_predictions(outputs, values)  # [horizon, target channels]
         predictions.append(predicted)
         if len(transform.target_channels) == values.shape[1]:
-            # All channels are predicted: reorder them as in the data, and continue from them.
+            # All are predicted: order them as in the data, and continue. Otherwise `steps` is at most one horizon.
             new_values = predicted[:, np.argsort(transform.target_channels)]
             values = np.concatenate([values, new_values])
     return np.concatenate(predictions)[:steps]
 
 
 def _run_stack(trained: TrainedModel, inputs: NDArray[np.float32], state: State | None) -> tuple[NDArray[Any], State]:
-    """Run `inputs` `[time, features]`; return the outputs at the last time step, and the state after it."""
+    """Run the stack on `inputs` `[time, features]`; return the outputs at the last time step and the state after it."""
     stack = trained.stack.eval()
     device = stack.device
     x = torch.from_numpy(inputs).to(device, stack.dtype).unsqueeze(1)

@@ -102,7 +102,7 @@ def generate(
     if length < 1:
         raise ConfigError(f"length={length} is less than 1; use at least 1")
     prompt_tokens = vocabulary.encode(prompt or "\n")
-    suppress_tokens = (0,) if isinstance(vocabulary, SymbolVocabulary) else ()  # the unknown symbol
+    suppress_tokens = (0,) if isinstance(vocabulary, SymbolVocabulary) else ()  # 0 is the unknown symbol
     decoders = [_TokenDecoder(vocabulary, prompt) for _ in range(count)]
     stream = generate_tokens(trained.stack, prompt_tokens, sampling, count=count, suppress_tokens=suppress_tokens)
     for number, tokens in enumerate(islice(stream, length), 1):
@@ -119,7 +119,7 @@ class _TokenDecoder:
         self._needs_space = bool(prompt) and not prompt[-1].isspace()
 
     def add(self, token: int, *, is_last: bool) -> str:
-        """Return the text that a token adds."""
+        """Return the text that a token adds; the last token also ends an incomplete character."""
         if self._vocabulary.level == "byte":
             return self._byte_decoder.decode(bytes([token]), is_last)
         symbol = self._vocabulary.decode([token])

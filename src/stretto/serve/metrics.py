@@ -21,14 +21,14 @@ def compute_metrics(path: Path | str) -> dict[str, float]:
 
     with Path(path).open(encoding="utf-8") as lines:
         for line in lines:
-            row = json.loads(line)
-            if "true_label" in row:
-                add("accuracy", float(row["label"] == row["true_label"]))
-            if row.get("loss") is not None:
-                add("loss", row["loss"], row["tokens"])
-            for channel, actual in row.get("actual", {}).items():
+            result = json.loads(line)
+            if "true_label" in result:
+                add("accuracy", float(result["label"] == result["true_label"]))
+            if result.get("loss") is not None:
+                add("loss", result["loss"], result["tokens"])
+            for channel, actual in result.get("actual", {}).items():
                 # Near the end of a series, fewer actual values are known than predicted.
-                for predicted, value in zip(row["forecast"][channel], actual, strict=False):
+                for predicted, value in zip(result["forecast"][channel], actual, strict=False):
                     if predicted is not None and value is not None:
                         add(f"mean absolute error of {channel}", abs(predicted - value))
     metrics = {name: total / weights[name] for name, total in totals.items()}

@@ -23,7 +23,7 @@ from stretto.mesh.world import World
 from stretto.serve.prediction_dataset import (
     Outputs,
     PredictionDataset,
-    PredictionRow,
+    PredictionResult,
     check_outputs,
     make_prediction_dataset,
 )
@@ -33,7 +33,7 @@ from stretto.train.trained_model import TrainedModel
 
 # Approximate numbers of time steps per part and per batch, and of output values in memory at a time.
 _PART_STEPS, _BATCH_STEPS, _MAX_OUTPUTS = 1 << 15, 1 << 13, 1 << 23
-_MAX_PARTS = 4096
+_MAX_PARTS = 4096  # files in the parts folder; large data gets larger parts
 # Seconds between two all-reduces while the other ranks wait for rank 0, so that they don't time out.
 _POLL_SECONDS = 2.0
 _FINGERPRINT_NAME, _DATA_NAME = "fingerprint", "data"
@@ -44,10 +44,11 @@ ProgressCallback = Callable[[int, int], None]
 """Called after each round (at most one part per rank) with the numbers of finished parts and of all parts."""
 
 
-def predict(trained: TrainedModel, location: Path | str) -> Iterator[PredictionRow]:
+def predict(trained: TrainedModel, location: Path | str) -> Iterator[PredictionResult]:
     """Yield a model's results for some data, in the order of its rows: labels, losses with perplexities, or forecasts.
 
     The data is a prepared folder or its URL, or a file in the same format as those the run's data was prepared from.
+    Each result is a dict: a line of the file that `write_predictions` writes.
     """
     with ensure_prepared(location, trained.data_spec) as folder:
         dataset = _open_dataset(trained, folder)
@@ -67,8 +68,8 @@ def write_predictions(
     """Write the results of `predict` to a JSON Lines file, one per line; return the number of lines.
 
     Several ranks must all make the same call, and share a file system. After an interruption, repeat the call to
-    continue: finished parts are kept in `PATH.parts`. `fields` names the fields of a file's records where they differ
-    from those of the run's files.
+    continue: finished parts are kept in `PATH.parts`. `fields`, a `stretto.serve.source.FieldNames`,
+    names the fields of a file's records where they differ from those of the run's files.
     """
     path = Path(path)
     world = world or World(rank=0, size=1, device=trained.stack.device)
@@ -151,12 +152,11 @@ def _run_on_rank_zero(world: World, function: Callable[[], None]) -> None:
 
 def _split_into_parts(dataset: PredictionDataset) -> list[range]:
     """Split rows into parts of the same size; the last part can be smaller."""
-    # Large data gets larger parts, so that a folder has at most _MAX_PARTS of them.
     size = max(int(_PART_STEPS / max(dataset.mean_length, 1)), -(-dataset.num_rows // _MAX_PARTS), 1)
     return [range(start, min(start + size, dataset.num_rows)) for start in range(0, dataset.num_rows, size)]
 
 
-def _predict_part(trained: TrainedModel, dataset: PredictionDataset, part: Sequence[int]) -> list[PredictionRow]:
+def _predict_part(trained: TrainedModel, dataset: PredictionDataset, part: Sequence[int]) -> list[PredictionResult]:
     """Return the results for some rows, in order; rows of similar length are batched together."""
     lengths = dict(zip(part, dataset.lengths(part), strict=True))
     batches: list[list[int]] = [[]]
@@ -164,7 +164,7 @@ def _predict_part(trained: TrainedModel, dataset: PredictionDataset, part: Seque
         if batches[-1] and (len(batches[-1]) + 1) * lengths[index] > _BATCH_STEPS:
             batches.append([])
         batches[-1].append(index)
-    results: dict[int, list[PredictionRow]] = {}
+    results: dict[int, list[PredictionResult]] = {}
     for batch in batches:
         row_lengths = torch.tensor([lengths[index] for index in batch])
         # A sequence of one token has nothing to predict and so length 0, but a batch needs at least one time step.
@@ -177,9 +177,9 @@ def _predict_part(trained: TrainedModel, dataset: PredictionDataset, part: Seque
 def run_batch(trained: TrainedModel, inputs: Tensor, lengths: Tensor) -> Outputs:
     """Run a batch `[time, batch, ...]`; yield its outputs, chunk by chunk in time if the model is causal."""
     stack = trained.stack.eval()
-    device = stack.device
-    num_rows = inputs.shape[1]
-    rows = Rows(torch.arange(num_rows), lengths, torch.ones(num_rows, dtype=torch.bool), 0, device, stack.dtype)
+    device, num_rows = stack.device, inputs.shape[1]
+    fresh = torch.ones(num_rows, dtype=torch.bool)
+    rows = Rows(torch.arange(num_rows), lengths, fresh, key=0, device=device, dtype=stack.dtype)
     state = stack.initial_state(rows)
     max_steps = _MAX_OUTPUTS // (num_rows * trained.data_spec.task.num_outputs)
     chunk_steps = max(1, max_steps) if stack.causal else len(inputs)
@@ -219,7 +219,7 @@ def _claim_parts_folder(path: Path, folder: Path, job_fingerprint: str) -> None:
     with explain_write_errors(path):
         is_resumed = (folder / _FINGERPRINT_NAME).exists()
         if path.exists() and not is_resumed:
-            raise ConfigError(f"{path} exists already; choose a different file, or delete it")
+            raise ConfigError(f"{path} already exists; choose a different file, or delete it")
         folder.mkdir(parents=True, exist_ok=True)
         if not is_resumed:
             write_atomic(folder / _FINGERPRINT_NAME, job_fingerprint.encode())

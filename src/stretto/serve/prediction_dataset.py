@@ -27,7 +27,7 @@ from stretto.windows.items import InputItems, Items, NextTokenItems, RowId, Slid
 # Each row of text starts from the initial state, without the text before it. Long rows make this matter less.
 _WINDOWS_PER_TEXT_ROW = 8
 
-PredictionRow = dict[str, Any]
+PredictionResult = dict[str, Any]
 """One result, ready to be written as JSON."""
 Outputs = Iterator[tuple[int, Tensor]]
 """Yields (first time step, outputs `[time, batch, ...]`) for a batch, chunk by chunk in time."""
@@ -44,7 +44,7 @@ class PredictionDataset(Protocol):
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
         """Return the inputs of some rows `[time, batch, ...]`, padded to `num_steps` time steps."""
 
-    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
+    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionResult]]:
         """Return a list of results for each row."""
 
 
@@ -114,11 +114,11 @@ class LabelRows(_SequenceRows):
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
         return self.items.inputs(self.step_ranges(indices), num_steps)
 
-    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
+    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionResult]]:
         best = F.softmax(_last_outputs(outputs, lengths).double(), dim=1).max(dim=1)
         has_labels = self.source.fields.labels is not None
         true_labels = self.source.read_labels(self.row_ids(indices)).tolist() if has_labels else []
-        results: list[list[PredictionRow]] = []
+        results: list[list[PredictionResult]] = []
         for row, index in enumerate(indices):
             label, probability = self.labels[int(best.indices[row])], _json_float(float(best.values[row]))
             results.append([{"sequence": index, "label": label, "probability": probability}])
@@ -148,7 +148,7 @@ class TokenRows(_ItemRows):
     def lengths(self, indices: Sequence[int]) -> list[int]:
         return [steps.stop - steps.start - 1 for steps in self.source.sequences.step_ranges(self.row_ids(indices))]
 
-    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
+    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionResult]]:
         _, targets = self.source.read(self.row_ids(indices), max(1, int(lengths.max())), inputs=False, targets=True)
         assert targets is not None
         return [[{"sequence": index, **score}] for index, score in _score_rows(indices, lengths, targets, outputs)]
@@ -175,7 +175,7 @@ class TextRows:
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
         return self._read(indices, num_steps, 0)
 
-    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
+    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionResult]]:
         targets = self._read(indices, int(lengths.max()), 1)
         scores = _score_rows(indices, lengths, targets, outputs)
         return [[{"piece": index, "start": index * self.length, **score}] for index, score in scores]
@@ -199,7 +199,7 @@ class SlidingWindowRows(_ItemRows):
     def lengths(self, indices: Sequence[int]) -> list[int]:
         return [self.source.context] * len(indices)
 
-    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
+    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionResult]]:
         last_outputs = _last_outputs(outputs, lengths).float().cpu().numpy()
         context, forecast = self.source.context, self.source.forecast
         results = []
@@ -207,7 +207,7 @@ class SlidingWindowRows(_ItemRows):
         for (series, step, values), row_outputs in zip(windows, last_outputs, strict=True):
             predicted = forecast.to_predictions(row_outputs, values[:context])
             actual = values[context:, list(forecast.target_channels)]
-            results.append([_forecast_row(series, step, self.names, predicted, actual)])
+            results.append([_forecast_result(series, step, self.names, predicted, actual)])
         return results
 
 
@@ -221,9 +221,9 @@ class SeriesRows(_SequenceRows):
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
         return pad([self.forecast.inputs(values) for values in self._values(indices)], num_steps, 0)
 
-    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionRow]]:
+    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionResult]]:
         series, forecast = self._values(indices), self.forecast
-        results: list[list[PredictionRow]] = [[] for _ in indices]
+        results: list[list[PredictionResult]] = [[] for _ in indices]
         for start, y in outputs:
             chunk = y.float().cpu().numpy()
             for row, values in enumerate(series):
@@ -233,7 +233,7 @@ class SeriesRows(_SequenceRows):
                         continue
                     predicted = forecast.to_predictions(chunk[step - start, row], values[: step + 1])
                     actual = values[step + 1 : step + 1 + forecast.horizon, list(forecast.target_channels)]
-                    results[row].append(_forecast_row(indices[row], step, self.names, predicted, actual))
+                    results[row].append(_forecast_result(indices[row], step, self.names, predicted, actual))
         return results
 
     def _values(self, indices: Sequence[int]) -> list[NDArray[Any]]:
@@ -263,7 +263,7 @@ def _last_outputs(outputs: Outputs, lengths: Tensor) -> Tensor:
 
 def _score_rows(
     indices: Sequence[int], lengths: Tensor, targets: Tensor, outputs: Outputs
-) -> Iterator[tuple[int, PredictionRow]]:
+) -> Iterator[tuple[int, PredictionResult]]:
     """Yield the index of each row, with its number of predicted tokens, loss in nats per token, and perplexity."""
     totals = torch.zeros(targets.shape[1], dtype=torch.float64)
     for start, y in outputs:
@@ -277,16 +277,16 @@ def _score_rows(
         yield index, {"tokens": length, "loss": _json_float(loss), "perplexity": _json_float(perplexity)}
 
 
-def _forecast_row(
+def _forecast_result(
     series: int, step: int, names: Sequence[str], predicted: NDArray[Any], actual: NDArray[Any]
-) -> PredictionRow:
+) -> PredictionResult:
     """Return the forecast after a time step, in the units of the series, and the actual values if any are known."""
 
     def by_name(values: NDArray[Any]) -> dict[str, list[float | None]]:
         columns = zip(names, values.T, strict=True)
         return {name: [_json_float(float(value)) for value in column] for name, column in columns}
 
-    result: PredictionRow = {"series": series, "step": step, "forecast": by_name(predicted)}
+    result: PredictionResult = {"series": series, "step": step, "forecast": by_name(predicted)}
     return {**result, "actual": by_name(actual)} if len(actual) else result
 
 

@@ -86,7 +86,7 @@ class Sessions:
 
     @torch.no_grad()
     def restore(self, name: Hashable, state: State) -> None:
-        """Set a new or existing session to a state that `state()` returned, here or in other Sessions of this model."""
+        """Set a new or existing session to what `state` returned, in this or another `Sessions` of the same model."""
         expected = [[1, *tensor.shape[1:]] for tensor in self._pool]
         actual = [list(tensor.shape) for tensor in state]
         if actual != expected:
@@ -115,6 +115,7 @@ class Sessions:
         return state
 
     def _store_states(self, names: Sequence[Hashable], state: State) -> None:
+        """Write the states of some sessions to the pool; new sessions take free slots."""
         new_names = [name for name in names if name not in self._slots]
         num_missing = len(new_names) - len(self._free_slots)
         if num_missing > 0:

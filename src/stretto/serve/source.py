@@ -30,7 +30,7 @@ def open_source(location: Path | str, data_spec: DataSpec) -> Corpus | Sequences
         raise DataError(f"{location} does not exist; use a prepared folder, the URL of one, or a file")
     store = Store.open(location)
     source = Corpus.from_store(store) if store.kind == CorpusFields.kind else Sequences.from_store(store)
-    check_same_spec(data_spec, _data_spec(source, data_spec), "the run", str(location))
+    check_same_spec(data_spec, _spec_of(source, data_spec), "the run", str(location))
     return source
 
 
@@ -86,16 +86,16 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
 
 def _field_names(file: Path | str) -> set[str]:
     """Return the field names of a file's first record; an empty set if there is none or it is invalid."""
-    row = next(iter(read_rows(cut_records(list_paths(file), None)[0])), None)
+    row = next(iter(read_rows(cut_records(list_paths(file), part_bytes=None)[0])), None)
     return set() if row is None or row.problem else set(row.record)
 
 
-def _data_spec(source: Corpus | Sequences, data_spec: DataSpec) -> DataSpec:
+def _spec_of(source: Corpus | Sequences, run_spec: DataSpec) -> DataSpec:
     """Return the spec of `source`; if `source` has no labels or the task needs none, the spec has the run's labels."""
     if isinstance(source, Corpus):
-        return DataSpec(replace(data_spec.task, inputs="tokens", num_inputs=len(source.vocabulary)), source.vocabulary)
+        return DataSpec(replace(run_spec.task, inputs="tokens", num_inputs=len(source.vocabulary)), source.vocabulary)
     values, labels = source.fields.values, source.fields.labels
-    names = data_spec.labels if labels is None or data_spec.task.targets != "labels" else labels.names
+    names = run_spec.labels if labels is None or run_spec.task.targets != "labels" else labels.names
     if isinstance(values, Channels):
-        return DataSpec(replace(data_spec.task, inputs="channels"), None, names, values)
-    return DataSpec(replace(data_spec.task, inputs="tokens", num_inputs=values.num_tokens), source.vocabulary, names)
+        return DataSpec(replace(run_spec.task, inputs="channels"), None, names, values)
+    return DataSpec(replace(run_spec.task, inputs="tokens", num_inputs=values.num_tokens), source.vocabulary, names)
