@@ -10,7 +10,7 @@ from stretto.base.disk import write_atomic
 from stretto.base.errors import DataError
 from stretto.store.pages import PAGE_BYTES
 
-MIN_BYTES = 8 * PAGE_BYTES
+MIN_BYTES = 8 * PAGE_BYTES  # also the minimum of data.cache_bytes
 # Evict down to this fraction of the limit: scanning the folder is the expensive part, so do it rarely.
 _KEPT_FRACTION = 0.9
 
@@ -21,13 +21,12 @@ class Cache:
 
     folder: Path = Path("~/.cache/stretto")
     max_bytes: int = 1 << 30
-    retry_seconds: float = 300.0  # how long a failed request is retried
+    retry_seconds: float = 300.0  # how long a failed request for remote data is retried
 
     def __post_init__(self) -> None:
         if self.max_bytes < MIN_BYTES:
             raise DataError(f"max_bytes={self.max_bytes:,} is too small; use at least {MIN_BYTES:,}")
-        # Not `< 0`, which would accept NaN.
-        if not self.retry_seconds >= 0:
+        if not self.retry_seconds >= 0:  # not `< 0`, which would accept NaN
             raise DataError(f"retry_seconds={self.retry_seconds} must be at least 0")
 
     def create(self) -> None:
@@ -79,8 +78,8 @@ class Cache:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(total + num_bytes).encode(), 0)
 
-    def _evict(self, max_bytes: int) -> int:
-        """Delete the least recently used pages until at most `max_bytes` are left; return the number of bytes left."""
+    def _evict(self, max_left: int) -> int:
+        """Delete the least recently used pages until at most `max_left` bytes are left; return how many are left."""
         pages = []
         with os.scandir(self._page_folder) as entries:
             for entry in entries:
@@ -91,7 +90,7 @@ class Cache:
                         pages.append((status.st_mtime_ns, status.st_size, entry.path))
         total = sum(size for _, size, _ in pages)
         for _, size, path in sorted(pages):
-            if total <= max_bytes:
+            if total <= max_left:
                 break
             Path(path).unlink(missing_ok=True)
             total -= size
