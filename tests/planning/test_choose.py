@@ -12,6 +12,7 @@ from stretto.data import Corpus, Lanes
 from stretto.errors import PlanError
 from stretto.measure.profile_input import ProfileInput
 from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
+from stretto.plan.profile import load_profile
 from stretto.planning import choose
 
 
@@ -43,6 +44,15 @@ def test_a_cached_profile_is_not_measured_again(
     layout, _ = choose_and_step(*arguments)
     monkeypatch.setattr(choose, "measure_on_ranks", lambda *_: pytest.fail("measured again"))
     assert choose_and_step(*arguments)[0] == layout
+
+
+def test_a_damaged_cached_profile_is_measured_again(byte_corpus: Corpus, tmp_path: Path) -> None:
+    arguments = World(0, 1, torch.device("cpu")), str(byte_corpus.store.location), str(tmp_path)
+    choose_and_step(*arguments)
+    (path,) = (tmp_path / "profiles").iterdir()
+    path.write_text("{")
+    choose_and_step(*arguments)
+    assert load_profile(path).blocks
 
 
 def test_a_model_that_fits_in_no_layout_is_an_error_of_one_sentence(

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from stretto.base.errors import PlanError
 from stretto.base.optimizer import OptimizerFactory
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
@@ -93,10 +94,11 @@ def choose_on_this_machine(config: RunConfig) -> LayoutChoice:
 
 
 def _load_cached_profile(path: Path, profile_input: ProfileInput, cluster: Cluster) -> Profile | None:
-    """Return the cached profile; None if it does not exist or lacks a kind of link that `cluster` has."""
-    if not path.is_file():
-        return None
-    profile = load_checked_profile(path, profile_input)
+    """Return the cached profile; None if it can't be read or lacks a kind of link that `cluster` has."""
+    try:
+        profile = load_checked_profile(path, profile_input)
+    except PlanError:
+        return None  # and measure it again: the file does not exist, is damaged, or is of another version
     is_complete = (profile.intra_node or cluster.devices_per_node == 1) and (profile.inter_node or cluster.nodes == 1)
     return profile if is_complete else None
 
