@@ -10,7 +10,7 @@ from stretto.data import Corpus, Sequences, TextOptions, prepare_text
 from stretto.errors import DataError
 from stretto.store.file_writer import write_file
 from stretto.store.index import Store, write_index
-from stretto.store.pages import ByteRange, Bytes
+from stretto.store.pages import ByteArray, ByteRange
 from stretto.store.vocabulary import SymbolVocabulary, vocabulary_bytes
 
 
@@ -21,7 +21,7 @@ def test_a_gather_is_one_request_for_all_its_rows(text_file: Path, tmp_path: Pat
     pages = corpus.store.pages
 
     class Counted:
-        def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
+        def read(self, byte_ranges: Sequence[ByteRange]) -> list[ByteArray]:
             requests.append(len(byte_ranges))
             return pages.read(byte_ranges)
 

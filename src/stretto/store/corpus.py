@@ -62,7 +62,7 @@ class Corpus:
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens."""
+        """The length of the text in tokens; `len(vocabulary)` is the number of different ones."""
         return int(self._edges[-1])
 
     @property
@@ -102,21 +102,21 @@ class Corpus:
         # One call for all rows, so that a remote store can fetch them in parallel.
         contents = self.store.pages.read(self._byte_ranges(starts, length))
         tokens = np.concatenate(contents).view(self.dtype).reshape(len(starts), length)
-        # If the vocabulary has as many tokens as the dtype has values, all values are valid.
+        # Look for invalid tokens, unless all values of the dtype are valid.
         if len(self.vocabulary) <= np.iinfo(self.dtype).max and tokens.max() >= len(self.vocabulary):
             raise self._invalid_token(starts, tokens)
         return tokens.astype(np.int64)
 
     def _byte_ranges(self, starts: NDArray[np.int64], length: int) -> list[ByteRange]:
         """Return the byte ranges of all rows, one after the other; a row has one range per shard that it touches."""
-        size, edges = self.dtype.itemsize, self._edges
+        token_bytes, edges = self.dtype.itemsize, self._edges
         shards = (np.searchsorted(edges, starts, side="right") - 1).tolist()
         byte_ranges = []
         for start, shard in zip(starts.tolist(), shards, strict=True):
             stop = start + length
             while start < stop:
                 shard_start, range_stop = int(edges[shard]), min(stop, int(edges[shard + 1]))
-                start_byte, stop_byte = (start - shard_start) * size, (range_stop - shard_start) * size
+                start_byte, stop_byte = (start - shard_start) * token_bytes, (range_stop - shard_start) * token_bytes
                 byte_ranges.append(ByteRange(shard_name(shard), start_byte, stop_byte))
                 start, shard = range_stop, shard + 1
         return byte_ranges

@@ -29,7 +29,7 @@ class _FileEntry(StrictModel):
     """A file of a store, as the index lists it."""
 
     name: str
-    num_bytes: int = Field(ge=0, lt=2**63)
+    num_bytes: int = Field(ge=0, lt=2**63)  # a file offset is a signed 64-bit integer
 
 
 Parsed = TypeVar("Parsed", bound=BaseModel)
@@ -83,7 +83,7 @@ def write_index(folder: Path, kind: str, fields: dict[str, Any], files: Sequence
         "kind": kind,
         "fields": fields,
         "files": [{"name": file.name, "num_bytes": file.num_bytes} for file in files],
-        "checksums": zlib.crc32(checksums),
+        "checksums": zlib.crc32(checksums),  # CRC-32 of checksums.bin
     }
     write_file(folder / INDEX, json.dumps(add_checksum(tree), indent=1).encode())
 
@@ -137,7 +137,7 @@ def _open(location: str, tree: dict[str, Any], cache: Cache) -> Store:
             raise DataError(f"{location}: {INDEX} lists {name!r}, which is not a file name; do not trust this store")
         files.append(PagedFile(name, entry.num_bytes, checksums))
     pages: Pages = RemotePages(location, files, cache) if is_remote(location) else LocalPages(Path(location), files)
-    digest = str(add_checksum(tree)["sha256"])
+    digest = str(add_checksum(tree)["sha256"])  # `verify_checksum` has removed it
     return Store(location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages, digest)
 
 
@@ -146,5 +146,5 @@ def _read_small_file(location: str, name: str, cache: Cache) -> bytes:
         return fetch(location, name, cache.retry_seconds)
     try:
         return path_in_store(Path(location), name).read_bytes()
-    except NotADirectoryError:
+    except NotADirectoryError:  # the location is a file
         raise FileNotFoundError(location) from None

@@ -1,4 +1,4 @@
-"""LruCache: a small cache in memory that can be pickled."""
+"""LruCache: a small in-memory cache that is pickled without its values."""
 
 from collections.abc import Callable, Hashable
 from dataclasses import field

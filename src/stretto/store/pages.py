@@ -18,7 +18,7 @@ PAGE_BYTES = 1 << 20
 # A store may have thousands of files; at most this many are open at a time.
 MAX_OPEN_FILES = 64
 
-Bytes = NDArray[np.uint8]
+ByteArray = NDArray[np.uint8]
 
 
 class ByteRange(NamedTuple):
@@ -45,7 +45,7 @@ class PagedFile:
         """Return where a page starts and stops, in bytes; the last page of a file may be shorter than the others."""
         return page * PAGE_BYTES, min((page + 1) * PAGE_BYTES, self.num_bytes)
 
-    def is_intact(self, page: int, content: Bytes | bytes) -> bool:
+    def is_intact(self, page: int, content: ByteArray | bytes) -> bool:
         """Return whether the content matches the page's size and checksum."""
         start, stop = self.extent(page)
         buffer = content if isinstance(content, bytes) else content.data
@@ -55,7 +55,7 @@ class PagedFile:
 class Pages(Protocol):
     """Where a store's bytes come from: a folder, or object storage behind a cache."""
 
-    def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
+    def read(self, byte_ranges: Sequence[ByteRange]) -> list[ByteArray]:
         """Return the bytes of each range; raise DataError if they don't match their checksums."""
 
 
@@ -77,14 +77,14 @@ class LocalPages:
                 problem = "is missing" if size is None else f"has {size:,} bytes, not {file.num_bytes:,}"
                 raise DataError(f"{path} {problem}; copy it again or prepare the data again")
 
-    def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
+    def read(self, byte_ranges: Sequence[ByteRange]) -> list[ByteArray]:
         """Return the bytes of each range; verify pages that have not been read before."""
         for name, start, stop in byte_ranges:
             if not self._is_verified[name][start // PAGE_BYTES : -(-stop // PAGE_BYTES)].all():
                 self._verify(self._files[name], start, stop)
         return [self._read_range(*byte_range) for byte_range in byte_ranges]
 
-    def _read_range(self, name: str, start: int, stop: int) -> Bytes:
+    def _read_range(self, name: str, start: int, stop: int) -> ByteArray:
         path = self._folder / name
         try:
             content = self._open_files.get(name, lambda: _Descriptor(path)).read(start, stop)

@@ -11,7 +11,7 @@ from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.remote import RemoteFolder, RetryBudget, join
 from stretto.store.cache import Cache
-from stretto.store.pages import PAGE_BYTES, ByteRange, Bytes, PagedFile
+from stretto.store.pages import PAGE_BYTES, ByteArray, ByteRange, PagedFile
 
 # All pages of a request are in memory until they are cached.
 MAX_PAGES_PER_REQUEST = 32
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Page(NamedTuple):
-    """One page of one file."""
+    """Identifies a page, without its content: a file, and the page's index in it."""
 
     file: str
     number: int
@@ -48,7 +48,7 @@ class RemotePages:
         """Leave out open connections and pages in memory."""
         return {**self.__dict__, "_memory": {}, "_remotes": {}}
 
-    def read(self, byte_ranges: Sequence[ByteRange]) -> list[Bytes]:
+    def read(self, byte_ranges: Sequence[ByteRange]) -> list[ByteArray]:
         """Return the bytes of each range; pages that are not cached are fetched, many per request."""
         outputs = [np.empty(byte_range.stop - byte_range.start, np.uint8) for byte_range in byte_ranges]
         range_indices: dict[Page, list[int]] = {}  # which ranges need each page
@@ -134,7 +134,7 @@ class RemotePages:
             self._has_warned = True
 
     def _keep_in_memory(self, page: Page, content: bytes) -> bytes:
-        # Popping and adding a page makes it the most recently used. Threads share the dict; each operation is atomic.
+        # Popping and adding a page makes it the most recently used. Threads share the dict: only atomic operations.
         self._memory.pop(page, None)
         self._memory[page] = content
         while len(self._memory) > self._max_in_memory:
@@ -167,7 +167,7 @@ class RemotePages:
 
 
 def fetch(location: str, name: str, retry_seconds: float = 300.0) -> bytes:
-    """Return the content of a small file; raise FileNotFoundError if the server has no such file."""
+    """Return the content of a small file, after retries if needed; raise FileNotFoundError if it does not exist."""
     remote = RemoteFolder.open(location)
     retries = RetryBudget(location, retry_seconds)
     while True:

@@ -35,7 +35,7 @@ class Tokens(StrictModel):
 
     type: Literal["tokens"] = "tokens"
     num_tokens: int = Field(ge=1, le=2**32)  # the vocabulary's size
-    shape: ClassVar[tuple[int, ...]] = ()
+    shape: ClassVar[tuple[int, ...]] = ()  # of one time step
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -71,7 +71,7 @@ class Classes(StrictModel):
 
 @dataclass(frozen=True)
 class SharedProperties:
-    """The properties that other data must share with a dataset so that one model can read both."""
+    """What two datasets must have in common so that one model can read both."""
 
     location: str  # where the data is or was, for messages
     values: Tokens | Channels
@@ -88,7 +88,7 @@ class Shard(StrictModel):
 
 
 class Origin(StrictModel):
-    """Which fields or columns of the original files were used for what; similar files are then read in the same way."""
+    """Which fields or columns of the original files held what, so that `stretto predict` can read others like them."""
 
     sequence: str | None = None  # None for series, whose columns are the channels
     label: str | None = None
@@ -178,7 +178,7 @@ class Sequences:
         return None if self.fields.num_bytes is None else self.fields.num_bytes / self.num_steps
 
     def boundaries(self, shard: int, start: int, stop: int) -> IntArray:
-        """Return where sequence `start` begins, then where each sequence from `start` to `stop` ends."""
+        """Return where sequence `start` begins (the previous one ends there), then where `start` to `stop` end."""
         boundaries = self._read_items("ends", END_DTYPE, [(shard, max(start - 1, 0), stop)])[0].astype(np.int64)
         boundaries = boundaries if start else np.concatenate([[0], boundaries])
         sizes, lengths = self.fields.shards[shard], np.diff(boundaries)
@@ -206,7 +206,7 @@ class Sequences:
         width = math.prod(values.shape)
         ranges = [(shard, start * width, stop * width) for shard, start, stop in step_ranges]
         arrays = [items.reshape(-1, *values.shape) for items in self._read_items("values", values.dtype, ranges)]
-        # If there are as many tokens as the dtype has values, all values are valid.
+        # Look for invalid tokens, unless all values of the dtype are valid.
         if isinstance(values, Tokens) and values.num_tokens <= np.iinfo(values.dtype).max:
             for steps, tokens in zip(step_ranges, arrays, strict=True):
                 if tokens.max(initial=0) >= values.num_tokens:

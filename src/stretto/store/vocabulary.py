@@ -20,7 +20,7 @@ END_OF_LINE = "<eos>"
 
 
 class Vocabulary(Protocol):
-    """Maps UTF-8 text to token ids and back."""
+    """Maps UTF-8 text to token ids and back. `decode` takes Python ints; convert an array with `tolist()`."""
 
     @property
     def level(self) -> Level: ...
@@ -83,7 +83,7 @@ class SymbolVocabulary:
 
 
 def split_symbols(text: bytes | str, level: Level) -> list[str]:
-    """Return the characters or words of a text; bytes are decoded as UTF-8."""
+    """Return the characters of a text, or its words with `<eos>` for each newline; bytes are decoded as UTF-8."""
     decoded = text if isinstance(text, str) else text.decode("utf-8")
     if level == "char":
         return list(decoded)
