@@ -1,4 +1,4 @@
-"""Training: the trainer, evaluation, and runs, which follow a config and have a log and checkpoints."""
+"""Training: reports, requests, experiment trackers and traces, for use with `stretto.Trainer` and `stretto.Run`."""
 
 from stretto.base.lazy import lazy_exports
 

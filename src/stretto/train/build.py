@@ -50,7 +50,7 @@ def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
     layout = config.layout
     if layout.auto or not layout.elastic or layout.num_ranks == num_ranks:
         return config
-    single_rank = layout.model_copy(update={"replicas": 1, "stages": 1})
+    single_rank = layout.model_copy(update={"replicas": 1, "stages": 1})  # `open_feeds` checks the data against it
     train, _ = open_feeds(config.data, single_rank, config.run.seed)
     model = build_model(config.model, train.data_spec.task)
     # Lanes limit the layout: each micro-batch needs at least one. Batches don't: too small a share gets blank rows.
@@ -120,7 +120,7 @@ def build_engine(
 
 def _check_layout(layout: Layout, model: Stack, windows: WindowSource, data: DataConfig) -> None:
     """Raise if the layout can't split the model into stages or a window into chunks, or the model can't use lanes."""
-    stage_parts(model, layout)
+    stage_parts(model, layout)  # raises if the blocks can't be split
     if not windows.is_stateful:
         return
     if not model.causal:

@@ -7,7 +7,7 @@ from typing import Any
 from stretto.base.errors import ConfigError
 from stretto.config.run import RunConfig
 
-# These fields, and whether model.dropout is 0, affect the saved tensors, what a saved position means, or the targets.
+# If these fields change, or model.dropout from or to 0, saved tensors or positions don't fit, or the targets differ.
 _INCOMPATIBLE_FIELDS = {
     "model": {"cell", "layers", "layers_per_block", "hidden", "embedding", "projection", "locked_dropout", "residual",
               "norm"},

@@ -20,7 +20,7 @@ OnWindow = Callable[[float], None]
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The loss over all targets, and other scores: accuracy, perplexity, bits per byte."""
+    """The mean loss over all targets, and other scores: accuracy, perplexity, bits per byte."""
 
     total: float  # the loss summed over targets, in nats for tokens and labels
     num_targets: int  # tokens, labels or values
@@ -83,21 +83,22 @@ def evaluate(
     mesh = engine.mesh
     share = windows.share(mesh.replica, mesh.num_replicas, engine.num_micro_batches)
     state: State | None = None
-    total = num_targets = num_correct = num_judged = 0.0  # num_judged: the targets that num_correct is out of
+    total = num_targets = num_correct = num_judged = 0.0  # num_judged: how many targets num_correct covers
     reader = read_ahead(share, Position(), inputs=mesh.is_first_stage, targets=mesh.is_last_stage, workers=workers)
     for number, (window, next_position) in enumerate(reader):
         is_check_due = number % _WINDOWS_PER_CHECK == 0
         if is_interrupted is not None and is_check_due and any(mesh.world.all_reduce([float(is_interrupted())])):
             raise EvaluationInterruptedError
-        result = engine.eval_step(window, state, key=0)
+        result = engine.eval_step(window, state, key=0)  # the key is for dropout, which is off
         state = result.state
         total += float(result.total)
         num_targets += float(result.count)
         if result.num_correct is not None:
             num_correct += float(result.num_correct)
             num_judged += float(result.count)
-        on_window(1.0 if next_position.epoch else share.fraction(next_position))
-        if next_position.epoch:
+        is_last = next_position.epoch > 0
+        on_window(1.0 if is_last else share.fraction(next_position))
+        if is_last:
             break
     total, num_targets, num_correct, num_judged = mesh.world.all_reduce([total, num_targets, num_correct, num_judged])
     if not num_targets:

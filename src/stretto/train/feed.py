@@ -54,8 +54,7 @@ def open_feed(
 ) -> Feed:
     """Return the feed of the data at `location`; a DataError begins with `field`."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
-    # Windows of validation data that is too small shrink until this many lanes fit. If training data is too small, an
-    # error is raised (None).
+    # Validation windows shrink until this many lanes fit. None: training data, where too little data is an error.
     min_rows = layout.num_global_micro_batches if is_validation else None
     try:
         store = Store.open(location, cache)
@@ -145,7 +144,7 @@ def _items(sequences: Sequences, data: DataConfig, kind: str, *, is_validation: 
 
 
 def make_forecast_transform(sequences: Sequences, data: DataConfig) -> ForecastTransform:
-    """Return the transform of series that a run's config describes."""
+    """Return the transform of series into inputs and targets that a run's config describes."""
     return ForecastTransform.from_sequences(
         sequences, data.horizon, season=data.season, targets=data.targets, masks=data.masks
     )

@@ -62,7 +62,7 @@ def open_log(path: Path, step: int) -> TextIO:
     with atomic_path(path) as new_path, new_path.open("wb") as log:
         # Line by line, as the log of a long run may not fit into memory.
         for line in _lines(path):
-            if _step_of(line) <= step:
+            if _parse_step(line) <= step:
                 log.write(line.rstrip(b"\n") + b"\n")
         log.flush()
         os.fsync(log.fileno())
@@ -92,7 +92,7 @@ def _lines(path: Path) -> Iterator[bytes]:
             yield from log
 
 
-def _step_of(line: bytes) -> float:
+def _parse_step(line: bytes) -> float:
     try:
         return float(json.loads(line)["step"])
     except (ValueError, KeyError, TypeError):

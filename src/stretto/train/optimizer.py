@@ -23,7 +23,7 @@ def optimizer_factory(config: TrainConfig) -> OptimizerFactory:
     if config.optimizer == "sgd":
         return partial(torch.optim.SGD, lr=config.lr, momentum=config.momentum, weight_decay=decay, fused=True)
     if config.optimizer == "asgd":
-        # lambd would decay the weights and the learning rate a second time. torch starts to average two steps after t0.
+        # No lambd: weight_decay and the schedule do its work. torch's average starts with the weights of step t0 + 2.
         return partial(torch.optim.ASGD, lr=config.lr, lambd=0.0, t0=config.average_from - 2, weight_decay=decay)
     return partial(torch.optim.AdamW, lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=decay, fused=True)
 

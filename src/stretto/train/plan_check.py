@@ -45,10 +45,10 @@ class PlanCheck:
 
 
 def predicted_seconds(folder: RunFolder, layout: Layout) -> float | None:
-    """Return the seconds per step that a run's plan predicts for a layout; None without a plan for it."""
+    """Return the seconds per step that a run's plan predicts for a layout; None if it has no such prediction."""
     try:
         plan = json.loads(folder.plan.read_text(encoding="utf-8"))
-        fields = layout.model_dump(mode="json", exclude={"auto", "elastic"})  # as a plan's JSON has it
+        fields = layout.model_dump(mode="json", exclude={"auto", "elastic"})  # as in plan.json
         return next((float(option["seconds"]) for option in plan["best"] if option["layout"] == fields), None)
     except (OSError, ValueError, KeyError, TypeError):
         return None

@@ -14,7 +14,7 @@ class RankReport:
 
     step: int
     seconds: float  # per step, mean over steps and ranks
-    busy: tuple[float, ...]  # per rank: mean seconds per step spent on data, compute and the optimizer
+    busy: tuple[float, ...]  # per rank: mean seconds per step spent on data, compute and the optimizer, not waiting
     waiting: tuple[float, ...]  # per rank: mean seconds per step spent waiting for other ranks
     memory: tuple[int, ...]  # per rank: peak bytes so far, allocated on an accelerator or resident on the CPU
 

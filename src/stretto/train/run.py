@@ -41,7 +41,7 @@ _TRACED_STEP = 10
 
 
 class _Unfinished(NamedTuple):
-    """What the run's folder lacks: the final weights, or the evaluation that is due after the last saved step."""
+    """Whether the run's folder lacks the final weights, and the evaluation that is due after the last saved step."""
 
     lacks_weights: bool
     lacks_evaluation: bool
@@ -52,7 +52,7 @@ class Run:
 
     `for event in run.events(): ...` trains, evaluates, saves and logs. With several ranks, each has its own Run and
     must iterate over its events; the first rank writes config, log and weights. `resume` is `auto` (from the newest
-    checkpoint of this run, if there is one), `never`, or the path or URL of a checkpoint.
+    checkpoint of this run, if there is one), `never`, or the path or URL of a checkpoint or run.
     """
 
     def __init__(self, config: RunConfig, world: World | None = None, resume: str = "auto") -> None:
@@ -81,7 +81,7 @@ class Run:
         )
         self._lock = self._lock_folder() if self.world.is_rank_zero else None
         try:
-            self.resumed = self.checkpoints.start(resume)
+            self.resumed = self.checkpoints.start(resume)  # the checkpoint resumed from, or None
             self.changes = self._restore(self.resumed)
             self._unfinished = self._find_unfinished()
         except BaseException:
@@ -107,7 +107,7 @@ class Run:
                 if not self.world.is_rank_zero:
                     yield from self._train(on_window)
                     return
-                self._write_files()
+                self._prepare_folder()
                 with open_log_writer(self.folder, self.config, self.trainer.step) as log:
                     yield from self._train_and_log(log, on_window)
         finally:
@@ -210,7 +210,7 @@ class Run:
     def _save_weights(self) -> None:
         """Write the weights of all stages into one file, from the checkpoint of the last step."""
         if self.world.is_rank_zero:
-            self.checkpoints.check_fence()
+            self.checkpoints.check_fence()  # raises if a newer launch has taken over
             checkpoint = find_checkpoint(self.checkpoints.location, self.config.data.retry_seconds)
             save_weights(read_weights(self.model, checkpoint), self.folder.weights)
 
@@ -242,11 +242,11 @@ class Run:
     def _lock_folder(self) -> FolderLock | None:
         with self.folder.explain_write_errors():
             self.folder.path.mkdir(parents=True, exist_ok=True)
-            self.folder.log.touch()
+            self.folder.log.touch()  # raises now if the log can't be written
             # Without save.to the checkpoints are in this folder, and their lock protects it.
             return None if self.config.save.to is None else FolderLock(self.folder.path)
 
-    def _write_files(self) -> None:
+    def _prepare_folder(self) -> None:
         if not self.trainer.is_done:
             # A finished run that now continues for more steps must not leave its old weights as the final ones.
             with self.folder.explain_write_errors():

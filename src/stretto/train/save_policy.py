@@ -9,8 +9,8 @@ from stretto.train.trainer import Request, Trainer
 class SavePolicy:
     """Save every `save.every` steps or `save.minutes` minutes. Evaluate every `eval_every` steps and at the end."""
 
-    def __init__(self, save: SaveConfig, eval_every: int | None, *, has_validation: bool) -> None:
-        self._save = save
+    def __init__(self, config: SaveConfig, eval_every: int | None, *, has_validation: bool) -> None:
+        self._config = config
         self._eval_every = eval_every
         self._has_validation = has_validation
         self._last_save_time = time.monotonic()
@@ -23,9 +23,9 @@ class SavePolicy:
 
     def is_save_due(self, trainer: Trainer) -> bool:
         """Return whether to save the step that the trainer has just taken; all ranks get the same answer."""
-        is_due = self._save.every is not None and trainer.step % self._save.every == 0
+        is_due = self._config.every is not None and trainer.step % self._config.every == 0
         # The best checkpoint can only be kept if every step that is evaluated is saved.
-        is_candidate = self._save.keep_best and self.is_evaluation_due(trainer)
+        is_candidate = self._config.keep_best and self.is_evaluation_due(trainer)
         return is_due or is_candidate or Request.SAVE in trainer.requested
 
     def restart_clock(self) -> None:
@@ -34,6 +34,6 @@ class SavePolicy:
 
     def request_save_if_due(self, trainer: Trainer) -> None:
         """Request a save if enough minutes have passed. Only the first rank calls this: its clock decides for all."""
-        seconds = 60 * self._save.minutes
+        seconds = 60 * self._config.minutes
         if seconds and time.monotonic() - self._last_save_time > seconds:
             trainer.request(Request.SAVE)

@@ -36,7 +36,7 @@ class BackgroundSink:
             self._warn("it is slower than the run")
 
     def close(self, status: RunStatus) -> None:
-        """Wait until all lines are written, but at most for a fixed time; `status` is how the run ended."""
+        """Wait until all lines are written, for at most 30 s; `status` is how the run ended."""
         self._status = status
         self._lines.put(None)
         self._thread.join(_CLOSE_TIMEOUT_SECONDS)

@@ -33,7 +33,7 @@ class MlflowSink(Sink):
         self._client = MlflowClient(server or (folder.resolve() / "mlflow").as_uri())
         self._run_id = self._resume_run(experiment, folder) or self._create_run(experiment, folder, hyperparameters)
         metrics = self._client.get_run(self._run_id).data.metrics
-        # The step of each line is a metric too, `kind/step`; the value of that metric is the last step that MLflow has.
+        # The step of each line is a metric too, `kind/step`; its value is the last step that earlier launches logged.
         self._last_steps = {
             name.removesuffix("/step"): step for name, step in metrics.items() if name.endswith("/step")
         }

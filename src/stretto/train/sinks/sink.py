@@ -52,7 +52,7 @@ def step_of(values: Mapping[str, object]) -> int:
 
 
 def iter_scalars(kind: str, values: Mapping[str, object]) -> Iterator[Scalar]:
-    """Yield the finite numbers of a line and, for a step, its speed. A list of finite numbers has one per rank."""
+    """Yield a line's finite numbers, also those of lists with one per rank, and a step's speed; skip other values."""
     for name, value in {**values, **_speed(kind, values)}.items():
         if _is_number(value):
             yield Scalar(kind, name, None, float(value))

@@ -63,7 +63,7 @@ def open_sinks(
     *,
     step: int = 0,
     hyperparameters: Mapping[str, object] | None = None,
-    history: Callable[[], Iterable[LogLine]] = tuple,
+    history: Callable[[], Iterable[LogLine]] = tuple,  # by default, no lines
 ) -> Sinks:
     """Open the sinks of the config's trackers; they continue after `step`. Call it on the first rank only.
 
@@ -92,8 +92,8 @@ def _run_status(error: BaseException | None) -> RunStatus:
         return "finished"
     # KeyboardInterrupt and GeneratorExit are requests to stop, not failures.
     is_requested = not isinstance(error, Exception)
-    is_temporary = isinstance(error, StrettoError) and error.exit_code == os.EX_TEMPFAIL
-    return "interrupted" if is_requested or is_temporary else "failed"
+    is_preempted = isinstance(error, StrettoError) and error.exit_code == os.EX_TEMPFAIL
+    return "interrupted" if is_requested or is_preempted else "failed"
 
 
 def _enabled(config: LoggingConfig) -> list[tuple[str, object]]:
