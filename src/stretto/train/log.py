@@ -77,7 +77,7 @@ def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
             if num_bytes < 0:
                 return
             values = json.loads(text)
-            yield values.pop("kind", "line"), values
+            yield values.pop("kind", "line"), values  # `LogWriter` writes no line without a kind
 
 
 def has_evaluation(path: Path, step: int) -> bool:
