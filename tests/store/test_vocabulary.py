@@ -24,6 +24,8 @@ def test_characters_and_bytes_come_back_as_they_were() -> None:
     assert characters.decode(characters.encode(text.encode()).tolist()) == text
     assert len(characters.encode(text.encode())) == len(text)
     assert ByteVocabulary().decode(ByteVocabulary().encode(text.encode()).tolist()) == text
+    tokens = ByteVocabulary().encode(text).astype("int64")
+    assert ByteVocabulary().decode(tokens) == text  # as an array, such as `Corpus.read` returns
 
 
 @pytest.mark.parametrize("vocabulary", [ByteVocabulary(), WORDS])

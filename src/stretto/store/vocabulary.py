@@ -42,7 +42,8 @@ class ByteVocabulary:
         return np.frombuffer(text.encode() if isinstance(text, str) else text, dtype=np.uint8)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        return bytes(tokens).decode("utf-8", errors="replace")
+        # `iter`, because `bytes` of an array copies its memory.
+        return bytes(iter(tokens)).decode("utf-8", errors="replace")
 
 
 @dataclass(frozen=True)
