@@ -16,7 +16,7 @@ from stretto.mesh.join import world
 from stretto.mesh.launch_info import find_launch_info
 from stretto.mesh.world import World
 from stretto.train.build import build_inputs, fit_to_ranks
-from stretto.train.start import newest_checkpoint
+from stretto.train.start import newest_checkpoint_name
 
 _DEFAULT_RESTARTS = 3
 
@@ -62,7 +62,7 @@ def _launch(config: RunConfig, command: RankCommand) -> None:
             config.layout.num_ranks,
             command.arguments,
             max_restarts=_DEFAULT_RESTARTS if command.max_restarts is None else command.max_restarts,
-            progress=command.progress or (lambda: newest_checkpoint(config)),
+            progress=command.progress or (lambda: newest_checkpoint_name(config)),
             on_message=lambda message: print(f"stretto: {message}", file=sys.stderr, flush=True),
         )
     finally:

@@ -14,7 +14,7 @@ from stretto.train.weights import check_initial_weights
 
 
 def prepare_run(config: RunConfig, resume: str = "auto") -> RunInputs:
-    """Return a run's inputs; raise if it can't start, or if the checkpoint to resume from does not fit it."""
+    """Return a run's inputs; raise if it can't start or resume. `resume` is auto, never, or a path or URL."""
     _check_folder(config, resume)
     check_sinks(config.logging)
     inputs = build_inputs(config)
@@ -31,7 +31,7 @@ def checkpoint_location(config: RunConfig) -> str:
     return config.save.to or str(RunFolder(config.run.folder).checkpoints)
 
 
-def newest_checkpoint(config: RunConfig) -> str | None:
+def newest_checkpoint_name(config: RunConfig) -> str | None:
     """Return the name of the checkpoint that a run would resume from; None if there is none, or it can't be read."""
     try:
         checkpoint = _find_checkpoint(config, "auto")

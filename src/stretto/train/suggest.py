@@ -30,7 +30,7 @@ from stretto.windows.items import SlidingWindows
 
 # A first run should take at most about this many seconds.
 _TARGET_SECONDS = 75
-# Roughly how many floating-point operations per second training reaches, per core (4 at most) or per accelerator.
+# Roughly how many floating-point operations per second training reaches, per core (of up to 4) or per accelerator.
 _CORE_FLOPS_PER_SECOND = 40e9
 _DEVICE_FLOPS_PER_SECOND = 10e12
 # (layers, hidden), smallest first.
@@ -50,7 +50,7 @@ class Suggestion:
 
     text: str
     config: RunConfig
-    naive_loss: float | None = None  # validation loss of repeating the last season; None without season or valid data
+    naive_loss: float | None = None  # validation loss of repeating the last season; None without season or validation
 
 
 def suggest(
@@ -66,9 +66,9 @@ def suggest(
 ) -> Suggestion:
     """Return a first run for data that `inspect_data` inspected and `prepare_data` prepared.
 
-    Model and epochs are chosen so that training takes at most about a minute on this machine. `path` is the file that
-    the text will be written to; the header names it. For a forecast, `horizon`, `season` and `context` are chosen from
-    the data where not given; without `targets`, all channels are forecast.
+    Model and epochs are chosen so that training takes at most about a minute on this machine. `folder` becomes
+    `run.folder`; `path`, which the header names, is where the text will be written. For a forecast, `horizon`,
+    `season` and `context` are chosen from the data where not given; without `targets`, all channels are forecast.
     """
     train, valid = prepared.train, prepared.valid
     if isinstance(train, Corpus):
@@ -143,7 +143,7 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
     )
     # A classifier computes its outputs once per row, which costs next to nothing.
     outputs_per_step = num_outputs if labels is None else 0
-    layers, hidden = _model_size(num_steps, num_steps, num_inputs, outputs_per_step)
+    layers, hidden = _model_size(num_steps, max_weights=num_steps, num_inputs=num_inputs, num_outputs=outputs_per_step)
     num_rows = max(1, round(budget / max(mean_length, 1)))
     settings = (
         Setting("data.budget", budget, f"time steps per batch: about {num_rows} rows of {mean_length:.0f} on average"),
@@ -200,8 +200,8 @@ def _forecast_settings(
     forecast, context = _choose_forecast(schema, train, valid, request)
     num_inputs, num_outputs = forecast.task.num_inputs, forecast.task.num_outputs
     num_steps = sum(SlidingWindows(train, forecast, context).shard_sizes) * context
-    layers, hidden = _model_size(num_steps, train.num_steps * 4, num_inputs, num_outputs)
-    budget = 64 * context
+    max_weights, budget = 4 * train.num_steps, 64 * context
+    layers, hidden = _model_size(num_steps, max_weights, num_inputs, num_outputs)
     duration = ""
     if schema.seconds and forecast.horizon == schema.period:
         duration = f" ({_duration_text(schema.period * schema.seconds)})"
@@ -288,13 +288,13 @@ def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list
 
 
 def _model_size(num_steps: int, max_weights: int, num_inputs: int, num_outputs: int) -> tuple[int, int]:
-    """Return the largest (layers, hidden) that the data justifies, and that can read it twice in the target time."""
+    """Return the largest (layers, hidden) with at most `max_weights` that reads the data twice in the target time."""
     affordable_flops = _flops_per_second() * _TARGET_SECONDS
     best = _MODEL_SIZES[0]
     for layers, hidden in _MODEL_SIZES:
-        is_justified = 8 * layers * hidden**2 <= max(max_weights, 20_000)  # left: roughly an LSTM's number of weights
-        flops = _flops(layers, hidden, min(num_inputs, hidden), num_outputs)
-        if is_justified and 2 * num_steps * flops <= affordable_flops:
+        is_small_enough = 8 * layers * hidden**2 <= max_weights  # left: roughly an LSTM's number of weights
+        flops = _flops(layers, hidden, min(num_inputs, hidden), num_outputs)  # an embedding has `hidden` values
+        if is_small_enough and 2 * num_steps * flops <= affordable_flops:
             best = (layers, hidden)
     # If even a small model can't read all data in time, only a part of it is read, by a model of medium size.
     is_too_much = num_steps * _flops(1, 128, 128, num_outputs) > affordable_flops
@@ -302,7 +302,7 @@ def _model_size(num_steps: int, max_weights: int, num_inputs: int, num_outputs: 
 
 
 def _flops(layers: int, hidden: int, num_inputs: int, num_outputs: int) -> float:
-    """Return the floating-point operations per step of one row, forward and backward."""
+    """Return the floating-point operations to train on a step of one row; `num_inputs`: of the first LSTM layer."""
     num_weights = 4 * hidden * (num_inputs + hidden) + (layers - 1) * 8 * hidden**2 + hidden * num_outputs
     return 6.0 * num_weights  # a multiplication and an addition forward, and twice that backward
 

@@ -53,7 +53,7 @@ def _align(gathered: Sequence[Sequence[float]]) -> list[RankTrace]:
     barrier_end: dict[float, float] = {}
     for seconds, clock, *_ in included.values():
         barrier_end[clock] = min(seconds, barrier_end.get(clock, seconds))
-    reference = barrier_end[gathered[0][1]]  # on the first rank's clock
+    reference = barrier_end[gathered[0][1]]  # index 1: the first rank's clock
     traces = []
     for rank, (_, clock, replica, stage, *numbers) in included.items():
         events = tuple(event.shifted(reference - barrier_end[clock]) for event in _unpack(numbers))

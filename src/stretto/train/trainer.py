@@ -43,8 +43,7 @@ from stretto.train.trainer_state import (
 )
 from stretto.windows.loader import WindowSource, read_ahead
 
-# A run that skips this many steps in a row has diverged.
-_MAX_CONSECUTIVE_SKIPS = 100
+_MAX_CONSECUTIVE_SKIPS = 100  # a run that skips this many steps in a row has diverged
 
 
 class Request(enum.Enum):
@@ -67,7 +66,7 @@ class StepReport:
     data_seconds: float
     compute_seconds: float
     optimizer_seconds: float
-    skipped: int = 0  # steps up to this one whose loss or gradient was not finite
+    skipped: int = 0  # number of steps so far, including this one, whose loss or gradient was not finite
     padding: float = 0.0  # the fraction of the global batch's elements (time steps times rows) that is padding
     waiting_seconds: float = 0.0  # the part of compute_seconds in which this rank waited for others
 
@@ -86,7 +85,7 @@ class _StepTotals(NamedTuple):
     loss_sum: float  # over targets
     num_targets: float
     squared_grad_norm: float  # of the summed loss
-    num_valid: float  # elements that are not padding
+    num_valid: float  # elements that are not padding; each stage counts them, so only num_valid / num_elements matters
     num_elements: float  # time steps times rows
     num_save_requests: float  # the number of ranks that request a save
     num_stop_requests: float
@@ -97,7 +96,7 @@ class _StepTotals(NamedTuple):
 
     @property
     def grad_norm(self) -> float:
-        return math.sqrt(self.squared_grad_norm) / (self.num_targets or 1)
+        return math.sqrt(self.squared_grad_norm) / (self.num_targets or 1)  # of the mean loss
 
     @property
     def is_finite(self) -> bool:
@@ -158,7 +157,7 @@ class Trainer:
         self.is_recording = False  # whether the next steps are recorded
         self.recorded_events: tuple[TraceEvent, ...] = ()  # what this rank did in the last recorded step
         self._lr_name = "train.lr" if optimizer is None else "lr"  # in error messages
-        self._requests: set[Request] = set()
+        self._requests: set[Request] = set()  # by this rank, not yet in `requested`
         self._consecutive_skips = 0
         self._workers = workers
         self._reader: Iterator[tuple[Window, Position]] | None = None
@@ -256,7 +255,7 @@ class Trainer:
         wait_timer = self.engine.mesh.world.wait_timer
         started, waited_before = time.perf_counter(), wait_timer.seconds
         learning_rate = set_learning_rate(self.optimizer, learning_rate_factor(self.config, self.step, self.progress))
-        self.window, next_position = next(self._read_ahead())
+        self.window, next_position = next(self._window_reader())
         data_read = time.perf_counter()
 
         result = self.engine.step(self.window, self.state, derive_key(self.seed, "step", self.step))
@@ -272,8 +271,7 @@ class Trainer:
         self.state, self.position = state, next_position
         self.step += 1
         if self.is_done:
-            # This ends the reader's worker processes.
-            self._reader = None
+            self._reader = None  # ends its worker processes
         ended = time.perf_counter()
         if self.is_recording:
             self.engine.recorder.actions = None
@@ -348,7 +346,8 @@ class Trainer:
                 raise DataError("a whole epoch has no targets, so there is nothing to learn; use other data")
             self._num_epoch_targets = 0.0
 
-    def _read_ahead(self) -> Iterator[tuple[Window, Position]]:
+    def _window_reader(self) -> Iterator[tuple[Window, Position]]:
+        """Return the reader; open it at `position` if none is open."""
         if self._reader is None:
             mesh = self.engine.mesh
             self._reader = read_ahead(

@@ -72,7 +72,7 @@ def allocate_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, 
         weight = weights.get(name)
         if weight is None or not full_name.startswith("optimizer."):
             continue
-        # torch's optimizers keep at most one value per element under a key, so a larger tensor is from another model.
+        # Under a key, torch's optimizers keep a scalar or at most one value per element; more is from another model.
         if math.prod(saved.full_shape) > max(weight.numel(), 1):
             raise DataError(
                 f"{checkpoint.location}: {full_name} has shape {list(saved.full_shape)}, but the parameter has "

@@ -25,8 +25,8 @@ def load_object(field: str, spec: str) -> object:
 def _load_file(path: Path) -> object:
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module_spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert module_spec is not None and module_spec.loader is not None
+    module = importlib.util.module_from_spec(module_spec)
+    module_spec.loader.exec_module(module)
     return module

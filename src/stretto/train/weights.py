@@ -32,7 +32,7 @@ def load_weights(stack: Stack, path: Path | str) -> None:
     try:
         stack.load_state_dict(load_file(path), assign=True)
     except (SafetensorError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()
+        reason = str(error).strip().splitlines()[-1].strip()  # torch's first line has only the class
         problem = f"{path} does not hold this model's weights ({reason})"
         raise DataError(f"{problem}; copy or write it again, or use the model that it was saved from") from None
 

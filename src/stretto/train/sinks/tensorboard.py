@@ -20,7 +20,7 @@ _file_numbers = itertools.count()  # so that all files of a process have differe
 
 
 class TensorBoardSink(Sink):
-    """Writes scalars named `kind/name`. Steps that an earlier launch logged and this one repeats are marked as purged.
+    """Writes scalars named `kind/name`. This launch continues after `step`; what older files have after it is purged.
 
     TensorBoard's own writers have a thread that prints a traceback when the disk is full and may leave half a record;
     here a record is written completely or not at all.
@@ -28,7 +28,7 @@ class TensorBoardSink(Sink):
 
     def __init__(self, folder: Path, step: int) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        # Older event files hold the history (log lines of earlier launches), unless one was killed while writing it.
+        # Older event files hold the history (log lines of earlier launches), unless a launch was killed writing it.
         self._state = SinkState(folder)
         has_history = any(folder.glob("events.out.tfevents.*")) and self._state.read(_HISTORY) is not None
         self.needs_history = not has_history
@@ -38,8 +38,8 @@ class TensorBoardSink(Sink):
         self._path.touch()
         start = SessionLog(status=SessionLog.START)
         # From this step on, TensorBoard drops what earlier files have; that is everything if the history is rewritten.
-        purged_step = 0 if self.needs_history else step + 1
-        self._append(Event(file_version="brain.Event:2"), Event(step=purged_step, session_log=start))
+        first_purged_step = 0 if self.needs_history else step + 1
+        self._append(Event(file_version="brain.Event:2"), Event(step=first_purged_step, session_log=start))
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         scalars = [

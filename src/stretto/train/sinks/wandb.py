@@ -27,8 +27,8 @@ class WandbSink(Sink):
         import wandb
 
         mode = os.environ.get("WANDB_MODE", "offline")
-        state, name = SinkState(folder), f"wandb {project}"
-        run_id = state.read(name) or uuid.uuid4().hex[:16]
+        state, state_key = SinkState(folder), f"wandb {project}"
+        run_id = state.read(state_key) or uuid.uuid4().hex[:16]
         settings = wandb.Settings(
             mode=mode,
             silent=True,
@@ -49,14 +49,14 @@ class WandbSink(Sink):
             name=folder.resolve().name,
             dir=folder,
             config=dict(hyperparameters),
-            # Offline there is no server that could have the run.
+            # Offline (formerly "dryrun") there is no server that could have the run.
             resume=None if mode in ("offline", "dryrun") else "allow",
             settings=settings,
         )
         # If the server already has some steps, this is the first that it lacks.
         self._first_step = self._run.step
         self._last_step = 0
-        state.write(name, run_id)
+        state.write(state_key, run_id)
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         if step_of(values) < self._first_step:
