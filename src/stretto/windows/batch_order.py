@@ -22,7 +22,7 @@ class BatchLimits:
 
     budget: int  # maximum of rows x time steps of the longest row, so padding counts
     max_rows: int
-    # Row counts above this are rounded down to a multiple of it, except in the last batch packed from a pool.
+    # For equal shares, row counts above this are rounded down to a multiple, except in a pool's last-packed batch.
     row_multiple: int = 8
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ def _longest_first(lengths: IntArray, key: int) -> IntArray:
     """Return the order that sorts by length, longest first, and at random among equal lengths."""
     longest = int(lengths.max())
     # Sorting by one 64-bit number (length in the high bits, random bits below) is several times faster than lexsort.
-    length_bits = np.uint64(longest.bit_length() or 1)
+    length_bits = np.uint64(longest.bit_length() or 1)  # at least 1: no shift by all 64 bits
     high_bits = (longest - lengths).astype(np.uint64) << (np.uint64(64) - length_bits)
     # Stable: equal numbers must have the same order on every machine.
     return (high_bits | (splitmix64(key, len(lengths)) >> length_bits)).argsort(kind="stable")
@@ -99,7 +99,7 @@ def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
 
 
 def _pack_greedily(lengths: IntArray, limits: BatchLimits, numerator: int, max_edges: int | None = None) -> list[int]:
-    """Return the edges of batches filled to `numerator / _NUM_LIMIT_STEPS` of the limits; stop at `max_edges + 1`."""
+    """Return the edges of batches filled to `numerator / _NUM_LIMIT_STEPS` of the limits; at most `max_edges + 1`."""
     total = len(lengths)
     budget = max(limits.budget * numerator // _NUM_LIMIT_STEPS, int(lengths[0]))
     max_rows = max(limits.max_rows * numerator // _NUM_LIMIT_STEPS, 1)

@@ -41,7 +41,7 @@ class Batches:
     items: Items
     budget: int  # maximum of rows x time steps of the longest row, per global batch
     max_rows: int = 1 << 20  # maximum number of rows, per global batch
-    row_multiple: int = 8  # larger row counts are rounded down to a multiple, except in the last-packed batch of a pool
+    row_multiple: int = 8  # larger row counts are rounded down to its multiples, except in a pool's last-packed batch
     seed: int = 1
     part: Share | None = None  # this replica's share; None: all rows
 
@@ -57,7 +57,7 @@ class Batches:
             raise DataError(f"{self._describe_longest()} {problem}; {remedy}")
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
-        """Return the share of replica `index` of `count`, with at least `min_rows` rows per batch."""
+        """Return the share of replica `index` of `count`; blank rows fill its batches up to `min_rows` rows."""
         return replace(self, part=take_share(self.part, index, count, min_rows))
 
     @cached_property
@@ -103,8 +103,7 @@ class Batches:
         share = self.part or WHOLE
         indices = assign_rows(len(batch.lengths), share.index, share.count)
         rows = batch.take(indices)
-        # Blank rows fill up a share that would have fewer rows than micro-batches.
-        num_blank = max(share.min_rows - len(indices), 0)
+        num_blank = max(share.min_rows - len(indices), 0)  # so that each micro-batch has a row
         lengths = np.concatenate([rows.lengths, np.zeros(num_blank, np.int64)])
         # The longest row of the global batch, not of this share: all shares' windows have the same `num_steps`.
         num_steps = max(1, int(batch.lengths[0]))
@@ -123,6 +122,7 @@ class Batches:
     def _payload(
         self, rows: RowTable, num_blank: int, num_steps: int, inputs: bool, targets: bool, batch: RowTable
     ) -> Payload:
+        """Return the inputs and targets of `rows`, a share of `batch`, and of `num_blank` blank rows after them."""
         if not (inputs or targets):
             return None, None
         x, target = None, None

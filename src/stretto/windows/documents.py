@@ -101,7 +101,7 @@ class DocumentLanes(DividedLanes):
         return self.sequences.shard_sizes
 
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        """Return how many time steps of each document are inputs: all but the last."""
+        """Return how many time steps of each document are inputs: all but the last. `ShufflePools` calls this."""
         return np.diff(self.sequences.boundaries(shard, start, stop)) - 1
 
     @cached_property
@@ -111,12 +111,12 @@ class DocumentLanes(DividedLanes):
 
     def next_position(self, position: Position) -> Position:
         """Return the position of the window after the one at `position`."""
-        return self.pools.next_position(position, self._num_windows(position))
+        return self.pools.next_position(position, self._num_pool_windows(position))
 
     def fraction(self, position: Position) -> float:
         """Return approximately what fraction of the epoch lies before a position."""
         # At the start of a pool, its number of windows doesn't matter, so the pool is not arranged.
-        return self.pools.fraction(position, self._num_windows(position) if position.index else 1)
+        return self.pools.fraction(position, self._num_pool_windows(position) if position.index else 1)
 
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
         """Return the window at a position.
@@ -124,8 +124,9 @@ class DocumentLanes(DividedLanes):
         `inputs=False` or `targets=False` skips what a stage does not use; lengths and lane numbers are always returned.
         """
         documents, windows_before = self._arrange(position.epoch, position.pool)
-        if not 0 <= position.index < self._num_windows(position):
-            raise DataError(f"{position} does not exist: that pool ends at window {self._num_windows(position) - 1}")
+        num_windows = self._num_pool_windows(position)
+        if not 0 <= position.index < num_windows:
+            raise DataError(f"{position} does not exist: that pool ends at window {num_windows - 1}")
         lanes, total = np.array(self.lane_indices), int(windows_before[-1])
         # Lane i has windows total * i // self.lanes up to total * (i + 1) // self.lanes of the pool.
         windows = total * lanes // self.lanes + position.index
@@ -172,8 +173,8 @@ class DocumentLanes(DividedLanes):
             return values[start + 1 : start + 1 + length]
         return self.forecast.targets(values, start, start + length)
 
-    def _num_windows(self, position: Position) -> int:
-        """Return the number of windows of the pool's longest lane."""
+    def _num_pool_windows(self, position: Position) -> int:
+        """Return the number of windows of the pool's longest lane; 1 (empty) if the pool has nothing to predict."""
         _, windows_before = self._arrange(position.epoch, position.pool)
         return max(1, -(-int(windows_before[-1]) // self.lanes))
 

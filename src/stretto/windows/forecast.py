@@ -86,10 +86,10 @@ class ForecastTransform:
         future = _horizon_windows(scaled, start + 1, stop - start, self.horizon)
         if self.season:
             future = future - _horizon_windows(scaled, start + 1 - self.season, stop - start, self.horizon)
-        return np.array(future.transpose(0, 2, 1)).reshape(stop - start, self.task.num_outputs)
+        return np.array(future.transpose(0, 2, 1)).reshape(stop - start, self.task.num_outputs)  # a writable copy
 
     def to_predictions(self, outputs: NDArray[Any], values: NDArray[Any]) -> Values:
-        """Return a network's outputs at the last time step of `values`, in the series' units: `[horizon, targets]`.
+        """Return the forecast `[horizon, targets]` in the series' units from outputs at the last time step of `values`.
 
         The inverse of `targets`. NaN where the value one season earlier is missing.
         """
@@ -101,7 +101,7 @@ class ForecastTransform:
         return self.unscale(scaled)
 
     def unscale(self, scaled: Values) -> Values:
-        """Return scaled values `[..., channels]` of the target channels in the units of the series."""
+        """Return scaled values of the target channels, `[..., targets]`, in the units of the series."""
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         return scaled * std[list(self.target_channels)] + mean[list(self.target_channels)]
 

@@ -148,7 +148,8 @@ class NextTokenItems(_SequenceItems):
 class SlidingWindows:
     """Each row is a window of `context` time steps of a series; the values that follow are targets.
 
-    A window starts every `stride` time steps. Only its last time step has targets; with `every_step`, all do.
+    A window starts every `stride` time steps. Only its last time step has targets; with `every_step`, all do. With a
+    season, the first `season - 1` have none: the values one season before their targets are outside of the window.
     """
 
     sequences: Sequences
@@ -177,10 +178,10 @@ class SlidingWindows:
         """For each shard: where its series start, and the number of windows before each series, then the total."""
         shards = []
         for shard, size in enumerate(self.sequences.shard_sizes):
-            ends = self.sequences.boundaries(shard, 0, size)
-            last_starts = np.diff(ends) - self.context - self.forecast.horizon  # negative if a series is too short
+            boundaries = self.sequences.boundaries(shard, 0, size)
+            last_starts = np.diff(boundaries) - self.context - self.forecast.horizon  # negative: series too short
             counts = np.where(last_starts < 0, 0, last_starts // self.stride + 1)
-            shards.append((ends[:-1], np.concatenate([[0], counts.cumsum()])))
+            shards.append((boundaries[:-1], np.concatenate([[0], counts.cumsum()])))
         return shards
 
     @cached_property

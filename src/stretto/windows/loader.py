@@ -11,8 +11,7 @@ from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.base.window import Window
 
-# Windows that each worker prefetches.
-_PREFETCH_FACTOR = 2
+_PREFETCH_FACTOR = 2  # windows that each worker prefetches
 
 
 class WindowSource(Protocol):
@@ -43,7 +42,7 @@ class WindowSource(Protocol):
         """The kind and size of inputs and targets."""
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
-        """Return the share of replica `index` of `count`, with `min_rows` rows or more; raise if this is a share."""
+        """Return the share of replica `index` of `count`, with `min_rows` rows or more; raise if already a share."""
 
     def next_position(self, position: Position) -> Position:
         """Return the position of the window after the one at `position`."""
@@ -73,7 +72,7 @@ def read_ahead(
         raise DataError(f"workers={workers} must be at least 0")
     loader = DataLoader(
         _WindowDataset(data, inputs, targets),
-        batch_size=None,
+        batch_size=None,  # a window is a batch already
         sampler=_positions(data, start),
         num_workers=workers,
         prefetch_factor=_PREFETCH_FACTOR if workers else None,

@@ -1,4 +1,4 @@
-"""Share: which rows of each global batch belong to one replica."""
+"""Share: names the part of each global batch that one replica reads; DividedLanes: the base class of lanes."""
 
 from dataclasses import dataclass, replace
 from typing import Self

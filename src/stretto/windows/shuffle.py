@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # the constants of splitmix64
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)  # this and the next two: the constants of splitmix64
 _MIX_A = np.uint64(0xBF58476D1CE4E5B9)
 _MIX_B = np.uint64(0x94D049BB133111EB)
 
@@ -23,4 +23,4 @@ def splitmix64(key: int, size: int) -> NDArray[np.uint64]:
 
 def permutation(key: int, size: int) -> NDArray[np.int64]:
     """Return a random permutation of `range(size)` that depends only on `key` and `size`."""
-    return splitmix64(key, size).argsort()
+    return splitmix64(key, size).argsort()  # needn't be stable: no two numbers are equal

@@ -60,8 +60,8 @@ class ShufflePools:
     source: ShardedLengths
     seed: int
     pool_rows: int  # the approximate number of rows in a pool
-    _epochs: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(2)  # by epoch
-    _groups: LruCache[IntArray] = lru_cache_field(4)  # by (epoch, group)
+    _epochs: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(2)  # by epoch: the result of `_arrange_epoch`
+    _groups: LruCache[IntArray] = lru_cache_field(4)  # by (epoch, group): that of `_shuffle_group`
 
     def __post_init__(self) -> None:
         if self.pool_rows < 1:
