@@ -74,8 +74,8 @@ class DocumentLanes(DividedLanes):
         sequences: Sequences,
         lanes: int,
         window: int,
-        forecast: ForecastTransform | None = None,
-        seed: int = 0,
+        forecast: ForecastTransform | None,
+        seed: int,
         min_rows: int = 1,
     ) -> Self:
         """Return lanes that fit the data: `window` shrinks until `min_rows` lanes fit; then `lanes` shrinks."""
