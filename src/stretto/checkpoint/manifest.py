@@ -29,14 +29,14 @@ class ShardMetadata(StrictModel):
     dtype: str
     shape: tuple[int, ...] = Field(strict=False)  # not strict: JSON has lists, not tuples
     first: int = Field(0, ge=0, lt=_INT_LIMIT)  # index of the shard's first row in the full tensor
-    num_rows: int | None = Field(None, ge=0, lt=_INT_LIMIT)  # of the full tensor; None if this is all of it
+    full_rows: int | None = Field(None, ge=0, lt=_INT_LIMIT)  # of the full tensor; None if this is all of it
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.dtype not in _DTYPE_BYTES or any(not 0 <= size < _INT_LIMIT for size in self.shape):
             raise ValueError(f"{self.name} has an invalid shape or dtype: {list(self.shape)} {self.dtype}")
-        if self.num_rows is not None and (not self.shape or self.first + self.shape[0] > self.num_rows):
-            raise ValueError(f"{self.name}: shard {list(self.shape)} at row {self.first} exceeds {self.num_rows} rows")
+        if self.full_rows is not None and (not self.shape or self.first + self.shape[0] > self.full_rows):
+            raise ValueError(f"{self.name}: shard {list(self.shape)} at row {self.first} exceeds {self.full_rows} rows")
         return self
 
     @property
@@ -47,7 +47,7 @@ class ShardMetadata(StrictModel):
     @property
     def full_shape(self) -> tuple[int, ...]:
         """The shape of the full tensor."""
-        return self.shape if self.num_rows is None else (self.num_rows, *self.shape[1:])
+        return self.shape if self.full_rows is None else (self.full_rows, *self.shape[1:])
 
     @property
     def num_bytes(self) -> int:

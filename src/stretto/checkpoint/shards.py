@@ -36,7 +36,7 @@ class TensorShard:
     name: str
     tensor: Tensor
     first: int = 0  # index of the shard's first row in the full tensor
-    num_rows: int | None = None  # of the full tensor; None if this is all of it
+    full_rows: int | None = None  # of the full tensor; None if this is all of it
 
     @property
     def rows(self) -> range:
@@ -47,14 +47,18 @@ class TensorShard:
     def full_shape(self) -> torch.Size:
         """The shape of the full tensor."""
         shape = self.tensor.shape
-        return shape if self.num_rows is None else torch.Size([self.num_rows, *shape[1:]])
+        return shape if self.full_rows is None else torch.Size([self.full_rows, *shape[1:]])
 
     @property
     def metadata(self) -> ShardMetadata:
         """The shard's entry in a manifest."""
         dtype = str(self.tensor.dtype).removeprefix("torch.")
         return ShardMetadata(
-            name=self.name, dtype=dtype, shape=tuple(self.tensor.shape), first=self.first, num_rows=self.num_rows
+            name=self.name,
+            dtype=dtype,
+            shape=tuple(self.tensor.shape),
+            first=self.first,
+            full_rows=self.full_rows,
         )
 
 

@@ -48,7 +48,7 @@ def make_engine(
         raise ConfigError("the model's weights are on the meta device; pass seed=... to make_engine to initialize them")
     stage.to(world.device)
     engine = PipelineEngine(stage, loss, layout, mesh, precision=precision, is_causal=model.causal)
-    return ReplicaEngine(engine, mesh, is_synced=seed is not None) if layout.replicas > 1 else engine
+    return ReplicaEngine(engine, mesh, has_equal_weights=seed is not None) if layout.replicas > 1 else engine
 
 
 def stage_parts(model: Stack, layout: Layout) -> list[slice]:

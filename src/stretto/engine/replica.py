@@ -27,7 +27,7 @@ class ReplicaEngine:
     In a pipeline, the gradients of each stage are summed over the ranks that hold that stage.
     """
 
-    def __init__(self, engine: Engine, mesh: Mesh, *, is_synced: bool) -> None:
+    def __init__(self, engine: Engine, mesh: Mesh, *, has_equal_weights: bool) -> None:
         self.engine = engine
         self.mesh = mesh
         self.stack = engine.stack
@@ -42,7 +42,7 @@ class ReplicaEngine:
                 self.stack,
                 process_group=mesh.replica_group,
                 # Weights drawn from a seed are equal already; others are copied from the first replica.
-                init_sync=not is_synced,
+                init_sync=not has_equal_weights,
                 gradient_as_bucket_view=True,
             )
             self._ddp.register_comm_hook(ReduceHookState(mesh.replica_group, mesh.world.wait_timer), all_reduce_hook)

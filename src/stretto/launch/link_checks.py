@@ -24,7 +24,7 @@ _MAX_NODES = 8  # links to at most this many other nodes are measured
 # Slower links get a warning.
 _MAX_LATENCY_SECONDS = 5e-3
 _MIN_BANDWIDTH_BYTES_PER_SECOND = 50e6
-# A clock that differs more than this from rank 0's is a warning or a problem.
+# A clock that differs from rank 0's by more than these gets a warning, or is reported as a problem.
 _CLOCK_WARNING_SECONDS, _CLOCK_PROBLEM_SECONDS = 1.0, 300.0
 
 
@@ -51,7 +51,7 @@ def measure_rank_zero_links(world: World, local_size: int) -> list[dict[str, Any
 
     All ranks must call this; only rank 0's result (in s and bytes/s) is valid. Nodes are assumed to be of equal size.
     """
-    # The sum of ranks shows that collectives work. Only rank 0 adds to the other sum, so it is rank 0's local_size.
+    # The sum of ranks shows that collectives work. The other sum broadcasts rank 0's local_size: all others add 0.
     rank_sum, local_size_sum = world.all_reduce([world.rank, local_size if world.is_rank_zero else 0])
     local_size = int(local_size_sum)
     if rank_sum != world.size * (world.size - 1) / 2:

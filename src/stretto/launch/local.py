@@ -129,7 +129,7 @@ def _root_cause(result: RunResult) -> tuple[int, ProcessFailure]:
     def sort_key(item: tuple[int, ProcessFailure]) -> tuple[bool, bool, int, bool]:
         code = item[1].exitcode
         was_terminated = code in (PREEMPTED_EXIT_CODE, -signal.SIGTERM)
-        # First come permanent errors, ranks that the launcher didn't terminate, the earliest, ranks killed by a signal.
+        # Permanent errors first; among equals, ranks that nobody terminated; then the earliest; then those killed.
         return code not in _PERMANENT_EXIT_CODES, was_terminated, item[1].timestamp, code > 0
 
     return min(result.failures.items(), key=sort_key)

@@ -32,7 +32,7 @@ _ROW_DIVISORS, _STEP_DIVISORS = (1, 2, 4, 16), (1, 4, 16)
 
 
 def name_kinds(model: Stack) -> list[str]:
-    """Return each block's kind (`lstm`, `lstm-2`), which blocks of the same class, settings and shapes share."""
+    """Return each block's kind: `lstm`, then `lstm-2` for an LSTM with other settings or shapes."""
     kind_of: dict[str, str] = {}  # by signature
     kinds = []
     for block in model:

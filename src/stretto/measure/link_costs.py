@@ -43,7 +43,9 @@ def measure_all_reduce(profile_input: ProfileInput, world: World, num_ranks: int
     is_measured = world.rank < num_ranks  # in this topology, these ranks are the first stage
     window = profile_input.crop(1, 1)
     plain_engine = profile_input.make_engine(chunks=1)
-    replica_engine = ReplicaEngine(profile_input.make_engine(chunks=1), mesh, is_synced=True) if is_measured else None
+    replica_engine = (
+        ReplicaEngine(profile_input.make_engine(chunks=1), mesh, has_equal_weights=True) if is_measured else None
+    )
     fastest = [math.inf, math.inf]  # seconds per step without and with the reducer, the mean over ranks
     for _ in range(_NUM_REPEATS):
         for index, engine in enumerate((plain_engine, replica_engine)):

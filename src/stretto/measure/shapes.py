@@ -30,15 +30,15 @@ def block_shapes(model: Stack, windows: WindowSource) -> list[BlockShape]:
 
 
 def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, state_size: int) -> BlockShape:
-    kind, outputs = type(block).__name__.lower(), y[0, 0].numel()
+    class_name, outputs = type(block).__name__.lower(), y[0, 0].numel()
     sizes = {name: weight.numel() for name, weight in block.named_parameters()}
     num_weights = sum(sizes.values())
     if isinstance(block, Embedding):
-        return BlockShape(kind, weights=0, embedding_weights=num_weights, outputs=outputs)
+        return BlockShape(class_name, weights=0, embedding_weights=num_weights, outputs=outputs)
     recurrent = sum(size for name, size in sizes.items() if "_hh" in name or "_hr" in name)  # nn.LSTM's names
     if state_size and not recurrent:
         # A custom block with a state: assume that each time step multiplies the state by all weights.
         recurrent = num_weights
     # An LSTM's state has two elements per hidden feature, h and c. Other blocks with a state are estimated alike.
     saved = x[0, 0].numel() + _SAVED_PER_FEATURE * state_size // 2
-    return BlockShape(kind, num_weights, recurrent=recurrent, outputs=outputs, saved=saved, state=state_size)
+    return BlockShape(class_name, num_weights, recurrent=recurrent, outputs=outputs, saved=saved, state=state_size)

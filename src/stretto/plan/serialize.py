@@ -64,7 +64,7 @@ def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
     return {"layout": _layout_to_dict(layout), "actions": actions}
 
 
-def timeline_from_dict(plan_values: Mapping[str, Any], layout: Layout) -> Timeline | None:
+def timeline_from_plan(plan_values: Mapping[str, Any], layout: Layout) -> Timeline | None:
     """Return the timeline in a plan's JSON values; None if they have no valid one for this layout."""
     try:
         values = plan_values["timeline"]

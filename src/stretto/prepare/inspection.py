@@ -14,8 +14,8 @@ from stretto.prepare.records import list_paths
 from stretto.prepare.sequence_schema import (
     SequenceSchema,
     infer_sequence_schema,
+    list_category_fields,
     list_sequence_fields,
-    list_text_categories,
 )
 from stretto.prepare.series_schema import SeriesSchema, infer_series_schema
 from stretto.store.vocabulary import Level
@@ -32,7 +32,7 @@ class DataHints:
     level: Level | None = None  # what a token of text is
     sequence: str | None = None  # field with the sequence
     label: str | None = None  # field with the label of a sequence
-    has_label: bool = True  # False: there is no label, whatever the fields look like
+    has_label: bool = True  # False: there is no label. True: if `label` is None, infer whether there is one
     time: str | None = None  # column with the time of a row
     by: str | None = None  # column that names the series of a row
 
@@ -153,7 +153,7 @@ def _infer_kind(sample: RecordSample, hints: DataHints) -> DataKind:
     sequence_fields = list_sequence_fields(sample)
     has_numbers = any(field.type == "number" for field in sample.fields)
     if not sequence_fields and not has_numbers:
-        if list_text_categories(sample):
+        if list_category_fields(sample):
             return "sequences"
         fields = ", ".join(f"{field.name} ({field.type})" for field in sample.fields)
         raise DataError(f"{sample.path} has neither text nor numbers, only {fields}; use different data")

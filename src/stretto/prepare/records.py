@@ -196,7 +196,7 @@ def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
         reader = csv_reader(file)
         header = read_header(part.path, reader)
         for cells, problem in csv_cells(reader):
-            # With a single column, a blank line is an empty cell, unless it ends the file: only the next line tells.
+            # With one column, a blank line is an empty cell, except at the end: yield it only if another line follows.
             if is_blank and len(header) == 1:
                 yield csv_row(index, header, [""])
                 index += 1
@@ -225,7 +225,7 @@ def csv_row(index: int, header: list[str], cells: list[str], problem: str = "") 
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8; it can't if it has half of a surrogate pair."""
+    """Return whether a text can be encoded as UTF-8: not if it has surrogates, as made by `_open_csv` of bad bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:

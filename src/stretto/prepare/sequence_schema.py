@@ -59,7 +59,7 @@ def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
     ]
 
 
-def list_text_categories(sample: RecordSample) -> list[FieldSummary]:
+def list_category_fields(sample: RecordSample) -> list[FieldSummary]:
     """Return the fields with few distinct texts: one can be the sequence if no other field looks like one."""
     return [field for field in sample.fields if field.type == "category" and field.mean_length]  # not booleans
 
@@ -72,7 +72,7 @@ def _value_type(field: FieldSummary) -> ValueType | None:
 
 def _choose_sequence(sample: RecordSample) -> str:
     sequence_fields = list_sequence_fields(sample)
-    names = [field.name for field in sequence_fields or list_text_categories(sample)]
+    names = [field.name for field in sequence_fields or list_category_fields(sample)]
     if not names:
         problem = f"has no field of text, tokens or lists of numbers (its fields: {', '.join(sample.field_names)})"
         raise DataError(f"{sample.path} {problem}; use different data")

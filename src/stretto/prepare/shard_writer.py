@@ -32,7 +32,7 @@ from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, vocabulary_byt
 _MAX_BUFFERED_VALUES = 1 << 20  # values (tokens or numbers) in memory before they are written
 # The distance between adjacent 32-bit floats must be at most this fraction of a channel's standard deviation.
 _MAX_ROUNDING = 0.01
-ShardResult = dict[str, Any]  # a shard's files, sizes and moments, JSON-serializable
+ShardResult = dict[str, Any]  # a shard's files, sizes and channel statistics, JSON-serializable
 
 
 class ShardWriter:
@@ -45,7 +45,7 @@ class ShardWriter:
         self._ends: list[int] = []  # where each buffered sequence ends, in time steps of the shard
         self._labels: list[int] = []
         self._num_sequences = self._num_steps = self._num_bytes = self._longest = 0
-        self._moments = moments(np.zeros((0, 0)))  # without channels, as for tokens
+        self._stats = channel_stats(np.zeros((0, 0)))  # without channels, as for tokens
 
     def append(self, steps: NDArray[Any], label: int | None = None, num_bytes: int = 0) -> None:
         """Append a sequence; `num_bytes` is the size of its text, 0 if it is not text."""
@@ -65,7 +65,7 @@ class ShardWriter:
         if self._buffered:
             values = np.concatenate(self._buffered)
             if values.ndim == 2:
-                self._moments = join_moments(self._moments, moments(values))
+                self._stats = join_stats(self._stats, channel_stats(values))
             self._files["values"].append(values.astype(self._dtype))
         self._files["ends"].append(np.array(self._ends, END_DTYPE))
         if "labels" in self._files:
@@ -73,7 +73,7 @@ class ShardWriter:
         self._buffered, self._num_buffered, self._ends, self._labels = [], 0, [], []
 
     def finish(self) -> ShardResult:
-        """Close the files; return them with the shard's sizes and moments."""
+        """Close the files; return them with the shard's sizes and channel statistics."""
         self._flush()
         return {
             "files": [file_record(file.finish(), self._split) for file in self._files.values()],
@@ -81,20 +81,22 @@ class ShardWriter:
             "num_steps": self._num_steps,
             "longest": self._longest,
             "num_bytes": self._num_bytes,
-            "moments": self._moments.tolist(),
+            "stats": self._stats.tolist(),
         }
 
 
 @contextmanager
 def open_shards(
-    folder: Path, splits: Sequence[str], number: int, dtype: np.dtype[Any], has_labels: bool = False
+    folder: Path, splits: Sequence[str], part_number: int, dtype: np.dtype[Any], has_labels: bool = False
 ) -> Iterator[dict[str, ShardWriter]]:
     """Open a shard for each split of a part; all their files are closed at the end, even if they are not finished."""
     names = ("values", "ends", "labels") if has_labels else ("values", "ends")
     with ExitStack() as stack:
         writers = {}
         for split in splits:
-            files = {name: stack.enter_context(FileWriter(part_path(folder, split, number, name))) for name in names}
+            files = {
+                name: stack.enter_context(FileWriter(part_path(folder, split, part_number, name))) for name in names
+            }
             writers[split] = ShardWriter(files, split, dtype)
         yield writers
 
@@ -154,11 +156,11 @@ def write_store(
 
 
 # `[5, channels]`: count, mean, sum of squared deviations from the mean, minimum, maximum.
-Moments = NDArray[np.float64]
+ChannelStats = NDArray[np.float64]
 
 
-def moments(values: NDArray[np.float64]) -> Moments:
-    """Return the moments of values `[steps, channels]`; missing values (NaN) don't count."""
+def channel_stats(values: NDArray[np.float64]) -> ChannelStats:
+    """Return the statistics of values `[steps, channels]`; missing values (NaN) don't count."""
     is_present = ~np.isnan(values)
     count = is_present.sum(0)
     mean = np.where(is_present, values, 0).sum(0) / np.maximum(count, 1)
@@ -168,8 +170,8 @@ def moments(values: NDArray[np.float64]) -> Moments:
     return np.stack([count, mean, squares, minimum, maximum])
 
 
-def join_moments(a: Moments, b: Moments) -> Moments:
-    """Combine the moments of two sets of values (Chan's parallel algorithm); a set without channels adds nothing."""
+def join_stats(a: ChannelStats, b: ChannelStats) -> ChannelStats:
+    """Combine the statistics of two sets of values (Chan's parallel algorithm); a set without channels adds nothing."""
     if not a.shape[1] or not b.shape[1]:
         return a if a.shape[1] else b
     count, delta = a[0] + b[0], b[1] - a[1]
@@ -183,8 +185,8 @@ def make_channels(names: Sequence[str], results: Sequence[ShardResult], like: Ch
 
     Reject a channel whose values are so large that 32-bit floats can't resolve their differences.
     """
-    shard_moments = (np.array(result["moments"]).reshape(5, -1) for result in results)
-    count, mean, squares, minimum, maximum = reduce(join_moments, shard_moments)
+    shard_stats = (np.array(result["stats"]).reshape(5, -1) for result in results)
+    count, mean, squares, minimum, maximum = reduce(join_stats, shard_stats)
     std = np.where(minimum < maximum, np.sqrt(squares / np.maximum(count, 1)), 1.0)
     channels = like or Channels(names=tuple(names), mean=tuple(mean.tolist()), std=tuple(std.tolist()))
     for channel, name in enumerate(names):

@@ -8,13 +8,13 @@ from typing import Self
 
 from stretto.base.errors import DataError
 
-_BLOCK_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 _SPACES = b" \t\r\n\v\f"
 
 
 @dataclass(frozen=True)
 class TextSpan:
-    """Consecutive bytes of one file, cut between words unless a word is longer than a block."""
+    """Consecutive bytes of one file, cut between words unless a word is longer than 1 MiB."""
 
     path: Path
     offset: int  # in the file
@@ -54,12 +54,12 @@ class TextFiles:
         return self.starts[-1]
 
     def next_line(self, position: int) -> int:
-        """Return the first position after `position` where a line starts; each file starts a new line."""
+        """Return the first position after `position` where a line starts, or the end; each file starts a line."""
         for path, start, stop in self._files():
             if position < stop:
                 with path.open("rb") as file:
                     file.seek(position - start)
-                    while (block := file.readline(_BLOCK_BYTES)) and not block.endswith(b"\n"):
+                    while (block := file.readline(_READ_BYTES)) and not block.endswith(b"\n"):
                         pass
                     return start + file.tell()
         return self.num_bytes
@@ -67,7 +67,8 @@ class TextFiles:
     def find_split(self, position: int) -> int:
         """Return where to split the text near `position`: at the start of the next line.
 
-        If that is over halfway from `position` to the end, split at the next word if near, else between characters.
+        If that is more than halfway from `position` to the end of the text, look only at the first half of the way to
+        that line (at most 1 MiB): split at the first word that starts there or, if none does, between characters.
         """
         line = self.next_line(position)
         if 2 * (line - position) <= self.num_bytes - position:
@@ -75,7 +76,7 @@ class TextFiles:
         path, start = next((path, start) for path, start, stop in self._files() if position < stop)
         with path.open("rb") as file:
             file.seek(position - start)
-            block = file.read(min(_BLOCK_BYTES, (line - position + 1) // 2))
+            block = file.read(min(_READ_BYTES, (line - position + 1) // 2))
         spaces = [index for space in _SPACES if (index := block.find(space)) >= 0]
         if spaces:
             return position + min(spaces) + 1
@@ -99,7 +100,7 @@ def _read_spans(path: Path, start: int, stop: int) -> Iterator[TextSpan]:
     with path.open("rb") as file:
         file.seek(start)
         while start < stop:
-            block = kept + file.read(min(_BLOCK_BYTES, stop - start - len(kept)))
+            block = kept + file.read(min(_READ_BYTES, stop - start - len(kept)))
             is_last = len(block) == stop - start
             # If the end of this block splits a word, the beginning of the word is kept for the next block.
             edge = len(block) if is_last else _last_edge(block)

@@ -49,7 +49,7 @@ class XAxis:
     label: str
     end: float = 0.0  # the axis reaches at least this far
     css_class: str | None = None  # by which the page's buttons show or hide the axis
-    column: str = "step"  # the column of a series that is drawn along this axis
+    column: str = "step"  # of a DownsampledSeries: the x values
     factor: float = 1.0  # converts the column's values to the unit of the axis
     is_integer: bool = True
 
@@ -149,7 +149,7 @@ def stacked_column_chart(title: str, unit: str, x_label: str, parts: Sequence[St
 
 
 def heading(title: str, unit: str = "") -> Html:
-    """Return a chart's title and the unit of its y axis; rotated beside the axis, the unit would be hard to read."""
+    """Return a chart's title and the unit of its y axis, which would be hard to read if rotated beside the axis."""
     return tag("div", title, tag("span", unit, class_="unit") if unit else None, class_="title")
 
 

@@ -64,7 +64,7 @@ def _differences(runs: Mapping[str, Record]) -> Html:
 
 
 def _names(folders: Sequence[Path | str]) -> list[str]:
-    """Return the last parts of each path, as few as tell the paths apart; if two paths are equal, number all names."""
+    """Return the shortest ends of the paths that tell them apart; if two paths are equal, number all names."""
     paths = [Path(folder).resolve() for folder in folders]
     for depth in range(1, max(len(path.parts) for path in paths) + 1):
         names = ["/".join(path.parts[-depth:]) for path in paths]

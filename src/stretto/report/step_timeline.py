@@ -8,7 +8,7 @@ from stretto.base.units import format_seconds
 from stretto.config.layout import Layout
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.schedule import stage_schedule
-from stretto.plan.serialize import timeline_from_dict
+from stretto.plan.serialize import timeline_from_plan
 from stretto.plan.simulator import simulate
 from stretto.plan.timeline import Timeline
 from stretto.plan.trace import Trace
@@ -77,7 +77,7 @@ def _planned_timeline(record: Record) -> tuple[Timeline | None, str]:
     if record.plan is None or record.config is None:
         return None, ""
     scope = "It does not include the all-reduce of gradients or the optimizer."
-    timeline = timeline_from_dict(record.plan, record.config.layout)
+    timeline = timeline_from_plan(record.plan, record.config.layout)
     if timeline is not None:
         return timeline, f"The planned step is the plan's own simulation. {scope}"
     origin = "The planned step is simulated from the busy time of each stage"

@@ -32,7 +32,7 @@ class PlanCheck:
         self._seconds: list[float] = []
 
     def add_step(self, step: int, seconds: float, *, is_last: bool) -> PlanReport | None:
-        """Add a step's time; return the comparison if there are enough (fewer after the run's last step), else None."""
+        """Add a step's time; return the comparison once enough steps are timed (fewer at the end), else None."""
         if self._predicted is None:
             return None
         self._seconds.append(seconds)

@@ -41,9 +41,9 @@ class Batches:
     items: Items
     budget: int  # maximum of rows x time steps of the longest row, per global batch
     max_rows: int = 1 << 20  # maximum number of rows, per global batch
-    row_multiple: int = 8  # larger row counts are rounded down to its multiples, except in a pool's last-packed batch
+    row_multiple: int = 8  # cut batches with more rows to a multiple, for equal shares; not a pool's last batch
     seed: int = 1
-    part: Share | None = None  # this replica's share; None: all rows
+    own_share: Share | None = None  # this replica's share; None: all rows
 
     def __post_init__(self) -> None:
         if isinstance(self.items, Sequences):
@@ -58,7 +58,7 @@ class Batches:
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
         """Return the share of replica `index` of `count`; blank rows fill its batches up to `min_rows` rows."""
-        return replace(self, part=take_share(self.part, index, count, min_rows))
+        return replace(self, own_share=take_share(self.own_share, index, count, min_rows))
 
     @cached_property
     def limits(self) -> BatchLimits:
@@ -100,7 +100,7 @@ class Batches:
         `inputs=False` or `targets=False` skips what a stage does not use; lengths and row numbers are always returned.
         """
         batch = self.order.batch(position)
-        share = self.part or WHOLE
+        share = self.own_share or WHOLE
         indices = assign_rows(len(batch.lengths), share.index, share.count)
         rows = batch.take(indices)
         num_blank = max(share.min_rows - len(indices), 0)  # so that each micro-batch has a row

@@ -51,7 +51,7 @@ class DocumentLanes(DividedLanes):
     window: int
     forecast: ForecastTransform | None = None
     seed: int = 1
-    part: Share | None = None  # None: all lanes, not divided among replicas
+    own_share: Share | None = None  # None: all lanes, not divided among replicas
     _arranged: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)  # by (epoch, pool)
 
     def __post_init__(self) -> None:

@@ -30,7 +30,7 @@ class Lanes(DividedLanes):
     corpus: Corpus
     lanes: int
     window: int
-    part: Share | None = None  # None: all lanes, not divided among replicas
+    own_share: Share | None = None  # None: all lanes, not divided among replicas
 
     def __post_init__(self) -> None:
         super().__post_init__()

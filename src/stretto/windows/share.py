@@ -38,7 +38,7 @@ class DividedLanes:
 
     lanes: int
     window: int
-    part: Share | None
+    own_share: Share | None
 
     def __post_init__(self) -> None:
         if self.lanes < 1 or self.window < 1:
@@ -46,14 +46,14 @@ class DividedLanes:
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
         """Return the lanes of replica `index` of `count`, at least `min_rows`; shares differ by at most one lane."""
-        part = take_share(self.part, index, count, min_rows)
+        own_share = take_share(self.own_share, index, count, min_rows)
         if count * min_rows > self.lanes:
             problem = f"layout.replicas={count} x layout.micro_batches={min_rows} exceeds data.lanes={self.lanes}"
             raise DataError(f"{problem}; use fewer replicas or micro-batches, or more lanes")
-        return replace(self, part=part)  # type: ignore[type-var]  # subclasses are dataclasses
+        return replace(self, own_share=own_share)  # type: ignore[type-var]  # subclasses are dataclasses
 
     @property
     def lane_indices(self) -> range:
         """The global indices of the lanes in this share."""
-        part = self.part or WHOLE
-        return range(self.lanes * part.index // part.count, self.lanes * (part.index + 1) // part.count)
+        share = self.own_share or WHOLE
+        return range(self.lanes * share.index // share.count, self.lanes * (share.index + 1) // share.count)
