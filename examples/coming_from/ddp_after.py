@@ -30,7 +30,7 @@ with stretto.world() as world:
     world.barrier()  # wait until rank 0 has written the data
 
     texts = NextTokenItems(Sequences.open("data/texts"))
-    windows = Batches(texts, budget=2048)
-    for report in stretto.Trainer(engine, windows, stretto.TrainConfig(epochs=2, lr=3e-3)):
+    batches = Batches(texts, budget=2048)
+    for report in stretto.Trainer(engine, batches, stretto.TrainConfig(epochs=2, lr=3e-3)):
         if world.is_rank_zero and report.step % 5 == 0:
             print(f"step {report.step}  loss {report.loss:.4f}  gradient norm {report.gradient_norm:.4f}")
