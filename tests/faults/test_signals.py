@@ -72,7 +72,7 @@ def test_a_run_preempted_before_its_first_step_can_be_restarted(
     assert run.process is not None
     run.process.send_signal(signal.SIGTERM)
     code, output = run.finish()
-    # Early on the handler is not installed yet, so the signal ends the process.
+    # In the first moments the handler is not installed yet, so the signal ends the process.
     assert code == 75 or (seconds < 3 and code in (-signal.SIGTERM, 143)), output
     assert "Traceback" not in output, output
 

@@ -54,11 +54,7 @@ class TensorShard:
         """The shard's entry in a manifest."""
         dtype = str(self.tensor.dtype).removeprefix("torch.")
         return ShardMetadata(
-            name=self.name,
-            dtype=dtype,
-            shape=tuple(self.tensor.shape),
-            first=self.first,
-            full_rows=self.full_rows,
+            name=self.name, dtype=dtype, shape=tuple(self.tensor.shape), first=self.first, full_rows=self.full_rows
         )
 
 

@@ -26,7 +26,8 @@ class ElasticAgent(LocalElasticAgent):
 
     def exit_codes(self) -> list[int | None]:
         """Return the exit codes of the ranks; None for ranks that are still running."""
-        assert isinstance(self._pcontext, SubprocessContext)
+        if not isinstance(self._pcontext, SubprocessContext):
+            return []  # None: a signal came while the ranks were being started
         return [handler.proc.returncode for handler in self._pcontext.subprocess_handlers.values()]
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:

@@ -17,6 +17,7 @@ from stretto.base.scratch import make_scratch_folder
 from stretto.launch.elastic_agent import ElasticAgent
 from stretto.launch.loopback import LoopbackRendezvous
 from stretto.launch.parent_exit import LAUNCHER_PID_VARIABLE, PREEMPTED_EXIT_CODE
+from stretto.train.signals import PREEMPTION_SIGNALS
 
 # Preempted ranks have this many seconds to save.
 GRACE_SECONDS = 60
@@ -152,8 +153,9 @@ def _signal_error(codes: Sequence[int | None], received: signal.Signals) -> Base
     """Return the error for a signal to the launcher, after the ranks have ended with these exit codes."""
     if received == signal.SIGINT:
         return KeyboardInterrupt(": the ranks were stopped")  # printed after "interrupted"
-    if all(code in (PREEMPTED_EXIT_CODE, LostPeerError.exit_code) for code in codes):
-        # The ranks have saved, unless training had not begun, and have printed a message.
+    # A rank that a preemption signal has killed had not begun: later, it handles the signal.
+    killed = -received if received in PREEMPTION_SIGNALS else PREEMPTED_EXIT_CODE
+    if all(code in (PREEMPTED_EXIT_CODE, LostPeerError.exit_code, killed) for code in codes):
         return RanksEndedError(LostPeerError.exit_code)
     if all(code == 0 for code in codes):
         # The ranks had already finished their work.

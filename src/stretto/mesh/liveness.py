@@ -59,8 +59,7 @@ class LivenessCheck:
                 if silent:
                     self._store.set_once(_LOST_RANK_KEY, str(silent[0]))
             if self._store_rank == self._rank:
-                # If the lost rank is not among `ranks`, its neighbors report it after their own timeout. They need our
-                # store for that, so keep it alive a little longer.
+                # If the lost rank is not among `ranks`, its neighbors report it after their own timeout, to our store.
                 self._store.wait_for_keys([_LOST_RANK_KEY], 1.5 * _ANSWER_TIMEOUT_SECONDS)
                 self._ping_all()
             lost = self._store.get(_LOST_RANK_KEY)

@@ -94,9 +94,8 @@ def open_shards(
     with ExitStack() as stack:
         writers = {}
         for split in splits:
-            files = {
-                name: stack.enter_context(FileWriter(part_path(folder, split, part_number, name))) for name in names
-            }
+            paths = {name: part_path(folder, split, part_number, name) for name in names}
+            files = {name: stack.enter_context(FileWriter(path)) for name, path in paths.items()}
             writers[split] = ShardWriter(files, split, dtype)
         yield writers
 

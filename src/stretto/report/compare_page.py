@@ -56,10 +56,9 @@ def _differences(runs: Mapping[str, Record]) -> Html:
     names = sorted({name for config in configs for name in config} - {"run.folder"})
     rows = [[name, *(config.get(name, "-") for config in configs)] for name in names]
     differences = [row for row in rows if len(set(row[1:])) > 1]
-    if not all(configs) and not differences:
-        return note("Unknown: these runs have no readable configs.")
     if not differences:
-        return note("None: the configs are the same except for the folder.")
+        same = "None: the configs are the same except for the folder."
+        return note(same if all(configs) else "Unknown: these runs have no readable configs.")
     return table(["field", *runs], differences, text_columns=range(len(runs) + 1))
 
 

@@ -58,8 +58,7 @@ def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, dat
     if targets == "labels":
         return LabelRows(source, InputItems(source, data.masks), data_spec.labels)
     forecast = make_forecast_transform(source, data)
-    all_names = data_spec.channels.names if data_spec.channels else ()
-    names = tuple(all_names[channel] for channel in forecast.target_channels) if all_names else ()
+    names = tuple(data_spec.channels.names[index] for index in forecast.target_channels) if data_spec.channels else ()
     if data.context is None:
         return SeriesRows(source, forecast, names)
     return SlidingWindowRows(SlidingWindows(source, forecast, data.context, stride=data.horizon), names)

@@ -42,8 +42,7 @@ class ByteVocabulary:
         return np.frombuffer(text.encode() if isinstance(text, str) else text, dtype=np.uint8)
 
     def decode(self, tokens: Iterable[int]) -> str:
-        # `iter`, because `bytes` of an array copies its memory.
-        return bytes(iter(tokens)).decode("utf-8", errors="replace")
+        return bytes(iter(tokens)).decode("utf-8", errors="replace")  # bytes of an array would copy its memory
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 # SIGTERM from Kubernetes, spot instances and Slurm; SIGUSR1 from Slurm 120 s earlier, with --signal=USR1@120.
-_PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
+PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 @contextmanager
@@ -16,7 +16,7 @@ def on_preemption_signal(callback: Callable[[], None]) -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    old_handlers = {number: signal.signal(number, lambda *_: callback()) for number in _PREEMPTION_SIGNALS}
+    old_handlers = {number: signal.signal(number, lambda *_: callback()) for number in PREEMPTION_SIGNALS}
     try:
         yield
     finally:
