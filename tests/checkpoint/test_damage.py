@@ -202,7 +202,7 @@ def test_the_folder_of_all_checkpoints_may_be_a_link_to_another_disk(tmp_path: P
         ("dtype", "object"),
         ("dtype", "load"),
         ("first", -5),
-        ("num_rows", 3),
+        ("full_rows", 3),
         ("name", 7),
     ],
 )
@@ -271,7 +271,7 @@ def test_shards_that_overlap_and_leave_a_gap_are_refused(tmp_path: Path) -> None
         files = tree["files"]
         assert isinstance(files, list)
         shard = next(shard for file in files for shard in file["shards"] if shard["name"] == "lanes.0.0")
-        shard["first"], shard["num_rows"] = 4, 8
+        shard["first"], shard["full_rows"] = 4, 8
 
     _forge(newest(tmp_path), shift)
     saved = find_checkpoint(tmp_path)

@@ -98,7 +98,7 @@ def test_spans_cover_the_text_and_split_no_word(words: list[str], block: int) ->
     content = "\n".join(words).encode() or b" "
     with tempfile.NamedTemporaryFile() as file, pytest.MonkeyPatch.context() as patch:
         Path(file.name).write_bytes(content)
-        patch.setattr(text_module, "_BLOCK_BYTES", block)
+        patch.setattr(text_module, "_READ_BYTES", block)
         files = TextFiles.open([file.name])
         pieces = list(files.read_spans(0, files.num_bytes))
     assert b"".join(piece.text for piece in pieces) == content

@@ -153,11 +153,11 @@ def _signal_error(codes: Sequence[int | None], received: signal.Signals) -> Base
     """Return the error for a signal to the launcher, after the ranks have ended with these exit codes."""
     if received == signal.SIGINT:
         return KeyboardInterrupt(": the ranks were stopped")  # printed after "interrupted"
-    # A rank that a preemption signal has killed had not begun: later, it handles the signal.
-    killed = -received if received in PREEMPTION_SIGNALS else PREEMPTED_EXIT_CODE
-    if all(code in (PREEMPTED_EXIT_CODE, LostPeerError.exit_code, killed) for code in codes):
-        return RanksEndedError(LostPeerError.exit_code)
-    if all(code == 0 for code in codes):
+    message = f"{received.name} has ended the launcher and all ranks"
+    if received in PREEMPTION_SIGNALS and {*codes} <= {PREEMPTED_EXIT_CODE, LostPeerError.exit_code, -received}:
+        # Ranks that have begun have saved, and have printed a message; others were killed by the signal (-received).
+        return RanksEndedError(LostPeerError.exit_code, "" if codes and -received not in codes else message)
+    if codes and all(code == 0 for code in codes):
         # The ranks had already finished their work.
         return RanksEndedError(0)
-    return RanksEndedError(128 + int(received), f"{received.name} has ended the launcher and all ranks")
+    return RanksEndedError(128 + int(received), message)

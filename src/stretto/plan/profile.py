@@ -108,7 +108,7 @@ class Profile(StrictModel):
     fingerprint: str = ""
     """Fingerprint of hardware, torch, model, batch and settings; a run with a different one is measured again."""
     notes: dict[str, str] = Field(default_factory=dict)
-    """Where the figures come from: versions, date, data sheet; `disturbed` warns of other work on the machine."""
+    """Where the figures come from: versions, date, data sheet, assumptions; `disturbed` warns of other work."""
     is_estimated: bool = False
     """True if the figures were derived from a data sheet, not measured."""
     kinds: dict[str, KindCosts]

@@ -288,7 +288,7 @@ def _put_chosen_first(predictions: list[Prediction]) -> list[Prediction]:
 
 
 def _numbers_of_ranks(devices: int, uses_all: bool) -> list[int]:
-    """Return the numbers of ranks to try: all up to 16, but above 16 only divisors of `devices`, to save time."""
+    """Return the numbers of ranks to try: with `uses_all` only `devices`, else 1 to 16 and the divisors of it."""
     if uses_all:
         return [devices]
     return sorted({*range(1, min(devices, 16) + 1), *divisors(devices)})

@@ -98,7 +98,7 @@ def _load_cached_profile(path: Path, profile_input: ProfileInput, cluster: Clust
     try:
         profile = load_checked_profile(path, profile_input)
     except PlanError:
-        return None  # and measure it again: the file does not exist, is damaged, or is of another version
+        return None  # and measure it: the file does not exist or is damaged
     is_complete = (profile.intra_node or cluster.devices_per_node == 1) and (profile.inter_node or cluster.nodes == 1)
     return profile if is_complete else None
 

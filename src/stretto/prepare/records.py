@@ -17,7 +17,7 @@ RecordFormat = Literal["jsonl", "csv", "parquet", "datasets"]
 
 FORMATS: dict[str, RecordFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 _BATCH_ROWS = 1024
-_BLOCK_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 _UNCLOSED_QUOTE = "unexpected end of data"  # the csv module's error message for a quote that is never closed
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
@@ -245,7 +245,7 @@ def _lines_before(path: Path, stop: int) -> int:
     """Return the number of lines in the first `stop` bytes of a file."""
     num_lines = 0
     with path.open("rb") as file:
-        while stop > 0 and (block := file.read(min(_BLOCK_BYTES, stop))):
+        while stop > 0 and (block := file.read(min(_READ_BYTES, stop))):
             num_lines += block.count(b"\n")
             stop -= len(block)
     return num_lines

@@ -52,14 +52,15 @@ def _results_table(runs: Mapping[str, Record]) -> Html:
 
 
 def _differences(runs: Mapping[str, Record]) -> Html:
-    configs = [flatten_config(record) for record in runs.values()]
-    names = sorted({name for config in configs for name in config} - {"run.folder"})
-    rows = [[name, *(config.get(name, "-") for config in configs)] for name in names]
+    configs = {name: config for name, record in runs.items() if (config := flatten_config(record))}
+    if len(configs) < 2:
+        return note("Unknown: fewer than two runs have a readable config.")
+    names = sorted({name for config in configs.values() for name in config} - {"run.folder"})
+    rows = [[name, *(config.get(name, "-") for config in configs.values())] for name in names]
     differences = [row for row in rows if len(set(row[1:])) > 1]
     if not differences:
-        same = "None: the configs are the same except for the folder."
-        return note(same if all(configs) else "Unknown: these runs have no readable configs.")
-    return table(["field", *runs], differences, text_columns=range(len(runs) + 1))
+        return note(f"None: the configs are the same except for the folder ({', '.join(configs)}).")
+    return table(["field", *configs], differences, text_columns=range(len(configs) + 1))
 
 
 def _names(folders: Sequence[Path | str]) -> list[str]:

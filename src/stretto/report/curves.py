@@ -57,12 +57,11 @@ def final_loss(history: StepHistory) -> float:
 def _x_axes(histories: Sequence[StepHistory], target_name: str) -> list[XAxis]:
     """Return the axes to choose from, each long enough for all runs."""
     seconds = max(history.seconds for history in histories)
-    num_targets = max(history.num_targets for history in histories)
     factor, unit = run_time_unit(seconds)
     return [
         XAxis("step", max(history.last_step for history in histories), "by-steps"),
         XAxis(f"{unit} of training", seconds * factor, "by-seconds", "seconds", factor, is_integer=False),
-        XAxis(f"{target_name} trained on", num_targets, "by-targets", "num_targets"),
+        XAxis(f"{target_name} trained on", max(run.num_targets for run in histories), "by-targets", "num_targets"),
     ]
 
 

@@ -20,7 +20,7 @@ END_OF_LINE = "<eos>"
 
 
 class Vocabulary(Protocol):
-    """Maps UTF-8 text to token ids and back. `decode` takes Python ints; convert an array with `tolist()`."""
+    """Maps UTF-8 text to token ids and back. `decode` takes any iterable of ints, also an array."""
 
     @property
     def level(self) -> Level: ...

@@ -89,7 +89,7 @@ def evaluate(
         is_check_due = number % _WINDOWS_PER_CHECK == 0
         if is_interrupted is not None and is_check_due and any(mesh.world.all_reduce([float(is_interrupted())])):
             raise EvaluationInterruptedError
-        result = engine.eval_step(window, state, key=0)  # the key is for dropout, which is off
+        result = engine.eval_step(window, state, key=0)  # a fixed key, so that evaluations are repeatable
         state = result.state
         total += float(result.total)
         num_targets += float(result.count)

@@ -38,8 +38,9 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Check the config, and train."""
     config = load_run_config(options)
-    # Also while torch is imported and ranks are started, a preempted run exits with the code for "launch it again".
-    with on_preemption_signal(lambda: os._exit(preempted_exit_code())):
+    exit_code = preempted_exit_code()
+    # If the run is preempted while torch is imported, exit with the code for "launch it again".
+    with on_preemption_signal(lambda: os._exit(exit_code)):
         _train(config, options)
 
 

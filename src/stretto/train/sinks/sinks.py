@@ -92,8 +92,8 @@ def _run_status(error: BaseException | None) -> RunStatus:
         return "finished"
     # KeyboardInterrupt and GeneratorExit are requests to stop, not failures.
     is_requested = not isinstance(error, Exception)
-    is_preempted = isinstance(error, StrettoError) and error.exit_code == os.EX_TEMPFAIL
-    return "interrupted" if is_requested or is_preempted else "failed"
+    is_temporary = isinstance(error, StrettoError) and error.exit_code == os.EX_TEMPFAIL
+    return "interrupted" if is_requested or is_temporary else "failed"
 
 
 def _enabled(config: LoggingConfig) -> list[tuple[str, object]]:
