@@ -90,11 +90,10 @@ def stretto_step(world: World, shape: Shape, layout: Layout) -> Step:
     batch = window(shape, engine.mesh.replica, layout.replicas)
 
     def step() -> list[TimedAction]:
-        timed_actions: list[TimedAction] = []
         if isinstance(engine, PipelineEngine):
-            engine.recorder.actions = timed_actions
+            engine.recorder.start()
         engine.step(batch, None, 0)
-        return timed_actions
+        return engine.recorder.stop()
 
     return step
 

@@ -16,15 +16,28 @@ from stretto.base.foreach import multiply_all
 from stretto.mesh.world import World
 
 SOURCE = Path(stretto.__file__).parent
+C10D_NAMES = (
+    "AllgatherOptions",
+    "AllreduceOptions",
+    "BarrierOptions",
+    "BroadcastOptions",
+    "GradBucket",
+    "HashStore",
+    "PrefixStore",
+    "ProcessGroupGloo",
+    "Store",
+    "TCPStore",
+    "Work",
+)
 # Each private name, and the one module that may use it.
 PRIVATE_NAMES = {
     "base/foreach.py": {"torch._foreach_mul_"},
     "engine/ddp_reducer.py": {"ddp.reducer._rebuild_buckets"},
     "launch/elastic_agent.py": {"super()._monitor_workers", "super()._shutdown"},
-    # For type checkers only.
     "mesh/c10d.py": {
-        f"torch._C._distributed_c10d{name}"
-        for name in ("", ".GradBucket", ".HashStore", ".PrefixStore", ".Store", ".TCPStore")
+        "torch._C._distributed_c10d",
+        "dist.distributed_c10d._abort_process_group",
+        *(f"torch._C._distributed_c10d.{name}" for name in C10D_NAMES),
     },
 }
 
@@ -53,7 +66,10 @@ def private_names(source: str) -> set[str]:
         name
         for name in names
         if (name.startswith("torch.") and "._" in name.replace(".__", "."))
-        or (name.startswith(("super()._", "ddp.reducer._")) and not name.startswith("super().__"))
+        or (
+            name.startswith(("super()._", "ddp.reducer._", "dist.distributed_c10d._"))
+            and not name.startswith("super().__")
+        )
     }
 
 

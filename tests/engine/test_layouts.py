@@ -1,5 +1,6 @@
 """The layout law: loss, gradients, weights and every lane's state are those of one device, whatever the layout."""
 
+import time
 from typing import Literal
 
 import pytest
@@ -8,10 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from helpers.layout_cases import Case, Result, run_case, run_single_device
+from helpers.layout_cases import Case, RandomWindows, Result, run_case, run_single_device
 from helpers.rank_pool import RankPools
 from stretto import Layout, World, make_engine
-from stretto.nn import Linear, Stack, TokenLoss
+from stretto.base.position import Position
+from stretto.engine.replica import ReplicaEngine
+from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
 
 
 def run(pools: RankPools, layout: Layout, case: Case) -> list[Result]:
@@ -144,3 +147,42 @@ def test_a_hundred_steps_with_dropout_give_the_same_losses(pools: RankPools) -> 
     alone = run_single_device(case)
     for layout in COMMON_LAYOUTS:
         assert run(pools, layout, case)[0].losses == pytest.approx(alone.losses, rel=1e-4)
+
+
+def time_last_gradient(world: World, layout: Layout) -> float:
+    """Return how long after the last gradient was sent the step's last backward ended; replica 1 reduces late."""
+    model = Stack([Embedding(29, 8), LSTM(8, 8), LSTM(8, 8), Linear(8, 29)])
+    engine = make_engine(model, TokenLoss(), layout, world, seed=1)
+    assert isinstance(engine, ReplicaEngine) and engine._ddp is not None
+    channel = engine.mesh.backward_channel
+    assert channel is not None
+    send, sent, ended = channel.send, [0.0], [0.0]
+
+    def send_and_note(tensor: Tensor) -> None:
+        send(tensor)
+        sent.append(time.perf_counter())
+
+    def reduce_late() -> None:
+        if engine.mesh.replica == 1:
+            time.sleep(0.5)
+
+    backward = torch.autograd.backward
+
+    def backward_and_note(*arguments: object) -> None:
+        backward(*arguments)  # type: ignore[arg-type]
+        ended.append(time.perf_counter())
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(channel, "send", send_and_note)
+        patch.setattr(torch.autograd, "backward", backward_and_note)
+        prepare = engine._prepare_reducer
+        patch.setattr(engine, "_prepare_reducer", lambda: (reduce_late(), prepare())[1])  # type: ignore[func-returns-value]
+        engine.step(RandomWindows(Case(num_rows=4)).read(Position()), None, 1)
+    return ended[-1] - sent[-1]
+
+
+def test_the_last_gradient_is_sent_before_gradients_are_reduced(pools: RankPools) -> None:
+    layout = Layout(replicas=2, stages=2, chunks=2)
+    seconds = pools[4].run(time_last_gradient, layout)[layout.stages - 1]  # replica 0's last stage
+    # So the stage before it reduces its own gradients at the same time, and not afterwards.
+    assert seconds > 0.3

@@ -51,7 +51,7 @@ def test_micro_batches_change_neither_loss_nor_gradient_nor_state(micro_batches:
         for position in range(3):
             result = engine.step(data.read(data.position(position)), state, key=position)
             state = result.state
-        results.append((result, gradients(engine.stack), engine.squared_grad_norm()))
+        results.append((result, gradients(engine.stack), float(engine.squared_grad_norm())))
     (whole, expected, norm), (split, actual, split_norm) = results
     torch.testing.assert_close(split.total, whole.total, rtol=1e-12, atol=0)
     assert int(split.count) == int(whole.count) == 7 * 13

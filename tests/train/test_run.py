@@ -153,8 +153,8 @@ def test_micro_batches_precision_and_seed_of_the_config_reach_the_engine(byte_co
     )
     assert isinstance(run.engine, PipelineEngine)
     assert run.engine.layout.micro_batches == 2 and run.trainer.seed == 7
-    assert run.engine.autocast().fast_dtype == torch.bfloat16
-    assert vars(run.engine.autocast())["_enabled"]
+    with run.engine.autocast():
+        assert torch.get_autocast_dtype("cpu") == torch.bfloat16 and torch.is_autocast_enabled("cpu")
 
 
 def test_a_custom_model_and_a_custom_loss_are_trained(byte_corpus: Corpus, tmp_path: Path) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stretto.base.device_copy import to_device
+
 State = tuple[Tensor, ...]
 
 
@@ -26,12 +28,13 @@ def cat_rows(states: Sequence[State]) -> State:
 
 
 def where_rows(mask: Tensor, state: State, other: State) -> State:
-    """Return `state` in the rows where `mask` (a boolean per row) is true, and `other` elsewhere."""
+    """Return `state` in the rows where `mask` (a boolean per row, on the CPU) is true, and `other` elsewhere."""
     if bool(mask.all()):
         return state
     if not bool(mask.any()):
         return other
+    masks = {device: to_device(mask, device) for device in {tensor.device for tensor in state}}
     return tuple(
-        torch.where(mask.to(tensor.device).view(-1, *[1] * (tensor.dim() - 1)), tensor, other_tensor)
+        torch.where(masks[tensor.device].view(-1, *[1] * (tensor.dim() - 1)), tensor, other_tensor)
         for tensor, other_tensor in zip(state, other, strict=True)
     )

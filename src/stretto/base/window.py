@@ -7,6 +7,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from stretto.base.device_copy import to_device
 from stretto.base.keys import derive_key
 
 IGNORE_INDEX = -100
@@ -113,4 +114,17 @@ class Window:
             fresh=self.fresh[rows],
             inputs=None if self.inputs is None else self.inputs[:, rows],
             targets=None if self.targets is None else self.targets[:, rows],
+        )
+
+    def select(self, rows: Tensor) -> Self:
+        """Return a copy with the rows at these indices (int64, on the CPU), in that order."""
+        return replace(
+            self,
+            lanes=self.lanes[rows],
+            lengths=self.lengths[rows],
+            fresh=self.fresh[rows],
+            inputs=None if self.inputs is None else self.inputs.index_select(1, to_device(rows, self.inputs.device)),
+            targets=None
+            if self.targets is None
+            else self.targets.index_select(1, to_device(rows, self.targets.device)),
         )

@@ -5,6 +5,7 @@ import math
 import torch
 from torch import Tensor
 
+from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError
 from stretto.base.randomness import keep_mask, mix
 from stretto.base.state import State, where_rows
@@ -14,7 +15,7 @@ from stretto.blocks.block import Block
 
 def _lane_keys(rows: Rows) -> Tensor:
     """Return one key per row, from its lane and from `rows.key`, which depends on seed, training step and block."""
-    return mix(mix(rows.lanes) ^ rows.key).to(rows.device)
+    return to_device(mix(mix(rows.lanes) ^ rows.key), rows.device)
 
 
 class _DropoutBase(Block):

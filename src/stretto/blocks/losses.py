@@ -55,10 +55,12 @@ class SequenceLoss:
     ignore_index: int = IGNORE_INDEX
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
-        is_valid = targets != self.ignore_index
-        logits, labels = _full_precision(y[is_valid]), targets[is_valid]
-        total = F.cross_entropy(logits, labels, reduction="sum")
-        return LossSum(total, is_valid.sum(), (logits.argmax(dim=-1) == labels).sum())
+        # Not `y[is_valid]`: on an accelerator, the host would wait for the number of valid targets.
+        logits, labels = _full_precision(y).flatten(0, -2), targets.flatten()
+        total = F.cross_entropy(logits, labels, ignore_index=self.ignore_index, reduction="sum")
+        is_valid = labels != self.ignore_index
+        is_correct = (logits.argmax(dim=-1) == labels) & is_valid
+        return LossSum(total, is_valid.sum(), is_correct.sum())
 
 
 def last_step_targets(labels: Tensor, lengths: Tensor, num_steps: int, ignore_index: int = IGNORE_INDEX) -> Tensor:
@@ -110,8 +112,12 @@ class QuantileLoss:
                 f"{len(self.quantiles)} quantiles; add it to the last block's outputs"
             )
         error, count = _error(y, targets.unsqueeze(-1).expand_as(y))
-        quantiles = torch.tensor(self.quantiles, dtype=error.dtype, device=error.device)
-        return LossSum(torch.maximum(quantiles * error, (quantiles - 1) * error).sum(), count)
+        # One quantile at a time: a tensor of all quantiles would have to be copied to the device.
+        losses = [
+            torch.maximum(quantile * part, (quantile - 1) * part).sum()
+            for quantile, part in zip(self.quantiles, error.unbind(-1), strict=True)
+        ]
+        return LossSum(torch.stack(losses).sum(), count)
 
 
 def _error(y: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:

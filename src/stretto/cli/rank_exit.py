@@ -27,7 +27,8 @@ def exit_on_error(world: World) -> Iterator[None]:
     and any StrettoError neither in SHARED_ERRORS (published to all ranks) nor about a preemption or a lost rank.
     """
     try:
-        yield
+        with _stop_watchdog_on_error(world):
+            yield
     except SHARED_ERRORS as error:
         if world.is_single_rank:
             raise
@@ -56,6 +57,16 @@ def exit_on_error(world: World) -> Iterator[None]:
         # A bug, maybe in a user's block. At a normal exit, torch aborts if a process group has pending operations.
         traceback.print_exc()
         exit_immediately(1)
+
+
+@contextmanager
+def _stop_watchdog_on_error(world: World) -> Iterator[None]:
+    """Stop the watchdog after an error, so that this rank reports its own error and not that others end, too."""
+    try:
+        yield
+    except BaseException:
+        world.stop_watchdog()
+        raise
 
 
 def exit_immediately(exit_code: int) -> NoReturn:

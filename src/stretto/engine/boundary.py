@@ -5,9 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from stretto.base.window import Rows, Window
+from stretto.base.window import Rows
 from stretto.blocks.stack import Stack
-from stretto.engine.engine import window_tensor
 from stretto.mesh.mesh import Mesh
 
 # A dtype is sent as its index in this tuple.
@@ -38,7 +37,9 @@ class BoundarySpec:
         return cls(tuple(features[:num_dims]), _DTYPES[dtype_index])
 
 
-def infer_boundaries(stack: Stack, mesh: Mesh, window: Window) -> tuple[BoundarySpec | None, BoundarySpec | None]:
+def infer_boundaries(
+    stack: Stack, mesh: Mesh, inputs: Tensor | None
+) -> tuple[BoundarySpec | None, BoundarySpec | None]:
     """Run this stage on one time step of one row; return the specs of its input and output.
 
     A stage sends only the spec of its output to the next one, so all stages but the first run on zeros. The first stage
@@ -46,8 +47,8 @@ def infer_boundaries(stack: Stack, mesh: Mesh, window: Window) -> tuple[Boundary
     """
     device = mesh.world.device
     input_spec: BoundarySpec | None = None
-    if mesh.is_first_stage:
-        x = window_tensor(window, "inputs", stack.dtype)[:1, :1].to(device)
+    if inputs is not None:  # the first stage
+        x = inputs[:1, :1]
     else:
         assert mesh.forward_channel is not None
         mesh.forward_channel.post_receives(iter([torch.empty(_PACKED_SIZE, dtype=torch.int64, device=device)]))

@@ -7,6 +7,7 @@ from typing import Literal, Protocol
 import torch
 from torch import Tensor
 
+from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.state import State, detach, where_rows
 from stretto.base.window import Rows, Window
@@ -65,8 +66,11 @@ class Engine(Protocol):
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
         """Run forward only, without dropout and gradients. `key` is for blocks that are random in evaluation, too."""
 
-    def squared_grad_norm(self) -> float:
-        """Return this rank's part of the squared gradient norm; summed over all ranks, each weight counts once."""
+    def squared_grad_norm(self) -> Tensor:
+        """Return this rank's part of the squared gradient norm, a float64 scalar on its device.
+
+        Summed over all ranks, each weight counts once.
+        """
 
 
 def check_precision(precision: Precision) -> Precision:
@@ -88,16 +92,17 @@ def no_op() -> None:
     """Do nothing: the default for `before_last_backward`."""
 
 
-def step_result(losses: Sequence[LossSum], state: State) -> StepResult:
+def step_result(losses: Sequence[LossSum], state: State, device: torch.device) -> StepResult:
     """Return a step's result: the sum of `losses` (zero on a rank that computes none) and `state`."""
     if not losses:
-        return StepResult(torch.zeros(()), torch.zeros((), dtype=torch.int64), state)
+        return StepResult(torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device), state)
     correct = [loss.num_correct for loss in losses if loss.num_correct is not None]
     return StepResult(
         torch.stack([loss.total for loss in losses]).sum(),
-        torch.stack([loss.count for loss in losses]).sum(),
+        # A user's loss may have counted on the CPU.
+        to_device(torch.stack([loss.count for loss in losses]).sum(), device),
         state,
-        torch.stack(correct).sum() if len(correct) == len(losses) else None,
+        to_device(torch.stack(correct).sum(), device) if len(correct) == len(losses) else None,
     )
 
 
@@ -109,7 +114,9 @@ def reset_ended_rows(stack: Stack, rows: Rows, num_steps: int, state: State) -> 
     return where_rows(rows.lengths < num_steps, detach(stack.initial_state(rows)), state)
 
 
-def squared_grad_norm(stack: Stack) -> float:
-    """Return the squared norm of the gradients of a stack's parameters."""
+def squared_grad_norm(stack: Stack) -> Tensor:
+    """Return the squared norm of the gradients of a stack's parameters, as a float64 scalar on their device."""
     gradients = [parameter.grad for parameter in stack.parameters() if parameter.grad is not None]
-    return float(torch.nn.utils.get_total_norm(gradients)) ** 2 if gradients else 0.0
+    if not gradients:
+        return torch.zeros((), dtype=torch.float64, device=stack.device)
+    return torch.nn.utils.get_total_norm(gradients).double().square()

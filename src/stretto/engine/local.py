@@ -3,8 +3,10 @@
 from dataclasses import replace
 
 import torch
+from torch import Tensor
 
 from stretto.base.denormals import flush_denormals
+from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError
 from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
@@ -63,7 +65,7 @@ class LocalEngine:
         self.stack.eval()
         return self._run(window, carried, key, no_op)
 
-    def squared_grad_norm(self) -> float:
+    def squared_grad_norm(self) -> Tensor:
         """Return the squared norm of the gradient."""
         return squared_grad_norm(self.stack)
 
@@ -77,25 +79,22 @@ class LocalEngine:
             )
         losses, states = [], []
         for index, rows in enumerate(window.micro_batches(self.num_micro_batches)):
-            started = self.recorder.now()
             carried_rows = None if carried is None else slice_rows(carried, rows)
-            loss, after = self._forward(window[rows], carried_rows, key)
-            forward_stopped = self.recorder.now()
+            with self.recorder.action(0, Action(ActionKind.FORWARD, index, 0)):
+                loss, after = self._forward(window[rows], carried_rows, key)
             if loss.total.requires_grad:
-                extra_root = before_last_backward() if index == self.num_micro_batches - 1 else None
-                torch.autograd.backward([loss.total] if extra_root is None else [loss.total, extra_root])
-            if torch.is_grad_enabled():
-                self.recorder.record(0, Action(ActionKind.FORWARD, index, 0), started, forward_stopped)
-                self.recorder.record(0, Action(ActionKind.BACKWARD, index, 0), forward_stopped)
+                with self.recorder.action(0, Action(ActionKind.BACKWARD, index, 0)):
+                    extra_root = before_last_backward() if index == self.num_micro_batches - 1 else None
+                    torch.autograd.backward([loss.total] if extra_root is None else [loss.total, extra_root])
             losses.append(replace(loss, total=loss.total.detach()))
             states.append(detach(after))
-        return step_result(losses, cat_rows(states))
+        return step_result(losses, cat_rows(states), self._device)
 
     def _forward(self, window: Window, carried: State | None, key: int) -> tuple[LossSum, State]:
         rows = window.rows(key, self._device, self.stack.dtype)
         state = self.stack.begin(rows, carried)
         inputs, targets = window_tensor(window, "inputs", self.stack.dtype), window_tensor(window, "targets")
         with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
-            y, after = self.stack(inputs.to(self._device, non_blocking=True), state)
-        loss = self._loss(y, targets.to(self._device, non_blocking=True))
+            y, after = self.stack(to_device(inputs, self._device), state)
+        loss = self._loss(y, to_device(targets, self._device))
         return loss, reset_ended_rows(self.stack, rows, window.num_steps, after)

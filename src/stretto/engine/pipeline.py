@@ -23,6 +23,7 @@ through the whole window. Worked example with 2 stages and 3 chunks, on stage 0 
 """
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -36,7 +37,7 @@ from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.engine.boundary import BoundarySpec, infer_boundaries
-from stretto.engine.cut import MicroBatchCut, WindowCut, cut_window
+from stretto.engine.cut import WindowCut, cut_window
 from stretto.engine.engine import (
     BeforeLastBackward,
     Precision,
@@ -121,7 +122,7 @@ class PipelineEngine:
         actions = forward_schedule(len(cut.micro_batches), cut.num_chunks)
         return _PipelineStep(self, window, cut, carried, key, no_op).run(actions)
 
-    def squared_grad_norm(self) -> float:
+    def squared_grad_norm(self) -> Tensor:
         """Return the squared norm of this stage's gradient."""
         return squared_grad_norm(self.stack)
 
@@ -133,15 +134,15 @@ class PipelineEngine:
             )
         return cut_window(window, self.layout.micro_batches, self.layout.chunks)
 
-    def boundaries(self, window: Window) -> tuple[BoundarySpec | None, BoundarySpec | None]:
+    def boundaries(self, inputs: Tensor | None) -> tuple[BoundarySpec | None, BoundarySpec | None]:
         """Return the specs of this stage's input and output. The first call is collective over the stages."""
         if self._boundaries is None:
             with self.autocast(), torch.no_grad():
-                self._boundaries = infer_boundaries(self.stack, self.mesh, window)
+                self._boundaries = infer_boundaries(self.stack, self.mesh, inputs)
         return self._boundaries
 
-    def autocast(self) -> torch.autocast:
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self._precision == "bf16")
+    def autocast(self) -> AbstractContextManager[object]:
+        return torch.autocast(self.device.type, torch.bfloat16) if self._precision == "bf16" else nullcontext()
 
     def run_blocks(self, x: Tensor, state: State, targets: Tensor | None) -> tuple[Tensor | LossSum, State]:
         """Run the stage over one chunk; return its output, or the loss if there are targets, and the state after it."""
@@ -164,7 +165,6 @@ class _PipelineStep:
     ) -> None:
         self.engine = engine
         self.mesh = engine.mesh
-        self.window = window
         self.cut = cut
         self.before_last_backward = before_last_backward
         engine.num_started_windows += 1
@@ -172,13 +172,19 @@ class _PipelineStep:
         self.recompute = engine.layout.recompute
         self.live_chunks: dict[tuple[int, int], _LiveChunk] = {}  # by (micro-batch, chunk)
         self.losses: list[LossSum] = []
-        self.rows = window.rows(key, engine.device, engine.stack.dtype)
+        # All copies to the device are made here, once, before any message is awaited.
+        self.window = cut.sort_window(window, engine.device)
+        self.inputs = window_tensor(self.window, "inputs", engine.stack.dtype) if self.mesh.is_first_stage else None
+        self.targets = window_tensor(self.window, "targets") if self.mesh.is_last_stage else None
+        self.rows = self.window.rows(key, engine.device, engine.stack.dtype)
+        carried = None if carried is None else cut.sort_state(carried)
         # `begin` is called per micro-batch: a learned initial state then has one graph per micro-batch, which the
         # backward of its first chunk frees.
         self.progress: list[_MicroBatchProgress] = []
-        for micro_batch_cut in cut.micro_batches:
-            carried_rows = None if carried is None else _select_rows(carried, micro_batch_cut)
-            self.progress.append(_MicroBatchProgress(engine.stack.begin(self.rows[micro_batch_cut.rows], carried_rows)))
+        for shape in cut.micro_batches:
+            rows = slice(shape.start, shape.stop)
+            carried_rows = None if carried is None else slice_rows(carried, rows)
+            self.progress.append(_MicroBatchProgress(engine.stack.begin(self.rows[rows], carried_rows)))
 
     def run(self, actions: list[Action]) -> StepResult:
         """Run the actions in order; return this stage's result of the step."""
@@ -196,14 +202,16 @@ class _PipelineStep:
             self.mesh.forward_channel.flush()
             self.mesh.backward_channel.flush()
         self.mesh.world.set_status(f"after window {self.engine.num_started_windows}")
-        state = reset_ended_rows(self.engine.stack, self.rows, self.window.num_steps, self._final_state())
-        return step_result(self.losses, state)
+        # Rows are sorted longest first, so those that ended last come right after the remaining ones.
+        state = cat_rows([cat_rows([progress.state, *reversed(progress.ended_states)]) for progress in self.progress])
+        state = reset_ended_rows(self.engine.stack, self.rows, self.window.num_steps, state)
+        return step_result(self.losses, self.cut.unsort_state(state), self.engine.device)
 
     def _post_receives(self, actions: list[Action]) -> None:
         """Post the first receives. Every rank knows the rows' lengths, so no shapes have to be sent."""
         if self.mesh.forward_channel is None or self.mesh.backward_channel is None:
             return
-        input_spec, output_spec = self.engine.boundaries(self.window)
+        input_spec, output_spec = self.engine.boundaries(self.inputs)
         if input_spec is not None:
             self.mesh.forward_channel.post_receives(self._buffers(actions, ActionKind.FORWARD, input_spec))
         if output_spec is not None:
@@ -216,26 +224,25 @@ class _PipelineStep:
     def _forward(self, action: Action) -> None:
         progress = self.progress[action.micro_batch]
         x = self._input(action)
-        started = self.engine.recorder.now()
-        state = self._drop_ended(progress, action) if action.chunk > 0 else progress.state
-        live = _LiveChunk(
-            self._leaf(x, needs_grad=not self.mesh.is_first_stage),
-            # The state of the first chunk keeps its graph: it may lead to a learned initial state.
-            tuple(self._leaf(tensor, needs_grad=action.chunk > 0) for tensor in state),
-        )
-        with torch.set_grad_enabled(self.has_backward and not self.recompute):
-            y, after = self.engine.run_blocks(live.x, live.state, self._targets(action))
-        progress.state = detach(after)
-        if isinstance(y, LossSum):
-            self.losses.append(replace(y, total=y.total.detach()))
-            y = y.total
-        elif self.mesh.forward_channel is not None:
-            self.mesh.forward_channel.send(y.detach())
-        if self.has_backward:
-            if not self.recompute:
-                live.y, live.after = y, after
-            self.live_chunks[action.micro_batch, action.chunk] = live
-        self.engine.recorder.record(self.mesh.stage, action, started)
+        with self.engine.recorder.action(self.mesh.stage, action):
+            state = self._drop_ended(progress, action) if action.chunk > 0 else progress.state
+            live = _LiveChunk(
+                self._leaf(x, needs_grad=not self.mesh.is_first_stage),
+                # The state of the first chunk keeps its graph: it may lead to a learned initial state.
+                tuple(self._leaf(tensor, needs_grad=action.chunk > 0) for tensor in state),
+            )
+            with torch.set_grad_enabled(self.has_backward and not self.recompute):
+                y, after = self.engine.run_blocks(live.x, live.state, self._targets(action))
+            progress.state = detach(after)
+            if isinstance(y, LossSum):
+                self.losses.append(replace(y, total=y.total.detach()))
+                y = y.total
+            elif self.mesh.forward_channel is not None:
+                self.mesh.forward_channel.send(y.detach())
+            if self.has_backward:
+                if not self.recompute:
+                    live.y, live.after = y, after
+                self.live_chunks[action.micro_batch, action.chunk] = live
 
     def _backward(self, action: Action, is_last: bool) -> None:
         progress = self.progress[action.micro_batch]
@@ -244,55 +251,48 @@ class _PipelineStep:
         if not self.mesh.is_last_stage:
             assert self.mesh.backward_channel is not None
             y_gradient = self.mesh.backward_channel.receive(f"the gradient of {action}")
-        started = self.engine.recorder.now()
-        if live.y is None:
-            # layout.recompute: the forward ran without a graph, so it runs again with one.
-            y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
-            live.y = y.total if isinstance(y, LossSum) else y
-        # The roots of this backward: the output, the state that the next chunk started from, and in the last backward
-        # the root that `before_last_backward` returns.
-        roots: list[Tensor] = []
-        gradients: list[Tensor | None] = []
+        with self.engine.recorder.action(self.mesh.stage, action):
+            if live.y is None:
+                # layout.recompute: the forward ran without a graph, so it runs again with one.
+                y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
+                live.y = y.total if isinstance(y, LossSum) else y
+            roots, gradients = self._roots(live, y_gradient, progress.after_gradients)
+            extra_root = self.before_last_backward() if is_last else None
+            if extra_root is not None:
+                roots.append(extra_root)
+                gradients.append(None)
+            channel = None if self.mesh.is_first_stage else self.mesh.backward_channel
+            if channel is not None:
+                # Sent as soon as it exists: the last backward ends only when DDP has reduced the gradients.
+                live.x.register_post_accumulate_grad_hook(lambda x: channel.send(x.grad))  # type: ignore[no-untyped-call]
+            if roots:
+                torch.autograd.backward(roots, gradients)
+            if channel is not None and live.x.grad is None:
+                channel.send(torch.zeros_like(live.x))
+            # In the first chunk, a learned initial state is not a leaf and has no `.grad`; it is not needed.
+            progress.after_gradients = [tensor.grad if tensor.is_leaf else None for tensor in live.state]
+
+    def _roots(
+        self, live: _LiveChunk, y_gradient: Tensor | None, after_gradients: list[Tensor | None] | None
+    ) -> tuple[list[Tensor], list[Tensor | None]]:
+        """Return the roots of a chunk's backward, its output and the state after it, and their gradients."""
+        assert live.y is not None
         # In a first stage without weights, y depends on nothing that needs a gradient.
-        if live.y.requires_grad:
-            roots.append(live.y)
-            gradients.append(y_gradient)
-        for tensor, gradient in zip(live.after, progress.after_gradients or [None] * len(live.after), strict=True):
+        roots, gradients = ([live.y], [y_gradient]) if live.y.requires_grad else ([], [])
+        for tensor, gradient in zip(live.after, after_gradients or [None] * len(live.after), strict=True):
             if gradient is not None and tensor.requires_grad:
                 roots.append(tensor)
                 gradients.append(_pad_rows(gradient, len(tensor)))
-        extra_root = self.before_last_backward() if is_last else None
-        if extra_root is not None:
-            roots.append(extra_root)
-            gradients.append(None)
-        if roots:
-            torch.autograd.backward(roots, gradients)
-        # In the first chunk, a learned initial state is not a leaf and has no `.grad`; it is not needed.
-        progress.after_gradients = [tensor.grad if tensor.is_leaf else None for tensor in live.state]
-        if not self.mesh.is_first_stage:
-            assert self.mesh.backward_channel is not None
-            self.mesh.backward_channel.send(torch.zeros_like(live.x) if live.x.grad is None else live.x.grad)
-        self.engine.recorder.record(self.mesh.stage, action, started)
+        return roots, gradients
 
     def _input(self, action: Action) -> Tensor:
-        if self.mesh.forward_channel is not None and not self.mesh.is_first_stage:
-            return self.mesh.forward_channel.receive(f"the activations of {action}")
-        return self._part(window_tensor(self.window, "inputs", self.engine.stack.dtype), action)
+        if self.inputs is not None:
+            return self.cut.part(self.inputs, action)
+        assert self.mesh.forward_channel is not None
+        return self.mesh.forward_channel.receive(f"the activations of {action}")
 
     def _targets(self, action: Action) -> Tensor | None:
-        return self._part(window_tensor(self.window, "targets"), action) if self.mesh.is_last_stage else None
-
-    def _part(self, tensor: Tensor, action: Action) -> Tensor:
-        """Return the time steps and rows of a window's tensor that an action works on, copied to the device."""
-        micro_batch_cut = self.cut.micro_batches[action.micro_batch]
-        start, stop = micro_batch_cut.shape.chunk_bounds[action.chunk]
-        num_rows = micro_batch_cut.shape.rows_per_chunk[action.chunk]
-        if micro_batch_cut.is_sorted:
-            first_row = int(micro_batch_cut.rows[0])
-            part = tensor[start:stop, first_row : first_row + num_rows]
-        else:
-            part = tensor[start:stop].index_select(1, micro_batch_cut.rows[:num_rows].to(tensor.device))
-        return part.to(self.engine.device, non_blocking=True)
+        return None if self.targets is None else self.cut.part(self.targets, action)
 
     def _drop_ended(self, progress: _MicroBatchProgress, action: Action) -> State:
         """Set aside the states of rows that ended before this chunk; return the state of the others."""
@@ -308,24 +308,6 @@ class _PipelineStep:
             return tensor
         leaf = tensor.detach()
         return leaf.requires_grad_(self.has_backward and leaf.is_floating_point())
-
-    def _final_state(self) -> State:
-        """Return the final states of all rows, in the window's order."""
-        # Rows are sorted longest first, so those that ended last come right after the remaining ones.
-        joined = cat_rows([cat_rows([progress.state, *reversed(progress.ended_states)]) for progress in self.progress])
-        if all(micro_batch_cut.is_sorted for micro_batch_cut in self.cut.micro_batches):
-            return joined
-        # Row i of `joined` is row `rows[i]` of the window; argsort inverts this permutation.
-        order = torch.cat([micro_batch_cut.rows for micro_batch_cut in self.cut.micro_batches]).argsort()
-        return tuple(tensor[order.to(tensor.device)] for tensor in joined)
-
-
-def _select_rows(state: State, micro_batch_cut: MicroBatchCut) -> State:
-    """Return the state of a micro-batch's rows, in its order."""
-    if micro_batch_cut.is_sorted:
-        first_row = int(micro_batch_cut.rows[0])
-        return slice_rows(state, slice(first_row, first_row + len(micro_batch_cut.rows)))
-    return tuple(tensor[micro_batch_cut.rows.to(tensor.device)] for tensor in state)
 
 
 def _pad_rows(gradient: Tensor, num_rows: int) -> Tensor:

@@ -65,7 +65,7 @@ class ReplicaEngine:
         """Run forward only, without dropout and without gradients."""
         return self.engine.eval_step(window, carried, key)
 
-    def squared_grad_norm(self) -> float:
+    def squared_grad_norm(self) -> Tensor:
         """Return this rank's equal share of the squared gradient norm: all replicas have the same gradient."""
         return self.engine.squared_grad_norm() / self.mesh.num_replicas
 

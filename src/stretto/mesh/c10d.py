@@ -1,13 +1,48 @@
-"""torch's key-value stores and its gradient bucket, imported in one place.
+"""torch's key-value stores, process groups and what they take and return, imported in one place.
 
-torch.distributed has these names at run time, but type checkers find them only in the private module that defines them.
+torch.distributed has most of these names at run time, but type checkers find them only in this private module.
 """
 
-from typing import TYPE_CHECKING
+from datetime import timedelta
+from typing import cast
 
-if TYPE_CHECKING:
-    from torch._C._distributed_c10d import GradBucket, HashStore, PrefixStore, Store, TCPStore
-else:
-    from torch.distributed import GradBucket, HashStore, PrefixStore, Store, TCPStore
+import torch.distributed as dist
+from torch._C._distributed_c10d import (
+    AllgatherOptions,
+    AllreduceOptions,
+    BarrierOptions,
+    BroadcastOptions,
+    GradBucket,
+    HashStore,
+    PrefixStore,
+    ProcessGroupGloo,
+    Store,
+    TCPStore,
+    Work,
+)
 
-__all__ = ["GradBucket", "HashStore", "PrefixStore", "Store", "TCPStore"]
+__all__ = [
+    "AllgatherOptions",
+    "AllreduceOptions",
+    "BarrierOptions",
+    "BroadcastOptions",
+    "GradBucket",
+    "HashStore",
+    "PrefixStore",
+    "Store",
+    "TCPStore",
+    "Work",
+    "abort_process_groups",
+    "open_gloo",
+]
+
+
+def open_gloo(store: Store, rank: int, size: int, timeout: timedelta) -> dist.ProcessGroup:
+    """Return a gloo process group that torch.distributed does not know of; a collective of its ranks."""
+    # It has the methods of a ProcessGroup, but is not a subclass.
+    return cast(dist.ProcessGroup, ProcessGroupGloo(store, rank, size, timeout))
+
+
+def abort_process_groups() -> None:
+    """End the pending operations of all NCCL process groups; other backends don't need it."""
+    dist.distributed_c10d._abort_process_group()

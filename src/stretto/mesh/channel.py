@@ -1,6 +1,10 @@
 """Channel: messages in one direction between neighboring stages.
 
-Receives are posted ahead and sends are asynchronous, so that messages travel while the stage computes.
+Sends are asynchronous, so that messages travel while the stage computes. With gloo, receives are posted ahead too.
+
+With NCCL a posted receive is a kernel that stays on the GPU until its message arrives. Posted ahead, it would wait for
+a message whose sender may be waiting for this rank's next kernels, which may not start before the receive has ended. So
+with any backend but gloo, a receive is posted when the stage needs its message, and not before.
 """
 
 from collections import deque
@@ -12,8 +16,8 @@ from torch import Tensor
 from stretto.mesh.status import WAITING
 from stretto.mesh.world import World
 
-NUM_RECEIVES_AHEAD = 2
-"""How many receives are posted ahead of the one that the stage works on; at most as many sends are left pending."""
+MAX_PENDING = 2
+"""How many receives are posted ahead of the one that the stage works on, with gloo; how many sends are left pending."""
 
 Endpoint = tuple[dist.ProcessGroup, int | None]
 """The process group for one direction to or from a neighbor, and the neighbor's rank: None if there is no neighbor."""
@@ -30,20 +34,24 @@ class Channel:
         self._pending_receives: deque[tuple[Tensor, dist.Work]] = deque()
         self._pending_sends: deque[tuple[Tensor, dist.Work]] = deque()
         self._buffers: Iterator[Tensor] = iter(())
+        self._num_receives_ahead = MAX_PENDING if dist.get_backend(self._source_group) == dist.Backend.GLOO else 0
 
     def post_receives(self, buffers: Iterator[Tensor]) -> None:
-        """Take one buffer for each message that will arrive, in order, and post the first receives."""
+        """Take one buffer for each message that will arrive, in order; with gloo, post the first receives."""
         self._buffers = buffers
-        for _ in range(NUM_RECEIVES_AHEAD):
+        for _ in range(self._num_receives_ahead):
             self._post_next_receive()
 
     def receive(self, description: str) -> Tensor:
         """Wait for the next message and return it; `description` names it in this rank's status and in errors."""
+        if not self._num_receives_ahead:
+            self._post_next_receive()
         buffer, work = self._pending_receives.popleft()
         assert self._source is not None
         activity = f"{WAITING} for {description}"
         self._wait(work, self._source, status=activity, activity=activity)
-        self._post_next_receive()
+        if self._num_receives_ahead:
+            self._post_next_receive()
         return buffer
 
     def send(self, tensor: Tensor) -> None:
@@ -54,7 +62,7 @@ class Channel:
         work = self._start(lambda: dist.isend(tensor, self._target, self._target_group), self._target, "sending")
         self._pending_sends.append((tensor, work))
         # Wait for the older sends now: this frees their tensors during the step, not only at its end.
-        self._wait_for_sends(NUM_RECEIVES_AHEAD)
+        self._wait_for_sends(MAX_PENDING)
 
     def flush(self) -> None:
         """Wait until all messages have been sent."""

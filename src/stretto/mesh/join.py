@@ -3,6 +3,7 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import timedelta
 
 import torch
@@ -18,7 +19,12 @@ from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import leave, rendezvous
 from stretto.mesh.status import StatusPublisher
 from stretto.mesh.store import open_store
-from stretto.mesh.world import TIMEOUT, World
+from stretto.mesh.strict import STRICT, register_strict_backend
+from stretto.mesh.watchdog import Heartbeats, Watchdog
+from stretto.mesh.world import TIMEOUT, World, group_timeout
+
+BACKEND_VARIABLE = "STRETTO_BACKEND"
+"""Set to `strict`, it makes ranks on the CPU follow NCCL's rules, for tests."""
 
 _SINGLE_RANK = LaunchInfo(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=0)
 
@@ -52,10 +58,22 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
         joined.publish_error(error)
         raise
     finally:
+        joined.stop_watchdog()
         joined.publisher.stop()
         joined.liveness.stop()
     if not launch_info.has_agent_store:
         leave(store, launch_info.rank, launch_info.size)
+
+
+def _find_backend(device: torch.device) -> str:
+    """Return the backend for a device; `STRETTO_BACKEND=strict` replaces gloo with a model of NCCL's rules."""
+    backend = os.environ.get(BACKEND_VARIABLE)
+    if backend is None:
+        return dist.get_default_backend_for_device(device)
+    if backend != STRICT or device.type != "cpu":
+        raise MeshError(f"{BACKEND_VARIABLE}={backend} is not supported on {device.type}; use strict, on the CPU only")
+    register_strict_backend()
+    return backend
 
 
 def _join(launch_info: LaunchInfo, device: torch.device, timeout: timedelta) -> tuple[World, Store]:
@@ -64,9 +82,10 @@ def _join(launch_info: LaunchInfo, device: torch.device, timeout: timedelta) -> 
     run_store = PrefixStore(f"stretto/{launch_info.run_id}", open_store(launch_info, timeout))
     launch_id = rendezvous(run_store, rank, size, timeout)
     store = PrefixStore(launch_id, run_store)
+    backend = _find_backend(device)
     dist.init_process_group(
-        dist.get_default_backend_for_device(device),
-        timeout=timeout,
+        backend,
+        timeout=group_timeout(backend, timeout),
         world_size=size,
         rank=rank,
         store=PrefixStore("groups", store),
@@ -75,4 +94,8 @@ def _join(launch_info: LaunchInfo, device: torch.device, timeout: timedelta) -> 
     liveness = LivenessCheck(store, rank, size, store_rank=None if launch_info.has_agent_store else 0)
     publisher = StatusPublisher(store, rank, size)
     messages = RankStore(PrefixStore("messages", store))
-    return World(rank, size, device, liveness, messages, publisher, timeout, launch_info.local_size), store
+    joined = World(rank, size, device, liveness, messages, publisher, timeout, launch_info.local_size)
+    if backend != dist.Backend.GLOO:
+        watchdog = Watchdog(Heartbeats(store, rank, size, timeout), size, joined.find_fatal_error)
+        joined = replace(joined, watchdog=watchdog)
+    return joined, store

@@ -68,6 +68,25 @@ class LivenessCheck:
             # The rank that hosts the store is lost, or it ended because another was lost, which our thread has cached.
             return self._store_rank if self._cached_lost_rank is None else self._cached_lost_rank
 
+    def report_lost(self, rank: int) -> None:
+        """Publish that a rank is lost, unless another rank was reported before."""
+        with suppress(RuntimeError):
+            self._store.set_once(_LOST_RANK_KEY, str(rank))
+
+    def lost_rank(self) -> int | None:
+        """Return the rank that was first reported lost; None if there is none. Pings nobody."""
+        try:
+            lost = self._store.get(_LOST_RANK_KEY)
+        except RuntimeError:
+            return self._store_rank if self._cached_lost_rank is None else self._cached_lost_rank
+        return None if lost is None else int(lost)
+
+    def share_before_exit(self) -> None:
+        """If this rank hosts the store, make every other rank cache the lost rank and the error: the store ends too."""
+        if self._store_rank == self._rank:
+            with suppress(RuntimeError):
+                self._ping_all()
+
     def publish_error(self, error: str, print_error: Callable[[], None]) -> None:
         """Publish the error that ends this rank and call `print_error`, unless another rank has published one before.
 
@@ -84,8 +103,7 @@ class LivenessCheck:
                 self._store.set(_PRINTED_KEY, "1")
             else:
                 self._store.wait_for_keys([_PRINTED_KEY], _ANSWER_TIMEOUT_SECONDS)
-            if self._store_rank == self._rank:
-                self._ping_all()
+        self.share_before_exit()
 
     def read_error(self) -> str | None:
         """Return the published error (without its first line, the rank), or the cached one if the store is gone."""
@@ -117,7 +135,7 @@ class LivenessCheck:
         return f"alive/{rank}/{number}"
 
     def _ping_all(self) -> None:
-        """Make every rank cache the lost rank and the error: this rank hosts the store, which ends with it."""
+        """Ping every rank that is not lost, so that it caches the lost rank and the error, and wait for the answers."""
         lost = self._store.get(_LOST_RANK_KEY)
         answer_keys = [self._ping(rank) for rank in range(self._size) if rank != self._rank and str(rank) != lost]
         # Ranks that have already ended won't answer, so this may time out.

@@ -2,19 +2,20 @@
 
 from dataclasses import replace
 
+import torch
 import torch.distributed as dist
 
 from stretto.base.errors import MeshError
 from stretto.mesh.channel import Channel
 from stretto.mesh.topology import Topology
-from stretto.mesh.world import World
+from stretto.mesh.world import World, group_timeout
 
 
 class Mesh:
     """This rank's replica and stage, the channels to its neighbors and the group that reduces its gradients.
 
     Each pair of neighbors has one process group per direction. With NCCL each group has its own communicator, which
-    runs its operations in order. So a receive that is posted ahead delays only later messages of the same group.
+    runs its operations in order. So a send that waits for its receiver delays only later messages of the same group.
 
         stage 0 ──forward──► stage 1 ──forward──► stage 2     replica 0
                 ◄─backward──         ◄─backward──
@@ -32,6 +33,8 @@ class Mesh:
             )
         # With the topology, a LostPeerError names the lost rank's replica and stage, and a rank pings only its peers.
         self.world = replace(world, topology=topology)
+        if world.watchdog is not None:
+            world.watchdog.find_error = self.world.find_fatal_error
         self.topology = topology
         position = topology.position(world.rank)
         self.replica, self.stage = position.replica, position.stage
@@ -66,16 +69,32 @@ class Mesh:
         return self.topology.rank(self.replica, stage) if 0 <= stage < self.num_stages else None
 
     def _create_pair_groups(self, neighbor: int | None) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
-        """Create the forward and the backward group of two neighbors.
+        """Create the forward and the backward group of two neighbors, and connect them.
 
         The first and last stage create groups of only themselves where they have no neighbor: torch names a group after
         its ranks and the number of groups that exist on the rank, so every rank must create the same number of groups.
         """
-        ranks = [self.world.rank] if neighbor is None else sorted([self.world.rank, neighbor])
-        return self._create_group(ranks), self._create_group(ranks)
+        rank = self.world.rank
+        ranks = [rank] if neighbor is None else sorted([rank, neighbor])
+        forward, backward = self._create_group(ranks), self._create_group(ranks)
+        if neighbor is not None:
+            is_before = self.topology.position(rank).stage < self.topology.position(neighbor).stage
+            self._connect(forward, neighbor, is_sender=is_before)
+            self._connect(backward, neighbor, is_sender=not is_before)
+        return forward, backward
+
+    def _connect(self, group: dist.ProcessGroup, neighbor: int, *, is_sender: bool) -> None:
+        """Send one message. NCCL connects two ranks when they first use a group; in a step, it would wait for both."""
+        message = torch.zeros(1, device=self.world.device)
+        if is_sender:
+            dist.send(message, neighbor, group)
+        else:
+            dist.recv(message, neighbor, group)
 
     def _create_group(self, ranks: list[int]) -> dist.ProcessGroup:
         # With local synchronization only the group's members call this, so no rank waits for groups it is not in.
-        group = dist.new_group(ranks, timeout=self.world.timeout, use_local_synchronization=True)
+        group = dist.new_group(
+            ranks, timeout=group_timeout(dist.get_backend(), self.world.timeout), use_local_synchronization=True
+        )
         assert isinstance(group, dist.ProcessGroup)
         return group

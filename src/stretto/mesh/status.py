@@ -1,6 +1,7 @@
 """StatusPublisher: each rank publishes what it is doing, so that others can say what a lost rank did last."""
 
 import threading
+import time
 
 from stretto.mesh.c10d import Store
 from stretto.mesh.rank_store import RankStore
@@ -18,6 +19,7 @@ class StatusPublisher:
 
     def __init__(self, store: Store, rank: int, size: int) -> None:
         self.status: object = "starting"  # set by the main thread; our thread reads it and converts it to text
+        self.status_since = time.monotonic()  # when it was set
         self._store = RankStore(store)
         self._rank = rank
         self._period = max(_PERIOD_SECONDS, size / _MAX_UPDATES_PER_SECOND)

@@ -1,14 +1,10 @@
 """WaitTimer: how long this rank has waited for others, measured on its device."""
 
-import time
+from collections import deque
 
 import torch
 
-Timestamp = float | torch.Event
-"""A time on the CPU, or an event in an accelerator's stream (the CPU only queues work there and runs ahead)."""
-
-# Reading an event blocks until the stream reaches it. So `end` reads events only if more than this many are pending.
-_MAX_PENDING = 1024
+from stretto.mesh.device_clock import DeviceClock, Timestamp
 
 
 class WaitTimer:
@@ -18,52 +14,33 @@ class WaitTimer:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._clock = DeviceClock(device)
         self._seconds = 0.0
-        self._pending: list[tuple[torch.Event, torch.Event]] = []
+        self._pending: deque[tuple[Timestamp, Timestamp]] = deque()  # waits that the device may not have reached yet
         self._all_reduce_start: Timestamp | None = None
 
     @property
     def seconds(self) -> float:
-        """The seconds waited so far. On an accelerator, reading them synchronizes with the last wait."""
-        self._read_events()
+        """The seconds waited so far. On an accelerator, without the waits that the device has not reached yet."""
+        while self._pending and self._clock.has_passed(self._pending[0][1]):
+            self._seconds += self._clock.seconds_between(*self._pending.popleft())
         return self._seconds
 
     def begin(self) -> Timestamp:
         """Return the time now, when this rank begins to wait; pass it to `end`."""
         self.end_all_reduce()
-        return self._now()
+        return self._clock.now()
 
     def end(self, since: Timestamp) -> None:
         """Add the time since `begin` returned `since`."""
-        now = self._now()
-        if isinstance(since, float) and isinstance(now, float):
-            self._seconds += now - since
-            return
-        assert isinstance(since, torch.Event) and isinstance(now, torch.Event)
-        self._pending.append((since, now))
-        if len(self._pending) > _MAX_PENDING:
-            self._read_events()
+        self._pending.append((since, self._clock.now()))
 
     def begin_all_reduce(self) -> None:
         """Start counting: this rank has computed all its gradients and now waits for those of other ranks."""
-        self._all_reduce_start = self._now()
+        self._all_reduce_start = self._clock.now()
 
     def end_all_reduce(self) -> None:
         """Stop counting, if `begin_all_reduce` was called."""
         if self._all_reduce_start is not None:
             since, self._all_reduce_start = self._all_reduce_start, None
             self.end(since)
-
-    def _now(self) -> Timestamp:
-        if self._device.type == "cpu":
-            return time.perf_counter()
-        event = torch.Event(self._device, enable_timing=True)
-        event.record()
-        return event
-
-    def _read_events(self) -> None:
-        for start, stop in self._pending:
-            stop.synchronize()
-            self._seconds += start.elapsed_time(stop) / 1e3
-        self._pending.clear()

@@ -6,11 +6,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import cached_property
+from itertools import islice
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from stretto.base.device_copy import to_device
 from stretto.base.errors import SHARED_ERRORS, LostPeerError, StrettoError
 from stretto.mesh.c10d import HashStore
 from stretto.mesh.liveness import LivenessCheck
@@ -18,8 +20,16 @@ from stretto.mesh.rank_store import RankStore
 from stretto.mesh.status import WAITING, StatusPublisher
 from stretto.mesh.topology import Topology
 from stretto.mesh.wait_timer import WaitTimer
+from stretto.mesh.watchdog import Watchdog
 
 TIMEOUT = timedelta(minutes=10)  # how long a rank waits for others by default
+# NCCL's own timeout ends a process without saying why, so our watchdog's comes first.
+_NCCL_MARGIN = timedelta(minutes=1)
+
+
+def group_timeout(backend: str, timeout: timedelta) -> timedelta:
+    """Return the timeout of a process group, so that this rank gives up on others after `timeout`."""
+    return timeout if backend == dist.Backend.GLOO else timeout + _NCCL_MARGIN
 
 
 @dataclass(frozen=True)
@@ -38,6 +48,7 @@ class World:
     publisher: StatusPublisher | None = None  # None for a single rank
     timeout: timedelta = TIMEOUT
     local_size: int = 1  # number of ranks on this node
+    watchdog: Watchdog | None = None  # ends this rank if it waits for a lost one; None with gloo, which raises errors
     topology: Topology | None = None  # set by `Mesh`, so that errors name the replica and stage of a rank
 
     @cached_property
@@ -57,13 +68,22 @@ class World:
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""
-        # An accelerator's all-reduce is asynchronous; tolist() waits for its result.
-        self._sum_over_ranks(torch.zeros(1, device=self.device), "barrier").tolist()
+        self.sum_over_ranks(torch.zeros(1, device=self.device), "barrier")
 
     def all_reduce(self, values: Sequence[float]) -> list[float]:
         """Return the sum of each value over all ranks."""
-        tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
-        return [float(value) for value in self._sum_over_ranks(tensor, "all_reduce").tolist()]
+        return self.sum_over_ranks(to_device(torch.tensor(values, dtype=torch.float64), self.device))
+
+    def sum_over_ranks(self, tensor: Tensor, name: str = "all_reduce") -> list[float]:
+        """Return the elements of a vector, summed over all ranks; the vector is overwritten.
+
+        On an accelerator, the host waits for the device here.
+        """
+        if self.is_single_rank:
+            return [float(value) for value in tensor.tolist()]
+        with self.collective(name):
+            dist.all_reduce(tensor)
+            return [float(value) for value in tensor.tolist()]
 
     def gather(self, values: Sequence[float]) -> list[list[float]] | None:
         """On rank 0, return each rank's values, by rank; elsewhere, None. Ranks may pass different numbers of values.
@@ -77,11 +97,11 @@ class World:
         """
         sizes = torch.zeros(self.size, dtype=torch.int64, device=self.device)
         sizes[self.rank] = len(values)
-        sizes_by_rank: list[int] = self._sum_over_ranks(sizes, "gather").tolist()
-        parts = torch.zeros(sum(sizes_by_rank), dtype=torch.float64, device=self.device)
+        sizes_by_rank = [int(size) for size in self.sum_over_ranks(sizes, "gather")]
+        parts = torch.zeros(sum(sizes_by_rank), dtype=torch.float64)
         torch.split(parts, sizes_by_rank)[self.rank].copy_(torch.tensor(values, dtype=torch.float64))
-        self._sum_over_ranks(parts, "gather")
-        return [part.tolist() for part in torch.split(parts.cpu(), sizes_by_rank)] if self.is_rank_zero else None
+        gathered = iter(self.sum_over_ranks(to_device(parts, self.device), "gather"))
+        return [list(islice(gathered, size)) for size in sizes_by_rank] if self.is_rank_zero else None
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """Return rank `source`'s tensor on every rank. The others pass a buffer of its shape and dtype to overwrite."""
@@ -98,13 +118,6 @@ class World:
         (num_bytes,) = self.all_reduce([float(len(encoded))])
         buffer = torch.tensor(list(encoded) if self.is_rank_zero else [0] * int(num_bytes), dtype=torch.uint8)
         return bytes(self.broadcast(buffer.to(self.device), 0).tolist()).decode() if num_bytes else ""
-
-    def _sum_over_ranks(self, tensor: Tensor, name: str) -> Tensor:
-        """Sum a tensor over all ranks in place, and return it."""
-        if not self.is_single_rank:
-            with self.collective(name):
-                dist.all_reduce(tensor)
-        return tensor
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
@@ -144,7 +157,7 @@ class World:
     def set_status(self, status: object) -> None:
         """Set what this rank is doing, which other ranks report if this one is lost."""
         if self.publisher is not None:
-            self.publisher.status = status
+            self.publisher.status, self.publisher.status_since = status, time.monotonic()
 
     def last_status(self, rank: int) -> str | None:
         """Return the last published status of a rank; None if it has published none."""
@@ -158,8 +171,14 @@ class World:
         if self.liveness is None:
             print_error()
             return
+        self.stop_watchdog()
         error_class = next((shared for shared in SHARED_ERRORS if isinstance(error, shared)), StrettoError)
         self.liveness.publish_error(f"{error_class.__name__}\n{error}", print_error)
+
+    def stop_watchdog(self) -> None:
+        """Stop watching the other ranks, and tell them that this one is about to end."""
+        if self.watchdog is not None:
+            self.watchdog.stop()
 
     def published_error(self) -> StrettoError | None:
         """Return the error that another rank has published; None if there is none."""
@@ -180,11 +199,43 @@ class World:
         """The ranks that this one depends on, this one included: all ranks, or those of its replica and its stage."""
         return range(self.size) if self.topology is None else self.topology.peer_ranks(self.rank)
 
+    def find_fatal_error(self, lost: int | None) -> StrettoError | None:
+        """Return the error that must end this rank, for its watchdog; `lost` is a rank that it found to be lost."""
+        error = self._fatal_error(lost)
+        if error is not None and self.liveness is not None:
+            self.liveness.share_before_exit()
+        return error
+
+    def _fatal_error(self, lost: int | None) -> StrettoError | None:
+        if self.liveness is None or self.publisher is None:
+            return None
+        if (published := self.published_error()) is not None:
+            return published
+        if lost is not None:
+            self.liveness.report_lost(lost)
+        lost, status = self.liveness.lost_rank(), str(self.publisher.status)
+        is_waiting = status.startswith(WAITING)
+        activity = status if is_waiting else "running"
+        if lost is not None:
+            return self._describe_loss(lost, activity)
+        if is_waiting and time.monotonic() - self.publisher.status_since > self.timeout.total_seconds():
+            straggler = self._find_straggler()
+            if straggler is None:
+                return LostPeerError(
+                    f"rank {self.rank} gave up after {self.timeout.total_seconds():.0f} s, while {activity}; its peers "
+                    "are waiting too: check that all ranks run the same code with the same config"
+                )
+            # The others then name the same rank, and that rank ends too if it can.
+            self.liveness.report_lost(straggler)
+            return self._timeout_error(straggler, activity)
+        return None
+
     def _lost_rank_error(self, activity: str) -> LostPeerError | None:
         """Return the error that names a lost rank; None if all peers answer."""
         lost = None if self.liveness is None else self.liveness.find_lost_rank(self._peer_ranks)
-        if lost is None:
-            return None
+        return None if lost is None else self._describe_loss(lost, activity)
+
+    def _describe_loss(self, lost: int, activity: str) -> LostPeerError:
         if lost == self.rank:  # other ranks have reported this one as lost
             return LostPeerError(
                 f"the other ranks could not reach rank {lost} and gave up on it while it was {activity}; "

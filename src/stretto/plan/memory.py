@@ -10,7 +10,7 @@ from stretto.plan.cost_model import CostModel
 from stretto.plan.partition import RangeCosts, range_costs
 from stretto.plan.schedule import max_live_chunks
 
-# Message buffers per boundary of a stage: one in use, and 2 (NUM_RECEIVES_AHEAD) for receives posted ahead or sends.
+# Message buffers per boundary of a stage: one in use, and 2 (MAX_PENDING) for receives posted ahead or sends.
 _NUM_MESSAGE_BUFFERS = 3
 
 

@@ -5,6 +5,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import torch
+
 from stretto.base.errors import DataError
 from stretto.base.position import Position
 from stretto.base.state import State
@@ -83,24 +85,30 @@ def evaluate(
     mesh = engine.mesh
     share = windows.share(mesh.replica, mesh.num_replicas, engine.num_micro_batches)
     state: State | None = None
-    total = num_targets = num_correct = num_judged = 0.0  # num_judged: how many targets num_correct covers
-    reader = read_ahead(share, Position(), inputs=mesh.is_first_stage, targets=mesh.is_last_stage, workers=workers)
+    # Summed on the device: the loss, the targets, the correct predictions, and how many targets these cover.
+    sums = torch.zeros(4, dtype=torch.float64, device=mesh.world.device)
+    reader = read_ahead(
+        share,
+        Position(),
+        inputs=mesh.is_first_stage,
+        targets=mesh.is_last_stage,
+        workers=workers,
+        pin=mesh.world.device.type != "cpu",
+    )
     for number, (window, next_position) in enumerate(reader):
         is_check_due = number % _WINDOWS_PER_CHECK == 0
         if is_interrupted is not None and is_check_due and any(mesh.world.all_reduce([float(is_interrupted())])):
             raise EvaluationInterruptedError
         result = engine.eval_step(window, state, key=0)  # a fixed key, so that evaluations are repeatable
         state = result.state
-        total += float(result.total)
-        num_targets += float(result.count)
-        if result.num_correct is not None:
-            num_correct += float(result.num_correct)
-            num_judged += float(result.count)
+        parts = [result.total, result.count]
+        parts += [] if result.num_correct is None else [result.num_correct, result.count]
+        sums[: len(parts)] += torch.stack([part.double() for part in parts])
         is_last = next_position.epoch > 0
         on_window(1.0 if is_last else share.fraction(next_position))
         if is_last:
             break
-    total, num_targets, num_correct, num_judged = mesh.world.all_reduce([total, num_targets, num_correct, num_judged])
+    total, num_targets, num_correct, num_judged = mesh.world.sum_over_ranks(sums)
     if not num_targets:
         raise DataError("the data has no targets, so there is nothing to evaluate; use other data")
     # If a user's loss counts correct predictions in only some of its calls, there is no accuracy.

@@ -10,6 +10,7 @@ from typing import NamedTuple, Self
 import torch
 
 from stretto.base.denormals import flush_denormals
+from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError, DataError, DivergedError
 from stretto.base.keys import derive_key
 from stretto.base.optimizer import OptimizerFactory
@@ -22,7 +23,6 @@ from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.snapshot import Snapshot
 from stretto.config.train import TrainConfig
 from stretto.engine.engine import Engine, StepResult
-from stretto.plan.timeline import TimedAction
 from stretto.plan.trace import TraceEvent
 from stretto.train.optimizer import (
     learning_rate_factor,
@@ -249,9 +249,8 @@ class Trainer:
 
     def advance(self) -> StepReport:
         """Take one step and return its report."""
-        actions: list[TimedAction] = []
         if self.is_recording:
-            self.engine.recorder.actions = actions
+            self.engine.recorder.start()
         wait_timer = self.engine.mesh.world.wait_timer
         started, waited_before = time.perf_counter(), wait_timer.seconds
         learning_rate = set_learning_rate(self.optimizer, learning_rate_factor(self.config, self.step, self.progress))
@@ -274,7 +273,7 @@ class Trainer:
             self._reader = None  # ends its worker processes
         ended = time.perf_counter()
         if self.is_recording:
-            self.engine.recorder.actions = None
+            actions = self.engine.recorder.stop()
             data_event = TraceEvent("data", started, data_read)
             self.recorded_events = (data_event, *map(TraceEvent.of, actions), TraceEvent("optimizer", computed, ended))
         return StepReport(
@@ -293,16 +292,17 @@ class Trainer:
         )
 
     def _all_reduce(self, window: Window, result: StepResult) -> _StepTotals:
-        local = _StepTotals(
-            loss_sum=float(result.total),
-            num_targets=float(result.count),
-            squared_grad_norm=self.engine.squared_grad_norm(),
-            num_valid=float(window.num_valid),
-            num_elements=float(window.num_steps * window.num_rows),
-            num_save_requests=float(Request.SAVE in self._requests),
-            num_stop_requests=float(Request.STOP in self._requests),
-        )
-        return _StepTotals(*self.engine.mesh.world.all_reduce(list(local)))
+        world = self.engine.mesh.world
+        # One vector, one all_reduce and one read: the only time in a step that the host waits for its device.
+        on_device = [result.total.double(), result.count.double(), self.engine.squared_grad_norm()]
+        on_host = [
+            float(window.num_valid),
+            float(window.num_steps * window.num_rows),
+            float(Request.SAVE in self._requests),
+            float(Request.STOP in self._requests),
+        ]
+        host_vector = to_device(torch.tensor(on_host, dtype=torch.float64), world.device)
+        return _StepTotals(*world.sum_over_ranks(torch.cat([torch.stack(on_device), host_vector])))
 
     def _update(self, totals: _StepTotals, state: State) -> tuple[float, State | None]:
         """Update the weights if loss and gradient are finite; return the gradient norm and the next window's state."""
