@@ -11,11 +11,28 @@ from hypothesis import settings
 from helpers.rank_pool import RankPools
 from helpers.train_process import ReferenceRuns
 from stretto.data import Corpus, TextOptions, prepare_text
+from stretto.mesh.join import BACKEND_VARIABLE
+from stretto.mesh.strict import STRICT
 
 # A wall-clock deadline per example would fail whenever the machine is busy; pytest's timeout still applies.
 settings.register_profile("no deadline", deadline=None)
 settings.load_profile("no deadline")
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """With `-m strict`, ranks use the strict backend: NCCL's rules on the CPU."""
+    expression = config.option.markexpr
+    if "strict" in expression and "not strict" not in expression:
+        os.environ[BACKEND_VARIABLE] = STRICT
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test that starts ranks as `strict`."""
+    for item in items:
+        if {"pools", "reference_runs"} & {*getattr(item, "fixturenames", ())}:
+            item.add_marker(pytest.mark.strict)
 
 
 @pytest.fixture(scope="module")

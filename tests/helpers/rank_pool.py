@@ -6,6 +6,7 @@ import socket
 import time
 import traceback
 from collections.abc import Callable
+from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 
 from stretto.base.errors import StrettoError
 from stretto.mesh.join import world
-from stretto.mesh.world import World
+from stretto.mesh.world import TIMEOUT, World
 
 
 class RanksFailedError(AssertionError):
@@ -28,7 +29,7 @@ class RanksFailedError(AssertionError):
 class RankPool:
     """A world of processes that call functions `(world, *arguments)`."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, timeout: timedelta = TIMEOUT) -> None:
         # Ranks that their parent kills lose the store, and torch would log much about that.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         context = get_context("spawn")
@@ -37,7 +38,7 @@ class RankPool:
         self.processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, port, theirs), daemon=True)
+            process = context.Process(target=_serve, args=(rank, size, port, theirs, timeout), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)
@@ -110,14 +111,14 @@ def free_port() -> int:
         return int(listening.getsockname()[1])
 
 
-def _serve(rank: int, size: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, size: int, port: int, pipe: Connection, timeout: timedelta) -> None:
     torch.set_num_threads(1)
     if size > 1:
         os.environ |= {
             "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
-    with world(size, device="cpu") as joined:
+    with world(size, device="cpu", timeout=timeout) as joined:
         pipe.send_bytes(b"started")
         while True:
             function, arguments = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own parent

@@ -1,0 +1,211 @@
+"""Every layout's real calls, executed under a model of CUDA's and NCCL's rules: no deadlock, no mismatch."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from helpers.device_log import META, Event, logged_rank
+from helpers.nccl_model import NcclModel
+from stretto import Layout
+from stretto.data import Window
+from stretto.engine.boundary import BoundarySpec
+from stretto.engine.build import stage_parts
+from stretto.engine.pipeline import PipelineEngine
+from stretto.engine.replica import ReplicaEngine
+from stretto.mesh.channel import Channel
+from stretto.mesh.device_clock import DeviceClock
+from stretto.mesh.mesh import Mesh
+from stretto.mesh.topology import Topology
+from stretto.nn import Block, Rows, Stack, State, TokenLoss
+
+WIDTH = 2
+MAX_STAGES, MAX_MICRO_BATCHES, MAX_CHUNKS = 8, 8, 16
+
+
+class Recurrent(Block):
+    """The smallest block with weights and state; an LSTM would be hundreds of kernels on this device."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(WIDTH))
+
+    def initial_state(self, rows: Rows) -> State:
+        return (rows.zeros(WIDTH),)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y = x * self.weight + state[0]
+        return y, (y[-1],)
+
+
+def log_rank(layout: Layout, rank: int, *, is_recorded: bool = False, is_evaluation: bool = False) -> list[Event]:
+    """Return what one rank of a layout does, from the creation of its mesh to the end of a step's all-reduce."""
+    num_rows, num_steps = layout.micro_batches, layout.chunks
+    window = Window(
+        num_steps,
+        torch.arange(num_rows),
+        torch.full((num_rows,), num_steps),
+        torch.ones(num_rows, dtype=torch.bool),
+        torch.zeros(num_steps, num_rows, WIDTH),
+        torch.zeros(num_steps, num_rows, dtype=torch.int64),
+    )
+    with logged_rank(rank, layout.num_ranks) as (world, log):
+        with META:
+            model = Stack([Recurrent() for _ in range(layout.stages)])
+        mesh = Mesh(world, Topology(layout.replicas, layout.stages))
+        stage = model[stage_parts(model, layout)[mesh.stage]]
+        pipeline = PipelineEngine(stage, TokenLoss(), layout, mesh)
+        engine = ReplicaEngine(pipeline, mesh, has_equal_weights=True) if layout.replicas > 1 else pipeline
+        spec = BoundarySpec((WIDTH,), torch.float32)
+        pipeline._boundaries = (None if mesh.is_first_stage else spec, None if mesh.is_last_stage else spec)
+        if is_recorded:
+            pipeline.recorder.start()
+        if is_evaluation:
+            engine.eval_step(window, None, 1)
+        else:
+            result = engine.step(window, None, 1)
+            world.sum_over_ranks(torch.stack([result.total.double(), engine.squared_grad_norm()]))
+        if is_recorded:
+            pipeline.recorder.stop()
+    return log.events
+
+
+def log_all(layout: Layout, **options: bool) -> list[list[Event]]:
+    return [log_rank(layout, rank, **options) for rank in range(layout.num_ranks)]
+
+
+def check(logs: Sequence[Sequence[Event]]) -> None:
+    for exclusive in (False, True):
+        problem = NcclModel(logs, exclusive=exclusive).run()
+        assert problem is None, f"exclusive={exclusive}: {problem}"
+
+
+def synchronize_to_take_times(patch: pytest.MonkeyPatch) -> None:
+    """Take the time of each action after a synchronization of the device, as this project once did."""
+
+    def now(self: DeviceClock) -> float:
+        torch.accelerator.synchronize()
+        return 0.0
+
+    patch.setattr(DeviceClock, "now", now)
+
+
+def post_receives_ahead(patch: pytest.MonkeyPatch) -> None:
+    """Post receives before they are needed, as with gloo."""
+    create = Channel.__init__
+
+    def ahead(self: Channel, *arguments: object) -> None:
+        create(self, *arguments)  # type: ignore[arg-type]
+        self._num_receives_ahead = 2
+
+    patch.setattr(Channel, "__init__", ahead)
+
+
+def connect_on_first_use(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Mesh, "_connect", lambda *arguments, **options: None)
+
+
+def wait_in_loss(patch: pytest.MonkeyPatch) -> None:
+    """Make the loss read a tensor, as boolean indexing does."""
+    call = TokenLoss.__call__
+
+    def read_and_call(self: TokenLoss, y: Tensor, targets: Tensor) -> object:
+        y.sum().item()
+        return call(self, y, targets)
+
+    patch.setattr(TokenLoss, "__call__", read_and_call)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_found"),
+    [
+        ([synchronize_to_take_times, post_receives_ahead], True),
+        ([wait_in_loss, post_receives_ahead, connect_on_first_use], True),
+        # Each change alone is slow, but does not hang.
+        ([synchronize_to_take_times], False),
+        ([wait_in_loss], False),
+    ],
+    ids=str,
+)
+def test_the_old_deadlocks_are_found_when_they_are_put_back(
+    changes: list[Callable[[pytest.MonkeyPatch], None]], is_found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for change in changes:
+        change(monkeypatch)
+    problem = NcclModel(log_all(Layout(stages=2, chunks=4), is_recorded=True)).run()
+    assert (problem is not None) == is_found, problem
+    if problem is not None:
+        assert problem.startswith("deadlock")
+
+
+FEW = [
+    Layout(stages=2, chunks=4),
+    Layout(stages=4, micro_batches=2, chunks=3),
+    Layout(stages=8, micro_batches=3, chunks=16),
+    Layout(stages=3, micro_batches=8, chunks=1),
+    Layout(replicas=4, micro_batches=2),
+    Layout(replicas=2, stages=2, micro_batches=2, chunks=4),
+    Layout(replicas=4, stages=3, chunks=5),
+]
+
+
+@pytest.mark.parametrize("layout", FEW, ids=str)
+@pytest.mark.parametrize("options", [{}, {"is_recorded": True}, {"is_evaluation": True}], ids=str)
+def test_the_calls_of_all_ranks_finish(layout: Layout, options: dict[str, bool]) -> None:
+    check(log_all(layout, **options))
+
+
+def with_replicas(logs: Sequence[Sequence[Event]], num_replicas: int) -> list[list[Event]]:
+    """Return the logs of all ranks of `num_replicas` replicas, from those of the first of two."""
+    num_stages = len(logs)
+    replica_groups = [
+        {event.group for event in log if event.ranks == (rank, num_stages + rank)} for rank, log in enumerate(logs)
+    ]
+    copies = []
+    for replica in range(num_replicas):
+        for stage, log in enumerate(logs):
+            reductions = {event.number for event in log if event.group in replica_groups[stage]}
+            copies.append(
+                [
+                    _move(event, replica, num_replicas, num_stages, replica_groups[stage])
+                    for event in log
+                    if num_replicas > 1 or event.number not in reductions
+                ]
+            )
+    return copies
+
+
+def _move(event: Event, replica: int, num_replicas: int, num_stages: int, replica_groups: set[str]) -> Event:
+    if not event.ranks:
+        return event
+    if event.group in replica_groups:
+        return event._replace(ranks=tuple(event.ranks[0] + index * num_stages for index in range(num_replicas)))
+    if event.kind == "all_reduce":
+        return event._replace(ranks=tuple(range(num_replicas * num_stages)))
+    ranks = tuple(rank + replica * num_stages for rank in event.ranks)
+    return event._replace(group=f"{event.group}/{replica}", ranks=ranks)
+
+
+def test_replicas_are_copies_of_each_other() -> None:
+    layout = Layout(replicas=2, stages=2, chunks=3)
+    logs = log_all(layout)
+    copies = with_replicas(logs[:2], 2)
+    for log, copy in zip(logs, copies, strict=True):
+        assert [event._replace(group="") for event in log] == [event._replace(group="") for event in copy]
+    alone = log_all(Layout(stages=2, chunks=3))
+    for log, copy in zip(alone, with_replicas(logs[:2], 1), strict=True):
+        sent = [event._replace(group="", number=0) for event in log if event.ranks]
+        assert [event._replace(group="", number=0) for event in copy if event.ranks] == sent
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("stages", range(1, MAX_STAGES + 1))
+def test_the_calls_of_every_layout_finish(stages: int) -> None:
+    for micro_batches in range(1, MAX_MICRO_BATCHES + 1):
+        for chunks in range(1, MAX_CHUNKS + 1):
+            layout = Layout(replicas=2, stages=stages, micro_batches=micro_batches, chunks=chunks)
+            logs = [log_rank(layout, rank) for rank in range(stages)]
+            for replicas in (1, 2, 4):
+                check(with_replicas(logs, replicas))

@@ -1,0 +1,78 @@
+"""A rank that is lost while the others' main threads are blocked in C++, as with NCCL: it is named, and all end."""
+
+import os
+import pickle
+import signal
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from helpers.rank_pool import RankPool, RanksFailedError
+from stretto import World
+from stretto.mesh.join import BACKEND_VARIABLE
+from stretto.mesh.strict import STRICT
+
+TIMEOUT = timedelta(seconds=10)
+
+
+def wait_for(world: World, absent: int) -> None:
+    """Wait for all ranks; one of them never comes."""
+    # A signal handler must not be what ends a rank.
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(99))
+    if world.rank == absent:
+        time.sleep(120)
+    world.barrier()
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP, None], ids=["killed", "frozen", "slow"])
+def test_ranks_that_wait_for_a_lost_rank_name_it_and_end(
+    fault: signal.Signals | None, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv(BACKEND_VARIABLE, STRICT)
+    ranks, absent = RankPool(3, TIMEOUT), 1
+    process = ranks.processes[absent]
+    ranks._wait_until_started()
+
+    def disturb() -> None:
+        for rank in {0, 1, 2} - {absent}:
+            # Their main threads are blocked, so this handler never runs.
+            os.kill(ranks.processes[rank].pid or 0, signal.SIGTERM)
+        if fault is not None:
+            os.kill(process.pid or 0, fault)
+
+    for pipe in ranks.pipes:
+        pipe.send_bytes(pickle.dumps((wait_for, (absent,))))
+    threading.Timer(1.5, disturb).start()
+    started = time.monotonic()
+    others = [ranks.processes[rank] for rank in (0, 2)]
+    for other in others:
+        other.join(60)
+    seconds = time.monotonic() - started - 1.5
+    ranks.close()
+    assert [other.exitcode for other in others] == [75, 75]
+    # A broken connection is noticed at once, silence only after the timeout.
+    assert seconds < (TIMEOUT.total_seconds() if fault == signal.SIGKILL else TIMEOUT.total_seconds() + 8)
+    lines = [line for line in capfd.readouterr().err.splitlines() if "stretto: error" in line]
+    # The first rank that gives up on a slow one tells the others.
+    verbs = ("lost",) if fault == signal.SIGKILL else ("lost", "gave up on")
+    for rank in (0, 2):
+        assert any(f"rank {rank} {verb} rank 1" in line for line in lines for verb in verbs), lines
+
+
+def fail(world: World) -> None:
+    from stretto.base.errors import ConfigError
+
+    if world.rank == 1:
+        raise ConfigError("this rank has found a mistake; fix it")
+    world.barrier()
+
+
+def test_an_error_of_one_rank_ends_ranks_that_are_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(BACKEND_VARIABLE, STRICT)
+    ranks = RankPool(2, TIMEOUT)
+    with pytest.raises(RanksFailedError) as caught:
+        ranks.run(fail, seconds=15)
+    assert caught.value.errors[1].startswith("this rank has found a mistake")
+    assert caught.value.errors[0].startswith("ended with code")
