@@ -279,6 +279,47 @@ def save_with(world: World, folder: Path, bad_rank: int) -> int | None:
     return checkpoints.last_step
 
 
+def start_on_rank(world: World, location: Path, resume: str) -> tuple[str | None, str | None]:
+    """Return the checkpoint that a rank resumes from, and the first rank's message to the others."""
+    with CheckpointManager(location, world) as checkpoints:
+        checkpoint = checkpoints.start(resume)
+        message = world.store.get(f"{checkpoints._key_prefix}/start")
+    return None if checkpoint is None else checkpoint.location, message
+
+
+def start_with_a_forged_message(world: World, location: Path, elsewhere: Path) -> str:
+    """Let rank 1 get a message with a path in place of the first rank's; return what comes of it."""
+    checkpoints = CheckpointManager(location, world)
+    if world.is_rank_zero:
+        world.store.set(f"{checkpoints._key_prefix}/start", f'[1, ["{elsewhere}", "step-000000001-g1"]]')
+        return ""
+    try:
+        checkpoint = checkpoints.start()
+    except Exception as error:  # noqa: BLE001 - any error will do
+        return type(error).__name__
+    return "" if checkpoint is None else checkpoint.location
+
+
+def test_no_message_says_where_a_checkpoint_is(pools: RankPools, tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "first") as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(1), wait=True)
+    first = f"{tmp_path / 'first'}/step-000000001-g1"
+    # From another run, after a restart before the first save, from its own folder, and from the beginning.
+    assert pools[2].run(start_on_rank, tmp_path / "second", first) == [(first, "1")] * 2
+    assert pools[2].run(start_on_rank, tmp_path / "second", "auto") == [(first, "2")] * 2
+    assert pools[2].run(start_on_rank, tmp_path / "first", "auto") == [(first, "2")] * 2
+    assert pools[2].run(start_on_rank, tmp_path / "third", "auto") == [(None, "1")] * 2
+
+
+def test_a_forged_message_does_not_make_a_rank_open_a_path(pools: RankPools, tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "elsewhere") as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(1), wait=True)
+    _, result = pools[2].run(start_with_a_forged_message, tmp_path / "run", tmp_path / "elsewhere")
+    assert result == "ValueError"
+
+
 @pytest.mark.long
 def test_a_save_that_one_rank_can_not_write_fails_and_the_run_continues(pools: RankPools, tmp_path: Path) -> None:
     assert pools[3].run(save_with, tmp_path, 2)[0] == 3

@@ -1,7 +1,8 @@
 """Checkpoint: a complete checkpoint, opened for reading, and the functions that find one by path or URL."""
 
+import time
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from stretto.checkpoint.shards import TensorShard, files_containing, load_shards
 from stretto.checkpoint.storage import OnBytes, Storage, open_storage
 
 GENERATIONS = "generations"  # the folder of claims (see lineage.py), one file per launch of the run
+_VISIBILITY_TIMEOUT_SECONDS = 30.0  # a shared filesystem may take a while to show one node the files of another
 
 
 @dataclass(frozen=True)
@@ -104,11 +106,16 @@ def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: 
             return requested
     if names:
         return Checkpoint.open(storage, str(names[0]))
-    if last_claim is None or last_claim.resumed_from is None:
+    return None if last_claim is None else open_resumed_checkpoint(storage, last_claim, retry_seconds)
+
+
+def open_resumed_checkpoint(storage: Storage, claim: Claim, retry_seconds: float) -> Checkpoint | None:
+    """Open the checkpoint that a launch of the run in `storage` resumes from; None if it starts from the beginning."""
+    if claim.resumed_from is None:
         return None
-    if CheckpointName.parse(last_claim.resumed_from) is not None:
-        return Checkpoint.open(storage, last_claim.resumed_from)  # a name in this storage, not a location
-    return find_checkpoint(last_claim.resumed_from, retry_seconds)
+    if CheckpointName.parse(claim.resumed_from) is not None:
+        return Checkpoint.open(storage, claim.resumed_from)  # a name in this storage, not a location
+    return find_checkpoint(claim.resumed_from, retry_seconds)
 
 
 def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage | None:
@@ -153,12 +160,39 @@ def read_claims(storage: Storage) -> dict[int, Claim]:
         number = file_name.removesuffix(".json")
         if not number.isdecimal() or not file_name.endswith(".json"):
             continue
-        path = f"{GENERATIONS}/{file_name}"
-        try:
-            claims[int(number)] = Claim.model_validate(load_with_checksum(storage.read(path)))
-        except ValueError as error:
-            raise damaged_error(f"{storage.location}/{path}", error) from None
+        claims[int(number)] = _read_claim(storage, file_name)
     return claims
+
+
+def wait_for_claim(storage: Storage, generation: int) -> Claim:
+    """Return a launch's claim as soon as this rank sees it; raise DataError after a timeout."""
+    file_name = claim_file_name(generation)
+    wait_for_files(storage, GENERATIONS, [file_name])
+    return _read_claim(storage, file_name)
+
+
+def claim_file_name(generation: int) -> str:
+    return f"{generation:09}.json"
+
+
+def wait_for_files(storage: Storage, folder: str, names: Collection[str]) -> None:
+    """Wait until this rank sees files that other ranks have written; raise DataError after a timeout."""
+    deadline = time.monotonic() + _VISIBILITY_TIMEOUT_SECONDS
+    while missing := set(names) - set(storage.names(folder)):
+        if time.monotonic() > deadline:
+            raise DataError(
+                f"{storage.location}/{folder} lacks {min(missing)}, which another rank has written; set "
+                "run.folder or save.to to a place that all nodes share"
+            )
+        time.sleep(0.2)
+
+
+def _read_claim(storage: Storage, file_name: str) -> Claim:
+    path = f"{GENERATIONS}/{file_name}"
+    try:
+        return Claim.model_validate(load_with_checksum(storage.read(path)))
+    except ValueError as error:
+        raise damaged_error(f"{storage.location}/{path}", error) from None
 
 
 def _is_same_location(one: str, other: str) -> bool:

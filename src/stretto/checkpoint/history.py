@@ -3,21 +3,20 @@
 import math
 import os
 import socket
-import time
 import uuid
-from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
-from stretto.base.errors import ConfigError, DataError, FencedError, StrettoError
+from stretto.base.errors import ConfigError, FencedError, StrettoError
 from stretto.base.remote import is_remote
 from stretto.checkpoint.checkpoint import (
     GENERATIONS,
     Checkpoint,
     all_checkpoint_names,
+    claim_file_name,
     complete_checkpoint_names,
     find_checkpoint,
     find_resume_checkpoint,
@@ -25,11 +24,10 @@ from stretto.checkpoint.checkpoint import (
 )
 from stretto.checkpoint.lineage import CheckpointName, Claim, checkpoints_to_remove, lineage
 from stretto.checkpoint.lock import FolderLock
-from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest
+from stretto.checkpoint.manifest import MANIFEST, Manifest
 from stretto.checkpoint.storage import Storage
 
 EVALUATION = "evaluation.json"
-_VISIBILITY_TIMEOUT_SECONDS = 30.0  # a shared filesystem may take a while to show one node the files of another
 
 
 @dataclass(frozen=True)
@@ -86,17 +84,6 @@ class History:
             self._losses = {name: loss for name, loss in losses.items() if loss is not None}
         return checkpoint
 
-    def wait_for_files(self, name: CheckpointName, files: Sequence[CheckpointFile]) -> None:
-        """Wait until this rank sees all files that the ranks have written; raise DataError after a timeout."""
-        deadline = time.monotonic() + _VISIBILITY_TIMEOUT_SECONDS
-        while missing := {file.name for file in files} - set(self._storage.names(str(name))):
-            if time.monotonic() > deadline:
-                raise DataError(
-                    f"{self._storage.location}/{name} lacks {min(missing)}, which another rank has written; set "
-                    "run.folder or save.to to a place that all nodes share"
-                )
-            time.sleep(0.2)
-
     def commit(self, name: CheckpointName, manifest: Manifest) -> None:
         """Complete a checkpoint by writing its manifest; then remove the checkpoints that are no longer to be kept."""
         # A newer launch may claim a generation after this check. Its lineage then leaves this checkpoint out.
@@ -140,7 +127,7 @@ class History:
     def _add_claim(self, claim: Claim) -> Claim:
         """Write the claim under the first free generation number; return it with that number."""
         while True:
-            path = f"{GENERATIONS}/{claim.generation:09}.json"
+            path = f"{GENERATIONS}/{claim_file_name(claim.generation)}"
             if self._storage.create(path, dump_with_checksum(claim.model_dump())):
                 # Check that the storage refuses a second write. The content must differ, or `create` may return True.
                 if self._storage.create(path, b"another"):

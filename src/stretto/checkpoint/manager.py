@@ -19,9 +19,17 @@ from typing import Any, Self
 
 import torch
 
-from stretto.base.errors import ConfigError, DataError, DivergedError, FencedError, LostPeerError, StrettoError
+from stretto.base.errors import (
+    ConfigError,
+    DataError,
+    DivergedError,
+    FencedError,
+    LostPeerError,
+    MeshError,
+    StrettoError,
+)
 from stretto.base.version import installed_version
-from stretto.checkpoint.checkpoint import Checkpoint
+from stretto.checkpoint.checkpoint import Checkpoint, open_resumed_checkpoint, wait_for_claim, wait_for_files
 from stretto.checkpoint.history import History, Retention
 from stretto.checkpoint.lineage import CheckpointName
 from stretto.checkpoint.manifest import CheckpointFile, Manifest
@@ -95,11 +103,13 @@ class CheckpointManager:
         key = f"{self._key_prefix}/start"
         if self.world.is_rank_zero:
             checkpoint = self._claim_generation(resume)
-            address = None if checkpoint is None else (checkpoint.storage.location, checkpoint.name)
-            self.world.store.set(key, json.dumps([self.generation, address]))
+            self.world.store.set(key, str(self.generation))
             return checkpoint
-        self.generation, address = json.loads(self._wait_for_message(key, 0, self.world.raise_published_error))
-        return None if address is None else Checkpoint.open(open_storage(address[0], self._retry_seconds), address[1])
+        self.generation = int(self._wait_for_message(key, 0, self.world.raise_published_error))
+        # The message names no path, as anyone may have written it if the ranks have no secret. The first rank's claim
+        # names the checkpoint. We read it from our own storage.
+        claim = wait_for_claim(self._storage, self.generation)
+        return open_resumed_checkpoint(self._storage, claim, self._retry_seconds)
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
         """Save a step: wait for the previous save, copy this rank's tensors, and write them in the background.
@@ -233,7 +243,7 @@ class CheckpointManager:
         files: list[CheckpointFile] = []
         try:
             files = self._collect_files(save)
-            history.wait_for_files(save.name, files)
+            wait_for_files(self._storage, str(save.name), [file.name for file in files])
             manifest = Manifest(
                 generation=self.generation,
                 num_ranks=self.world.size,
@@ -246,7 +256,7 @@ class CheckpointManager:
             history.commit(save.name, manifest)
         except Exception as caught:  # noqa: BLE001 - it is reported where the run can handle it
             error = caught
-        if isinstance(error, FencedError | DivergedError | LostPeerError):
+        if isinstance(error, FencedError | DivergedError | MeshError):
             save.fatal_error = error
         if error is not None and save.name not in history.lineage:  # otherwise it was committed
             history.discard(save.name)
