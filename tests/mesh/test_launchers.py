@@ -77,6 +77,16 @@ def test_a_name_that_resolves_to_loopback_is_not_bound_if_other_hosts_are_to_con
         assert listening.getsockname()[0] == "127.0.0.1"
 
 
+def test_a_store_that_listens_on_all_interfaces_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    open_store(LaunchInfo(0, 2, 0, 2, "localhost", free_port()), timedelta(seconds=5))
+    assert not caplog.records
+    open_store(LaunchInfo(0, 2, 0, 1, "localhost", free_port()), timedelta(seconds=5))
+    (message,) = caplog.messages
+    assert message.startswith(
+        "rank 0's key-value store listens on all interfaces, because localhost is loopback on its"
+    )
+
+
 def losses(folder: Path) -> list[float]:
     rows = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
     return [row["loss"] for row in rows if row["kind"] == "step"]

@@ -1,12 +1,15 @@
 """Opens the key-value store where the ranks rendezvous; rank 0 or an elastic agent (torchrun's or ours) hosts it."""
 
 import errno
+import logging
 import socket
 from datetime import timedelta
 
 from stretto.base.errors import LostPeerError, MeshError
 from stretto.mesh.c10d import TCPStore
 from stretto.mesh.launch_info import LaunchInfo
+
+_log = logging.getLogger(__name__)
 
 
 def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
@@ -15,6 +18,12 @@ def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
     is_host = launch_info.rank == 0 and not launch_info.has_agent_store
     is_single_node = launch_info.local_size == launch_info.size
     listener = listen_at(address, port, is_single_node=is_single_node) if is_host else None
+    if is_host and listener is None:
+        _log.warning(
+            "rank 0's key-value store listens on all interfaces, because %s is loopback on its node or not one of the "
+            "node's addresses; set MASTER_ADDR (or the first worker in TF_CONFIG) to one of them",
+            address,
+        )
     try:
         return TCPStore(
             address, port, launch_info.size, is_host, timeout, wait_for_workers=False,
@@ -37,7 +46,8 @@ def listen_at(address: str, port: int, *, is_single_node: bool) -> socket.socket
     """Return a socket that listens at `address` only. torch would listen on all interfaces, without authentication.
 
     Return None if torch has to listen on all interfaces: the name can't be resolved, this node doesn't have the address
-    (NAT), or other nodes must connect but the name resolves to loopback here (often through /etc/hosts).
+    (NAT), or other nodes must connect but the name resolves to loopback here (often through /etc/hosts). In the last
+    case we can't know which of this node's addresses the other nodes resolve the name to.
     """
     try:
         addresses = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)
