@@ -13,8 +13,8 @@ from stretto.base.errors import DivergedError, FencedError, PlanError
 from stretto.cli.commands.verify import LayoutMismatchError
 from stretto.errors import ConfigError, DataError, LawError, LostPeerError, MeshError, PreemptedError
 from stretto.mesh.c10d import HashStore
-from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import rendezvous
+from stretto.mesh.signed_store import SignedStore
 from stretto.nn import (
     LSTM,
     BidirectionalLSTM,
@@ -895,15 +895,55 @@ ERROR_SECTIONS = (
                 "rank <n> did not join within <n> s; check its output, or raise the timeout",
                 "Not all ranks found each other within `run.timeout`.",
                 "Check whether the rank was started, and whether its host can reach the first one.",
-                lambda: rendezvous(HashStore(), 0, 2, timedelta(seconds=0.1)),
+                lambda: rendezvous(SignedStore(HashStore()), 0, 2, timedelta(seconds=0.1)),
                 LostPeerError,
             ),
             ErrorCase(
                 "rank <n> sent no message for <n> s; check that rank's output, or raise run.timeout",
                 "A rank is alive, but has not reached the point where others wait for its message.",
                 "If its work takes that long, raise `run.timeout`; else find out what it is doing.",
-                lambda: RankStore(HashStore()).wait_for_message("key", 1, timedelta(seconds=0.1), lambda: None),
+                triggers.wait_for_message,
                 LostPeerError,
+            ),
+            ErrorCase(
+                "STRETTO_SECRET has <n> characters, so it can be guessed; set it to at least 16 random characters, the "
+                "same on all nodes (openssl rand -hex 32)",
+                "Ranks sign their messages with this secret.",
+                "Set a random text, or leave it out: `stretto train` then creates a secret in the run's folder.",
+                lambda: triggers.find_secret("password"),
+            ),
+            ErrorCase(
+                "<folder>/secret holds the ranks' secret, so only you may have access to it, but it <reason>; delete it, "
+                "or set STRETTO_SECRET on all nodes",
+                "The permissions of the file have changed, or the run's folder is a copy of someone else's.",
+                "Delete the file: the next launch creates a new one. If the file system has no permissions, set "
+                "`STRETTO_SECRET`.",
+                triggers.open_secret,
+            ),
+            ErrorCase(
+                "rank <n> found no secret in <folder>/secret within <n> s, although rank 0 creates it; check rank 0's "
+                "output, choose a folder that all nodes share, or set STRETTO_SECRET on all nodes",
+                "Rank 0 was not started, or its node has a different folder with the same name.",
+                "Start all ranks; set `run.folder` to a folder that all nodes share, or checkpoints can't be saved "
+                "either.",
+                triggers.missing_secret,
+                LostPeerError,
+            ),
+            ErrorCase(
+                "rank 0 and rank <n> have different secrets, or only one of them has a secret; set STRETTO_SECRET to the "
+                "same text on all nodes, or on none",
+                "The environment variable differs between nodes.",
+                "Set it in one place for all nodes; with mpirun, add `-x STRETTO_SECRET`.",
+                triggers.different_secrets,
+                MeshError,
+            ),
+            ErrorCase(
+                "<key> in the ranks' key-value store is not signed with this run's secret, so it is not from its ranks; "
+                "find out who can connect to the store, then restart the run",
+                "Another process has written to the store through which the ranks find each other.",
+                "See [Network and security](../how-to/run-on-a-cluster.md#network-and-security).",
+                triggers.forged_message,
+                MeshError,
             ),
             ErrorCase(
                 "rank <n> lost rank <n> (replica <n>, stage <n><last seen>) while <doing>; check that rank's output "

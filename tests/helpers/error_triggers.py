@@ -7,7 +7,9 @@ import signal
 import subprocess
 import sys
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
+from threading import Thread
 
 import torch
 from torch import Tensor, nn
@@ -38,6 +40,11 @@ from stretto.data import (
     prepare_text,
 )
 from stretto.errors import LostPeerError
+from stretto.mesh import secret
+from stretto.mesh.c10d import HashStore, Store
+from stretto.mesh.rank_store import RankStore
+from stretto.mesh.rendezvous import rendezvous
+from stretto.mesh.signed_store import SignedStore
 from stretto.nn import Linear, LossSum, SquaredError, Stack, State, initialize
 from stretto.serve import write_predictions
 from stretto.train import Request
@@ -292,6 +299,43 @@ def environment() -> None:
 def start_world(size: int, device: str = "auto") -> None:
     with world(size, device=device):
         pass
+
+
+def find_secret(text: str) -> None:
+    secret.find_secret({secret.SECRET_VARIABLE: text}, None, 0, timedelta(seconds=0.1))
+
+
+def open_secret() -> None:
+    secret.find_secret({}, Path("runs"), 0, timedelta(seconds=0.1))
+    Path("runs/secret").chmod(0o644)
+    secret.find_secret({}, Path("runs"), 1, timedelta(seconds=0.1))
+
+
+def missing_secret() -> None:
+    secret.find_secret({}, Path("runs"), 1, timedelta(seconds=0.1))
+
+
+def different_secrets() -> None:
+    store = SignedStore(HashStore(), b"first")
+    store.unsigned.set("launch_id", "1")
+    Thread(target=_welcome, args=(store.unsigned,), daemon=True).start()
+    rendezvous(store, 1, 2, timedelta(seconds=10))
+
+
+def _welcome(store: Store) -> None:
+    """Be a rank 0 that has no secret."""
+    store.wait(["hello/1"])
+    store.set(f"1/welcome/1/{store.get('hello/1').decode()}", "yes")
+
+
+def forged_message() -> None:
+    store = HashStore()
+    store.set("key", "forged")
+    RankStore(SignedStore(store, b"secret")).wait_for_message("key", 0, timedelta(seconds=1), lambda: None)
+
+
+def wait_for_message() -> None:
+    RankStore(SignedStore(HashStore())).wait_for_message("key", 1, timedelta(seconds=0.1), lambda: None)
 
 
 def killed() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import stat
 import subprocess
 import sys
 from datetime import timedelta
@@ -46,6 +47,8 @@ def test_training_on_workers_of_tf_config_equals_one_rank(byte_corpus: Corpus, t
     assert [(rank.returncode, err) for rank, (_, err) in zip(ranks, outputs, strict=True)] == [(0, ""), (0, "")], (
         outputs
     )
+    # They sign their messages with a secret that rank 0 has created.
+    assert stat.S_IMODE((tmp_path / "two" / "secret").stat().st_mode) == 0o600
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 

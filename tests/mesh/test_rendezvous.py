@@ -8,14 +8,16 @@ import pytest
 from stretto.errors import LostPeerError
 from stretto.mesh.c10d import HashStore, TCPStore
 from stretto.mesh.rendezvous import leave, rendezvous
+from stretto.mesh.signed_store import SignedStore
 
 SOON = timedelta(seconds=10)
 
 
-def gather(store: HashStore, ranks: list[int], size: int) -> dict[int, str]:
+def gather(store: HashStore, ranks: list[int], size: int, secret: bytes | None = None) -> dict[int, str]:
     names: dict[int, str] = {}
+    signed = SignedStore(store, secret)
     threads = [
-        threading.Thread(target=lambda rank=rank: names.update({rank: rendezvous(store, rank, size, SOON)}))
+        threading.Thread(target=lambda rank=rank: names.update({rank: rendezvous(signed, rank, size, SOON)}))
         for rank in ranks
     ]
     for thread in threads:
@@ -36,18 +38,21 @@ def test_keys_of_an_earlier_incomplete_launch_do_no_harm() -> None:
     store = HashStore()
     # Left by a rank 0 and a rank 2 whose launches never completed.
     store.set("launch_id", "old")
-    store.set("old/welcome/1", "someone")
+    store.set("old/welcome/1/someone", "yes")
     store.set("hello/2", "gone")
     assert len(set(gather(store, [1, 2, 0], 3).values())) == 1
+    # A different secret.
+    assert len(set(gather(store, [1, 2, 0], 3, b"first").values())) == 1
+    assert len(set(gather(store, [2, 1, 0], 3, b"second").values())) == 1
     # A different number of ranks.
     assert len(set(gather(store, [1, 0], 2).values())) == 1
 
 
 def test_a_rank_that_does_not_join_is_named() -> None:
     with pytest.raises(LostPeerError, match="rank 1 did not join within"):
-        rendezvous(HashStore(), 0, 2, timedelta(seconds=0.2))
+        rendezvous(SignedStore(HashStore()), 0, 2, timedelta(seconds=0.2))
     with pytest.raises(LostPeerError, match="rank 0 did not join within"):
-        rendezvous(HashStore(), 1, 2, timedelta(seconds=0.2))
+        rendezvous(SignedStore(HashStore()), 1, 2, timedelta(seconds=0.2))
 
 
 def test_a_rank_that_leaves_after_rank_0_ends_without_an_error() -> None:

@@ -6,6 +6,7 @@ runs/book/
     plan.json              the plan with its predicted step time, if layout.auto chose the layout
     log.jsonl              one line of JSON per event
     trace.json             one training step, recorded on every rank
+    secret                 with which ranks that another launcher has started sign their messages
     checkpoints/           unless save.to names another place
     weights.safetensors    the final weights
     nonfinite/             batches whose loss or gradient was not finite

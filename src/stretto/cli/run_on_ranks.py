@@ -5,6 +5,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from pathlib import Path
 
 from stretto.cli.automatic_layout import choose_layout_locally, choose_layout_on_ranks, layout_arguments
 from stretto.cli.rank_exit import exit_on_error, exit_on_preemption
@@ -30,6 +31,7 @@ class RankCommand:
     check: Callable[[RunConfig], object] = build_inputs  # raises user errors once, before ranks are launched
     max_restarts: int | None = 0  # in a row without progress; None: 0 for one rank, else _DEFAULT_RESTARTS
     progress: Callable[[], object] | None = None  # a new value means progress; by default the newest checkpoint
+    secret_folder: Path | None = None  # for the ranks' secret, see `world`
     saves_plan: bool = False  # write the plan of an automatic layout to the run's folder
 
 
@@ -74,9 +76,10 @@ def _run_as_rank(config: RunConfig, command: RankCommand) -> None:
     """Join the other ranks and do the work of this one."""
     exit_when_launcher_dies()
     num_ranks = None if config.layout.auto else config.layout.num_ranks
+    timeout = timedelta(seconds=config.run.timeout)
     with (
         exit_on_preemption(),
-        world(num_ranks, device=config.run.device, timeout=timedelta(seconds=config.run.timeout)) as joined,
+        world(num_ranks, device=config.run.device, timeout=timeout, secret_folder=command.secret_folder) as joined,
         exit_on_error(joined),
     ):
         if config.layout.auto:

@@ -17,6 +17,7 @@ from stretto.base.scratch import make_scratch_folder
 from stretto.launch.elastic_agent import ElasticAgent
 from stretto.launch.loopback import LoopbackRendezvous
 from stretto.launch.parent_exit import LAUNCHER_PID_VARIABLE, PREEMPTED_EXIT_CODE
+from stretto.mesh.secret import SECRET_VARIABLE, new_secret
 from stretto.train.signals import PREEMPTION_SIGNALS
 
 # Preempted ranks have this many seconds to save.
@@ -82,6 +83,7 @@ def _rank_environment(num_ranks: int, scratch_folder: str) -> dict[str, str]:
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
         "TMPDIR": scratch_folder,
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
+        SECRET_VARIABLE: new_secret(),  # other users of this machine can connect to the store, but can't read this
         # The agent forwards these signals to the ranks, which save and exit on SIGTERM and SIGUSR1.
         "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
     }

@@ -1,22 +1,26 @@
 """world(): join the other ranks that a launcher has started, and leave them at the end."""
 
+import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 from stretto.base.errors import SHARED_ERRORS, MeshError
 from stretto.base.units import pluralize
-from stretto.mesh.c10d import PrefixStore, Store
+from stretto.mesh.c10d import PrefixStore
 from stretto.mesh.device import find_device
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.liveness import LivenessCheck
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import leave, rendezvous
+from stretto.mesh.secret import SECRET_VARIABLE, find_secret
+from stretto.mesh.signed_store import SignedStore
 from stretto.mesh.status import StatusPublisher
 from stretto.mesh.store import open_store
 from stretto.mesh.strict import STRICT, register_strict_backend
@@ -26,16 +30,26 @@ from stretto.mesh.world import TIMEOUT, World, group_timeout
 BACKEND_VARIABLE = "STRETTO_BACKEND"
 """Set to `strict`, it makes ranks on the CPU follow NCCL's rules, for tests."""
 
+_log = logging.getLogger(__name__)
 _SINGLE_RANK = LaunchInfo(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=0)
 
 
 @contextmanager
-def world(size: int | None = None, *, device: str = "auto", timeout: timedelta = TIMEOUT) -> Iterator[World]:
+def world(
+    size: int | None = None,
+    *,
+    device: str = "auto",
+    timeout: timedelta = TIMEOUT,
+    secret_folder: Path | str | None = None,
+) -> Iterator[World]:
     """Join the ranks started by torchrun, srun, mpirun or with TF_CONFIG; yield this rank's world.
 
     Without a launcher, the world has one rank. This rank leaves when the context ends. `size` is the number of ranks
     the layout needs; if the job has a different number, every rank raises an error before it waits for the others. A
     rank that fails does not wait for others to finish; when it exits, those that wait for it fail.
+
+    Ranks sign the messages that they leave for each other with the secret in `STRETTO_SECRET`. If that is not set, rank
+    0 creates a secret in `secret_folder`, a folder that all nodes share. With neither, rank 0 logs a warning.
     """
     launch_info = find_launch_info(os.environ) or _SINGLE_RANK
     if size is not None and size != launch_info.size:
@@ -48,7 +62,9 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
         return
     local_rank, local_size = launch_info.local_rank, launch_info.local_size
     rank_device = find_device(device, local_rank, local_size, has_own_devices=launch_info.has_own_devices)
-    joined, store = _join(launch_info, rank_device, timeout)
+    folder = None if secret_folder is None else Path(secret_folder)
+    secret = find_secret(os.environ, folder, launch_info.rank, timeout)
+    joined, store = _join(launch_info, rank_device, timeout, secret)
     assert joined.liveness is not None and joined.publisher is not None
     try:
         yield joined
@@ -62,7 +78,7 @@ def world(size: int | None = None, *, device: str = "auto", timeout: timedelta =
         joined.publisher.stop()
         joined.liveness.stop()
     if not launch_info.has_agent_store:
-        leave(store, launch_info.rank, launch_info.size)
+        leave(store.unsigned, launch_info.rank, launch_info.size)
 
 
 def _find_backend(device: torch.device) -> str:
@@ -76,26 +92,33 @@ def _find_backend(device: torch.device) -> str:
     return backend
 
 
-def _join(launch_info: LaunchInfo, device: torch.device, timeout: timedelta) -> tuple[World, Store]:
+def _join(
+    launch_info: LaunchInfo, device: torch.device, timeout: timedelta, secret: bytes | None
+) -> tuple[World, SignedStore]:
     """Return this rank's world, and the store of this launch."""
     rank, size = launch_info.rank, launch_info.size
-    run_store = PrefixStore(f"stretto/{launch_info.run_id}", open_store(launch_info, timeout))
-    launch_id = rendezvous(run_store, rank, size, timeout)
-    store = PrefixStore(launch_id, run_store)
+    if secret is None and rank == 0:
+        _log.warning(
+            "the ranks have no secret to sign their messages with, so whoever can connect to %s port %d can end this "
+            "run; set %s to the same random text on all nodes",
+            launch_info.address, launch_info.port, SECRET_VARIABLE,
+        )  # fmt: skip
+    run_store = SignedStore(open_store(launch_info, timeout), secret).in_scope(f"stretto/{launch_info.run_id}")
+    store = run_store.in_scope(rendezvous(run_store, rank, size, timeout))
     backend = _find_backend(device)
     dist.init_process_group(
         backend,
         timeout=group_timeout(backend, timeout),
         world_size=size,
         rank=rank,
-        store=PrefixStore("groups", store),
+        store=PrefixStore("groups", store.unsigned),
         device_id=None if device.type == "cpu" else device,
     )
     liveness = LivenessCheck(store, rank, size, store_rank=None if launch_info.has_agent_store else 0)
     publisher = StatusPublisher(store, rank, size)
-    messages = RankStore(PrefixStore("messages", store))
+    messages = RankStore(store.in_scope("messages"))
     joined = World(rank, size, device, liveness, messages, publisher, timeout, launch_info.local_size)
     if backend != dist.Backend.GLOO:
-        watchdog = Watchdog(Heartbeats(store, rank, size, timeout), size, joined.find_fatal_error)
+        watchdog = Watchdog(Heartbeats(store.unsigned, rank, size, timeout), size, joined.find_fatal_error)
         joined = replace(joined, watchdog=watchdog)
     return joined, store

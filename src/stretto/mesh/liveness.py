@@ -11,14 +11,15 @@ answers from a thread, even while its main thread waits in a collective. While n
     alive/2/1 is missing ──►  lost = 2              ───► reads it when its own connections break
 """
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 
-from stretto.mesh.c10d import Store
 from stretto.mesh.rank_store import RankStore
+from stretto.mesh.signed_store import SignedStore
 from stretto.mesh.status import status_key
 
 _LOST_RANK_KEY = "lost"
@@ -35,7 +36,7 @@ class LivenessCheck:
     Every call survives the loss of the store: below, RuntimeError means that it is gone or does not answer.
     """
 
-    def __init__(self, store: Store, rank: int, size: int, store_rank: int | None) -> None:
+    def __init__(self, store: SignedStore, rank: int, size: int, store_rank: int | None) -> None:
         self._store = RankStore(store, _ANSWER_TIMEOUT_SECONDS)
         self._rank = rank
         self._size = size
@@ -45,8 +46,7 @@ class LivenessCheck:
         self._store_rank = store_rank  # the rank that hosts the store; None if an elastic agent does
         self._stopped = threading.Event()
         # The thread has its own connection, since its wait blocks all other calls on the same connection.
-        waiting_store: Store = store.clone()  # type: ignore[attr-defined]
-        self._thread = threading.Thread(target=self._answer_pings, args=(waiting_store,), daemon=True)
+        self._thread = threading.Thread(target=self._answer_pings, args=(store.clone(),), daemon=True)
         self._thread.start()
 
     def find_lost_rank(self, ranks: Sequence[int]) -> int | None:
@@ -62,8 +62,7 @@ class LivenessCheck:
                 # If the lost rank is not among `ranks`, its neighbors report it after their own timeout, to our store.
                 self._store.wait_for_keys([_LOST_RANK_KEY], 1.5 * _ANSWER_TIMEOUT_SECONDS)
                 self._ping_all()
-            lost = self._store.get(_LOST_RANK_KEY)
-            return None if lost is None else int(lost)
+            return _parse_rank(self._store.get(_LOST_RANK_KEY))
         except RuntimeError:
             # The rank that hosts the store is lost, or it ended because another was lost, which our thread has cached.
             return self._store_rank if self._cached_lost_rank is None else self._cached_lost_rank
@@ -76,10 +75,9 @@ class LivenessCheck:
     def lost_rank(self) -> int | None:
         """Return the rank that was first reported lost; None if there is none. Pings nobody."""
         try:
-            lost = self._store.get(_LOST_RANK_KEY)
+            return _parse_rank(self._store.get(_LOST_RANK_KEY))
         except RuntimeError:
             return self._store_rank if self._cached_lost_rank is None else self._cached_lost_rank
-        return None if lost is None else int(lost)
 
     def share_before_exit(self) -> None:
         """If this rank hosts the store, make every other rank cache the lost rank and the error: the store ends too."""
@@ -111,7 +109,7 @@ class LivenessCheck:
             error = self._store.get(_ERROR_KEY)
         except RuntimeError:
             return self._cached_error
-        return None if error is None else error.split("\n", 1)[1]
+        return None if error is None else error.partition("\n")[2]
 
     def last_status(self, rank: int) -> str | None:
         """Return the last status that a rank has published; None if there is none or the store is gone."""
@@ -141,17 +139,21 @@ class LivenessCheck:
         # Ranks that have already ended won't answer, so this may time out.
         self._store.wait_for_keys(answer_keys, _ANSWER_TIMEOUT_SECONDS)
 
-    def _answer_pings(self, store: Store) -> None:
+    def _answer_pings(self, store: SignedStore) -> None:
         try:
             for number in count(1):
                 store.wait([f"ping/{self._rank}/{number}"], _FOREVER)
                 if self._stopped.is_set():
                     return
-                lost = store.get(_LOST_RANK_KEY) if store.check([_LOST_RANK_KEY]) else None
-                error = store.get(_ERROR_KEY) if store.check([_ERROR_KEY]) else None
-                self._cached_lost_rank = None if lost is None else int(lost)
-                self._cached_error = None if error is None else error.decode().split("\n", 1)[1]
+                error = store.get(_ERROR_KEY)
+                self._cached_lost_rank = _parse_rank(store.get(_LOST_RANK_KEY))
+                self._cached_error = None if error is None else error.partition("\n")[2]
                 store.set(f"alive/{self._rank}/{number}", "1")
         except RuntimeError:
             # The store is gone: the run has ended, or the process that hosts the store was lost.
             return
+
+
+def _parse_rank(text: str | None) -> int | None:
+    """Return the rank in a text; None if there is none. Without a secret, anyone may have written the text."""
+    return int(text) if text is not None and re.fullmatch("[0-9]{1,9}", text) else None

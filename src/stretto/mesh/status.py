@@ -3,8 +3,8 @@
 import threading
 import time
 
-from stretto.mesh.c10d import Store
 from stretto.mesh.rank_store import RankStore
+from stretto.mesh.signed_store import SignedStore
 
 WAITING = "waiting"
 """The first word of the status of a rank that is waiting for others."""
@@ -17,7 +17,7 @@ _MAX_UPDATES_PER_SECOND = 200
 class StatusPublisher:
     """Runs a thread that looks at `status` once per period and writes it to the store if it has changed."""
 
-    def __init__(self, store: Store, rank: int, size: int) -> None:
+    def __init__(self, store: SignedStore, rank: int, size: int) -> None:
         self.status: object = "starting"  # set by the main thread; our thread reads it and converts it to text
         self.status_since = time.monotonic()  # when it was set
         self._store = RankStore(store)

@@ -17,6 +17,7 @@ from stretto.base.errors import SHARED_ERRORS, LostPeerError, StrettoError
 from stretto.mesh.c10d import HashStore
 from stretto.mesh.liveness import LivenessCheck
 from stretto.mesh.rank_store import RankStore
+from stretto.mesh.signed_store import SignedStore
 from stretto.mesh.status import WAITING, StatusPublisher
 from stretto.mesh.topology import Topology
 from stretto.mesh.wait_timer import WaitTimer
@@ -44,7 +45,8 @@ class World:
     size: int
     device: torch.device
     liveness: LivenessCheck | None = None  # None for a single rank
-    store: RankStore = field(default_factory=lambda: RankStore(HashStore()))  # short messages between ranks
+    # Short messages between ranks.
+    store: RankStore = field(default_factory=lambda: RankStore(SignedStore(HashStore())))
     publisher: StatusPublisher | None = None  # None for a single rank
     timeout: timedelta = TIMEOUT
     local_size: int = 1  # number of ranks on this node
@@ -185,7 +187,7 @@ class World:
         published = None if self.liveness is None else self.liveness.read_error()
         if published is None:
             return None
-        class_name, message = published.split("\n", 1)
+        class_name, _, message = published.partition("\n")
         return next((shared for shared in SHARED_ERRORS if shared.__name__ == class_name), StrettoError)(message)
 
     def raise_published_error(self) -> None:

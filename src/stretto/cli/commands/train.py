@@ -62,6 +62,8 @@ def _train(config: RunConfig, options: argparse.Namespace) -> None:
         lambda world, config: train_and_show(Run(config, world, resume)),
         check=lambda config: prepare_run(config, resume),
         max_restarts=config.run.max_restarts,
+        # With `save.to`, nodes may each have a folder of their own.
+        secret_folder=config.run.folder if config.save.to is None else None,
         saves_plan=True,
     )
     run_on_ranks(config, command)
