@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import stretto
 from helpers.rank_pool import RankPools
 from stretto.base.foreach import multiply_all
+from stretto.base.tf32 import fp32_precisions, use_tf32
 from stretto.mesh.world import World
 
 SOURCE = Path(stretto.__file__).parent
@@ -32,6 +33,7 @@ C10D_NAMES = (
 # Each private name, and the one module that may use it.
 PRIVATE_NAMES = {
     "base/foreach.py": {"torch._foreach_mul_"},
+    "base/tf32.py": {f"torch._C{name}" for name in ("", "._get_fp32_precision_getter", "._set_fp32_precision_setter")},
     "engine/ddp_reducer.py": {"ddp.reducer._rebuild_buckets"},
     "launch/elastic_agent.py": {"super()._monitor_workers", "super()._shutdown"},
     "mesh/c10d.py": {
@@ -83,6 +85,11 @@ def test_foreach_mul_multiplies_in_place() -> None:
     with private_name("torch._foreach_mul_"):
         multiply_all(tensors, 0.5)
     assert tensors[0].tolist() == [0.5, 0.5] and tensors[1].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_fp32_precision_is_set_for_each_operation_on_cuda() -> None:
+    with private_name("torch._C._get_fp32_precision_getter or torch._C._set_fp32_precision_setter"), use_tf32(True):
+        assert fp32_precisions() == dict.fromkeys(("matmul", "conv", "rnn"), "tf32")
 
 
 def test_the_reducer_reduces_a_backward_that_ddp_did_not_start(pools: RankPools) -> None:

@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from stretto.base.tf32 import fp32_precisions, use_tf32
 from stretto.errors import LawError
 from stretto.nn import (
     GRU,
@@ -17,13 +18,14 @@ from stretto.nn import (
     LayerNorm,
     Linear,
     LockedDropout,
+    LossSum,
     Pointwise,
     Residual,
     Rows,
     Stack,
     State,
 )
-from stretto.testing import check_chunk_law
+from stretto.testing import check_chunk_law, check_loss
 
 WIDTH = 6
 ONE = st.sampled_from(
@@ -215,3 +217,46 @@ def test_a_module_that_is_not_a_block_is_rejected() -> None:
 def test_an_input_too_short_to_cut_is_rejected() -> None:
     with pytest.raises(LawError, match=r"x has shape \[1, 3, 6\]; use at least 2"):
         check_chunk_law(LSTM(WIDTH, WIDTH).double(), input_(num_steps=1))
+
+
+class RecordsSettings(Block):
+    """Notes how CUDA would compute: whether cuDNN is on, and fp32's precision."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.frozen = nn.Linear(1, 1)
+        self.seen: set[tuple[bool, str]] = set()
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        self.seen |= {(torch.backends.cudnn.enabled, precision) for precision in fp32_precisions().values()}
+        return x, state
+
+
+def test_a_block_in_eval_mode_is_checked_without_cudnn_whose_rnns_have_no_backward_then() -> None:
+    block = RecordsSettings()
+    for prepare, has_cudnn in ((block.train, True), (block.frozen.eval, False), (block.eval, False)):
+        prepare()
+        block.seen.clear()
+        check_chunk_law(block, input_())
+        assert block.seen == {(has_cudnn, "ieee")}
+        assert torch.backends.cudnn.enabled, "it is on again afterwards"
+
+
+def test_tf32_is_off_during_a_check_and_restored_after_it() -> None:
+    def loss(y: Tensor, targets: Tensor) -> LossSum:
+        assert set(fp32_precisions().values()) == {"ieee"}
+        return LossSum((y - targets).square().sum(), torch.tensor(y.numel()))
+
+    with use_tf32(True):
+        check_chunk_law(RecordsSettings(), input_())
+        check_loss(loss, torch.randn(5, 4), torch.randn(5, 4))
+        assert set(fp32_precisions().values()) == {"tf32"}
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("is_training", [True, False])
+@pytest.mark.parametrize("block", [LSTM(WIDTH, 64, 2), GRU(WIDTH, 64)])
+def test_a_recurrent_block_satisfies_the_chunk_law_on_cuda(block: Block, is_training: bool) -> None:
+    report = check_chunk_law(block.cuda().train(is_training), input_().float().cuda())
+    assert max(report.outputs, report.state, report.gradients) < 1e-4

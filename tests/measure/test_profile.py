@@ -13,6 +13,7 @@ import stretto.measure.rank_speeds
 from helpers.rank_pool import RankPools
 from stretto import Layout, TrainConfig, World, make_engine
 from stretto.base.position import Position
+from stretto.base.tf32 import use_tf32
 from stretto.data import Corpus, Lanes
 from stretto.errors import PlanError
 from stretto.measure.block_kinds import name_kinds
@@ -160,6 +161,17 @@ def test_the_fingerprint_changes_with_what_a_profile_depends_on(byte_corpus: Cor
         replace(profile_input, loss=TokenLoss(0)),
     ]
     assert len({profile_input.fingerprint, *(other.fingerprint for other in others)}) == 8
+
+
+def test_only_the_fingerprint_of_an_accelerator_depends_on_tf32(byte_corpus: Corpus) -> None:
+    fingerprints = []
+    for device in ("cpu", "meta"):
+        for is_allowed in (False, True):
+            with use_tf32(is_allowed):
+                windows = Lanes(byte_corpus, 8, 16)
+                profile_input = ProfileInput(model(), TokenLoss(), windows, torch.optim.AdamW, torch.device(device))
+                fingerprints.append(profile_input.fingerprint)
+    assert fingerprints[0] == fingerprints[1] and fingerprints[2] != fingerprints[3]
 
 
 def test_a_profile_is_derived_from_a_data_sheet(byte_corpus: Corpus) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from helpers.rank_pool import RankPool
 from helpers.stores import write_tokens
-from stretto import Layout, World
+from stretto import Layout, World, world
+from stretto.base.tf32 import fp32_precisions, use_tf32
 from stretto.cli.main import main
 from stretto.data import Batches, Corpus, LabeledItems, Lanes, Sequences
 from stretto.errors import LawError
@@ -84,6 +85,33 @@ def test_one_rank_alone_can_verify_micro_batches_and_chunks(byte_corpus: Corpus)
     verification = verify(lawful().double(), TokenLoss(), lanes, Layout(micro_batches=3, chunks=5, recompute=True))
     assert verification.is_equal and [block.name for block in verification.blocks][1] == "LSTM"
     assert not verify(hiding().double(), TokenLoss(), lanes, Layout(chunks=3)).is_equal
+
+
+class LikeCudnn(Block):
+    """As cuDNN's RNNs, it has no backward in eval mode; as CUDA, it rounds if TF32 is allowed."""
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        if not self.training and torch.is_grad_enabled():
+            raise RuntimeError("cudnn RNN backward can only be called in training mode")
+        is_exact = set(fp32_precisions().values()) == {"ieee"}
+        return x * (1 if is_exact else 1 + 1e-2 * len(x)), state
+
+
+def test_blocks_are_verified_in_training_mode_and_without_tf32(byte_corpus: Corpus) -> None:
+    model = Stack([Embedding(256, 8), LikeCudnn(), LSTM(8, 8), Linear(8, 256)])
+    with use_tf32(True):
+        verification = verify(model, TokenLoss(), Lanes(byte_corpus, 8, 12), Layout(chunks=3))
+        assert verification.is_equal, verification.verdict
+        assert set(fp32_precisions().values()) == {"tf32"}, "it is on again afterwards"
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+def test_a_lawful_model_passes_on_cuda(byte_corpus: Corpus) -> None:
+    with world(1, device="cuda") as joined:
+        layout = Layout(micro_batches=2, chunks=3)
+        verification = verify(lawful(), TokenLoss(), Lanes(byte_corpus, 8, 12), layout, joined)
+    assert verification.is_equal, verification.verdict
 
 
 def test_a_loss_is_checked_by_itself() -> None:

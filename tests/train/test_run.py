@@ -7,6 +7,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from stretto import Run, StepReport, load_config, load_model
+from stretto.base.tf32 import fp32_precisions, use_tf32
 from stretto.checkpoint import SaveReport
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
@@ -14,6 +15,7 @@ from stretto.data import Corpus, TextOptions, prepare_text
 from stretto.engine.pipeline import PipelineEngine
 from stretto.errors import ConfigError, DataError
 from stretto.mesh.device import find_device
+from stretto.serve import predict
 from stretto.train import RankReport
 from stretto.train.events import EvaluationReport, PreemptedError
 from stretto.train.trainer import Request
@@ -155,6 +157,28 @@ def test_micro_batches_precision_and_seed_of_the_config_reach_the_engine(byte_co
     assert run.engine.layout.micro_batches == 2 and run.trainer.seed == 7
     with run.engine.autocast():
         assert torch.get_autocast_dtype("cpu") == torch.bfloat16 and torch.is_autocast_enabled("cpu")
+
+
+@pytest.mark.parametrize("tf32", [False, True])
+def test_a_run_trains_evaluates_and_predicts_with_tf32_only_if_its_config_says_so(
+    byte_corpus: Corpus, tmp_path: Path, tf32: bool
+) -> None:
+    config = config_for(byte_corpus, tmp_path / "run", run={"tf32": True} if tf32 else {}, train={"steps": 2})
+    seen: set[str] = set()
+
+    def record(*_: object) -> None:
+        seen.update(fp32_precisions().values())
+
+    run = Run(config)
+    run.engine.stack.register_forward_pre_hook(record)
+    with use_tf32(not tf32):
+        list(run.events())
+        trained = load_model(tmp_path / "run")
+        trained.stack.register_forward_pre_hook(record)
+        trained.evaluate(byte_corpus.location)
+        list(predict(trained, byte_corpus.location))
+        assert set(fp32_precisions().values()) == {"ieee" if tf32 else "tf32"}, "torch's settings are restored"
+    assert seen == {"tf32" if tf32 else "ieee"}
 
 
 def test_a_custom_model_and_a_custom_loss_are_trained(byte_corpus: Corpus, tmp_path: Path) -> None:

@@ -79,6 +79,9 @@ class RunSettings(StrictModel):
     """Device: `auto` (an accelerator if there is one), `cpu`, `cuda`, ..."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """bf16 runs blocks under autocast; weights and losses stay fp32, states are rounded to bf16 after each chunk."""
+    tf32: bool = False
+    """Use TF32 for matrix products and RNNs in fp32, on NVIDIA GPUs since Ampere: faster, but inputs are rounded to 11
+    significant bits. By default fp32 is exact, unlike in torch, where cuDNN's RNNs use TF32."""
     log_every: int = Field(10, ge=1)
     """Steps between progress lines, if the output is not a terminal, and between the log's lines with per-rank figures.
     The log also has a line for every step."""

@@ -1,7 +1,8 @@
 """Checks of blocks and losses: splitting an input in time or in rows must not change what they compute."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from stretto.base.errors import LawError
 from stretto.base.state import State, cat_rows, detach
+from stretto.base.tf32 import use_tf32
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
 from stretto.blocks.losses import Loss
@@ -40,6 +42,7 @@ _Result = dict[str, dict[str, Tensor]]
 """The `outputs`, final `state` and `gradients` of one run of a block, each as tensors by name."""
 
 
+@use_tf32(False)
 def check_chunk_law(
     block: Block,
     x: Tensor,
@@ -55,7 +58,8 @@ def check_chunk_law(
     state, cut as in the last of `cuts`; and on two halves of the rows, whose chunks alternate as those of
     micro-batches do in a pipeline. Outputs, final state and gradients (of parameters, input and initial state) must
     agree within the relative `tolerance` (default: 1e-12 in float64, else 1e-4, because of rounding). The block keeps
-    its dtype and mode: `block.double()` with a float64 `x` is the most sensitive check. `key` seeds dropout.
+    its dtype and mode: `block.double()` with a float64 `x` is the most sensitive check. `key` seeds dropout. On CUDA,
+    TF32 is off during the check, and for a block in eval mode cuDNN too, because its RNNs have no backward there.
     """
     name = type(block).__name__
     if not isinstance(block, Block):
@@ -109,6 +113,22 @@ def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | Non
 
 def _run(block: Block, x: Tensor, variant: _Variant, key: int) -> _Result:
     """Run the chunks, alternating between the micro-batches, then one backward through all of them."""
+    with _backward_in_any_mode(block):
+        return _run_with_backward(block, x, variant, key)
+
+
+@contextmanager
+def _backward_in_any_mode(block: Block) -> Iterator[None]:
+    """Turn cuDNN off if a part of the block is in eval mode: cuDNN's RNNs have a backward in training mode only."""
+    was_enabled = torch.backends.cudnn.enabled
+    torch.backends.cudnn.enabled = was_enabled and all(module.training for module in block.modules())
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.enabled = was_enabled
+
+
+def _run_with_backward(block: Block, x: Tensor, variant: _Variant, key: int) -> _Result:
     block.zero_grad(set_to_none=True)
     x = _as_leaf(x)
     # As in an engine, each micro-batch makes its initial state, which can depend on a row's lane but not on its index.
@@ -200,6 +220,7 @@ def _difference(expected: Tensor, actual: Tensor | None, scale: float) -> float:
     return difference if difference < torch.inf else torch.inf  # also for NaN
 
 
+@use_tf32(False)
 def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-4) -> None:
     """Raise a `LawError` unless the losses of two parts of a batch, split in time or rows, sum to that of the whole."""
     whole = loss(y, targets)

@@ -13,6 +13,7 @@ from torch import nn
 from stretto.base.fingerprint import fingerprint as fingerprint_of
 from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
+from stretto.base.tf32 import fp32_precisions
 from stretto.base.window import Window
 from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
@@ -65,6 +66,7 @@ class ProfileInput:
             "loss": re.sub(r" at 0x\w+", "", repr(self.loss)),  # without memory addresses
             "batch": [window.num_rows, window.num_steps],
             "precision": self.precision,
+            "fp32 on cuda": None if self.is_cpu else fp32_precisions(),
             "optimizer": self._describe_optimizer(),
             "threads": self.threads if self.is_cpu else 0,
         }

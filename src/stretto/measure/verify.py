@@ -10,6 +10,7 @@ from stretto.base.errors import ConfigError, LawError
 from stretto.base.keys import derive_key
 from stretto.base.position import Position
 from stretto.base.state import State
+from stretto.base.tf32 import use_tf32
 from stretto.base.window import IGNORE_INDEX, Rows
 from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
@@ -74,6 +75,7 @@ class Verification:
         return f"differs from the step on one rank, {where}, though no block breaks the chunk law and the loss is a sum"
 
 
+@use_tf32(False)
 def verify(
     model: Stack,
     loss: Loss,
@@ -90,6 +92,7 @@ def verify(
     `model` may be on the meta device; its weights are initialized with `seed` and never updated. It runs in its own
     dtype: `model.double()` is the most sensitive check. `verify` also checks the chunk law for each causal block, and
     that the loss is a sum, so that the verdict can name the cause of a difference. By default, `world` is one CPU rank.
+    TF32 is off meanwhile: its rounding would exceed the tolerance.
     """
     if num_steps < 1:
         raise ConfigError(f"num_steps={num_steps} compares nothing; use at least 1")
@@ -231,7 +234,7 @@ def _find_violations(model: Stack, loss: Loss, windows: WindowSource) -> list[st
     device = next((parameter.device for parameter in model.parameters()), targets.device)
     x = window_tensor(window, "inputs", model.dtype)[stop - steps : stop, rows].to(device)
     violations = []
-    model.eval()
+    model.train()  # as in a training step
     for index, block in enumerate(model, model.first):
         if block.causal and min(x.shape[:2]) > 1:  # the check needs 2 time steps and 2 rows
             try:

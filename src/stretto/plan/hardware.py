@@ -19,7 +19,7 @@ class Hardware:
     name: str
     memory: float  # bytes
     flops: float  # per second, dense bf16
-    fp32_flops: float  # per second, without tensor cores: torch's default for fp32
+    fp32_flops: float  # per second, without tensor cores: exact fp32, not TF32
     bandwidth: float  # of memory, bytes per second
     intra_node: Link  # between devices of one node
     inter_node: Link  # between nodes, per device

@@ -7,6 +7,7 @@ from tempfile import TemporaryDirectory
 import torch
 
 from stretto.base.errors import PlanError
+from stretto.base.tf32 import set_tf32
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config
@@ -29,7 +30,9 @@ def profile_input_from_config(
     """Return what a run's profile depends on (not the layout); raise if the run's data, model or loss is invalid.
 
     On a CPU, each rank has `threads` threads (default: `OMP_NUM_THREADS`, else 0); 0 divides the cores among the ranks.
+    This sets `run.tf32` for the process, because the profile depends on it.
     """
+    set_tf32(config.run.tf32)
     if threads is None:
         text = os.environ.get("OMP_NUM_THREADS", "")
         threads = int(text) if text.isdecimal() else 0

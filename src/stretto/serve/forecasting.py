@@ -94,6 +94,6 @@ def _run_stack(trained: TrainedModel, inputs: NDArray[np.float32], state: State 
     x = torch.from_numpy(inputs).to(device, stack.dtype).unsqueeze(1)
     if state is None:
         state = stack.initial_state(Rows.of(1, len(x), device=device, dtype=stack.dtype))
-    with torch.autocast(device.type, torch.bfloat16, enabled=trained.config.run.precision == "bf16"):
+    with trained.autocast():
         y, next_state = stack(x, state)
     return check_outputs(y, trained.data_spec.task)[-1, 0].float().cpu().numpy(), next_state

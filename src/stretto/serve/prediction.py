@@ -185,7 +185,7 @@ def run_batch(trained: TrainedModel, inputs: Tensor, lengths: Tensor) -> Outputs
     chunk_steps = max(1, max_steps) if stack.causal else len(inputs)
     for start in range(0, len(inputs), chunk_steps):
         x = inputs[start : start + chunk_steps].to(device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=trained.config.run.precision == "bf16"):
+        with trained.autocast():
             y, state = stack(x.to(stack.dtype) if x.is_floating_point() else x, state)
         yield start, check_outputs(y, trained.data_spec.task)
 
@@ -209,6 +209,7 @@ def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldN
             "data": source,
             "settings": trained.config.data.model_dump(mode="json", include=settings),
             "precision": trained.config.run.precision,
+            "tf32": trained.config.run.tf32,
             "steps": [_PART_STEPS, _BATCH_STEPS],
         }
     )

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from stretto.base.errors import DivergedError
 from stretto.base.run_folder import CONFIG, RunFolder
+from stretto.base.tf32 import use_tf32
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
 from stretto.checkpoint.lock import FolderLock
 from stretto.checkpoint.manager import CheckpointManager
@@ -103,7 +104,11 @@ class Run:
     def events(self, on_window: OnWindow = lambda fraction: None) -> Iterator[Event]:
         """Train to the end and yield reports; `on_window` is called with the fraction of an evaluation that is done."""
         try:
-            with self.checkpoints, on_preemption_signal(lambda: self.trainer.request(Request.STOP)):
+            with (
+                self.checkpoints,
+                on_preemption_signal(lambda: self.trainer.request(Request.STOP)),
+                use_tf32(self.config.run.tf32),
+            ):
                 if not self.world.is_rank_zero:
                     yield from self._train(on_window)
                     return

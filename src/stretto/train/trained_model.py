@@ -1,6 +1,8 @@
 """TrainedModel: a run's model on one device, from its final weights or from a checkpoint of any layout."""
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.position import Position
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import DATA_SPEC, RunFolder
+from stretto.base.tf32 import use_tf32
 from stretto.blocks.stack import Stack
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
 from stretto.checkpoint.shards import TensorShard
@@ -53,7 +56,15 @@ class TrainedModel:
         num_rows = feed.windows.read(Position(), inputs=False, targets=False).num_rows
         micro_batches = min(num_rows, self.config.layout.num_global_micro_batches)
         engine = LocalEngine(self.stack, loss, micro_batches=micro_batches, precision=self.config.run.precision)
-        return evaluate(engine, feed.windows, on_window=on_window)
+        with use_tf32(self.config.run.tf32):
+            return evaluate(engine, feed.windows, on_window=on_window)
+
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
+        """Compute in the run's precision (`run.precision` and `run.tf32`) within the context."""
+        is_bf16 = self.config.run.precision == "bf16"
+        with torch.autocast(self.stack.device.type, torch.bfloat16, enabled=is_bf16), use_tf32(self.config.run.tf32):
+            yield
 
 
 def load_model(path: Path | str, device: str | None = None, *, trust: bool = False) -> TrainedModel:
