@@ -7,11 +7,13 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from helpers.profiles import kind, profile
-from stretto import Layout, Run, load_config
+from stretto import Layout, Run, World, load_config
 from stretto.cli.main import main
 from stretto.errors import ConfigError
+from stretto.measure.profile_input import ProfileInput
 from stretto.plan import Cluster, save_profile
 from stretto.plan.cost_model import CostModel
 from stretto.plan.predict import predict
@@ -98,6 +100,33 @@ def test_an_error_ends_in_one_sentence(
     assert main(["plan", "run.toml", "--profile", "here.json", *options]) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.splitlines()) == 1
+
+
+class MeasuredError(Exception):
+    """Ends the command where it would measure."""
+
+
+def test_a_rank_is_measured_on_its_own_device(run_toml: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    devices: list[torch.device] = []
+
+    def measure(profile_input: ProfileInput, world: World, *_: object) -> None:
+        devices.extend([profile_input.device, world.device])
+        raise MeasuredError
+
+    def find_device(name: str) -> torch.device:
+        pytest.fail(f"found {name} without the local rank, which is the first GPU on every rank")
+
+    for variable in ("RANK", "LOCAL_RANK"):
+        monkeypatch.setenv(variable, "0")
+    for variable in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(variable, "1")
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", "29500")
+    monkeypatch.setattr("stretto.measure.profile.measure_on_ranks", measure)
+    monkeypatch.setattr("stretto.planning.profiles.find_device", find_device)
+    with pytest.raises(MeasuredError):
+        main(["profile", "run.toml"])
+    assert devices == [torch.device("cpu")] * 2
 
 
 def test_a_profile_of_another_model_is_an_error(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -655,10 +655,17 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --layout.chunks 99",
             ),
             ErrorCase(
-                "run.device=<name> is not a device of this machine; use auto or cpu",
+                "device=<name> (run.device in a config) is not a device of this machine; use auto or cpu",
                 "Torch does not find this device.",
                 'Run `python -c "import torch; print(torch.cuda.is_available())"`, which says whether torch sees a GPU.',
                 "stretto train run.toml --run.device cuda",
+            ),
+            ErrorCase(
+                "device=<name> (run.device in a config) is one device, but <n> ranks were started on this machine; use "
+                "<type>, so that each rank has its own",
+                "The name has an index, as in `cuda:1`, so all ranks would share this device, which NCCL rejects.",
+                "Leave out the index; or use a layout of one rank.",
+                triggers.two_ranks_on_one_device,
             ),
             ErrorCase(
                 "model.factory=<spec> does not name an object; write it as file.py:name or package.module:name",

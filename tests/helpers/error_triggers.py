@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
 from threading import Thread
+from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +46,7 @@ from stretto.mesh.c10d import HashStore, Store
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import rendezvous
 from stretto.mesh.signed_store import SignedStore
+from stretto.mesh.device import find_device
 from stretto.nn import Linear, LossSum, SquaredError, Stack, State, initialize
 from stretto.serve import write_predictions
 from stretto.train import Request
@@ -350,6 +352,13 @@ def killed() -> None:
 def mean_loss(y: Tensor, targets: Tensor) -> LossSum:
     """Says a mean where a sum is asked for."""
     return LossSum((y - targets).mean() + 1, torch.tensor(1))
+
+
+def two_ranks_on_one_device() -> None:
+    with patch.multiple(
+        torch.accelerator, current_accelerator=lambda **_: torch.device("cuda"), device_count=lambda: 2
+    ):
+        find_device("cuda:1", local_rank=0, local_size=2)
 
 
 def tied() -> None:

@@ -59,7 +59,8 @@ def test_memory_is_told_whatever_the_name_of_the_process() -> None:
 
 
 def test_a_device_that_is_not_there_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"run\.device='warp' is not a device"), world(device="warp"):
+    message = r"^device='warp' \(run\.device in a config\) is not a device of this machine; use auto or cpu$"
+    with pytest.raises(ConfigError, match=message), world(device="warp"):
         pass
 
 

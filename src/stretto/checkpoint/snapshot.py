@@ -39,8 +39,9 @@ class StagingBuffers:
                 self._buffers[shard.name] = buffer
             buffer.copy_(tensor, non_blocking=True)
             staged.append(replace(shard, tensor=buffer))
-        if any(shard.tensor.device.type != "cpu" for shard in snapshot.shards):
-            torch.accelerator.synchronize()
+        # The copies are in the stream of the device that holds the tensor, which may not be torch's current device.
+        for device in {shard.tensor.device for shard in snapshot.shards if shard.tensor.device.type != "cpu"}:
+            torch.accelerator.current_stream(device).synchronize()
         return replace(snapshot, shards=staged)
 
 

@@ -1,7 +1,9 @@
 """Selects the device that a rank computes on; reports peak memory and the available backends."""
 
+import os
 import resource
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -11,32 +13,58 @@ from stretto.base.errors import ConfigError
 
 
 def find_device(name: str, local_rank: int = 0, local_size: int = 1, *, has_own_devices: bool = False) -> torch.device:
-    """Return this rank's device. An accelerator picked by local rank also becomes torch's current device.
+    """Return this rank's device. An accelerator also becomes torch's current device, and no other one is touched.
 
     `name` is `auto` (an accelerator if there is one) or what torch.device accepts. `has_own_devices`: the launcher has
     chosen which devices each rank sees, so a single visible device belongs to this rank alone.
     """
-    if name == "auto":
-        device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    else:
-        try:
-            device = torch.device(name)
-            # torch.device accepts devices that this machine lacks, where empty() fails, and meta, where tolist() fails.
-            torch.empty(1, device=device).tolist()
-        except (RuntimeError, AssertionError, ValueError, ImportError, NotImplementedError):
-            raise ConfigError(f"run.device={name!r} is not a device of this machine; use auto or cpu") from None
-    if device.type == "cpu" or device.index is not None:
-        return device
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
     num_devices = torch.accelerator.device_count()
+    if name == "auto":
+        name = "cpu" if accelerator is None else accelerator.type
+    device = _parse_device(name, {"cpu": 1} if accelerator is None else {"cpu": 1, accelerator.type: num_devices})
+    if device.type == "cpu":
+        return device
     if has_own_devices and num_devices == 1:
         local_rank, local_size = 0, 1
-    if local_size > num_devices:
+    has_index = ":" in name  # as in `cuda:1`
+    if not has_index and local_size > num_devices:
         raise ConfigError(
             f"{local_size} ranks were started on this machine, more than its {device.type} devices ({num_devices}); "
             f"start at most {num_devices}"
         )
-    torch.accelerator.set_device_index(local_rank)
-    return torch.device(device.type, local_rank)
+    if has_index and local_size > 1:
+        raise ConfigError(
+            f"device={name!r} (run.device in a config) is one device, but {local_size} ranks were started on this "
+            f"machine; use {device.type}, so that each rank has its own"
+        )
+    index = device.index if has_index else local_rank
+    if device.type == "cuda":
+        _make_cublas_deterministic()
+    torch.accelerator.set_device_index(index)
+    return torch.device(device.type, index)
+
+
+def _parse_device(name: str, num_devices: Mapping[str, int]) -> torch.device:
+    """Return the device that `name` names; raise if it is not among the devices of this machine, counted by type."""
+    try:
+        device = torch.device(name)
+        # Computing something to see whether it works would open a context on the first GPU from every rank.
+        is_here = (device.index or 0) < num_devices.get(device.type, 0)
+    except RuntimeError:
+        is_here = False
+    if not is_here:
+        raise ConfigError(f"device={name!r} (run.device in a config) is not a device of this machine; use auto or cpu")
+    return device
+
+
+def _make_cublas_deterministic() -> None:
+    """Let cuBLAS, and cuDNN's RNNs, which use it, repeat their results bit by bit, unless the user has set otherwise.
+
+    With buffers of a single size, the kernel does not depend on which buffers are free. This must be set before the
+    first operation on CUDA. `:4096:8` is eight buffers of 4 MiB, which also suits torch.use_deterministic_algorithms.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def peak_memory(device: torch.device) -> int:

@@ -18,9 +18,9 @@ from stretto.base.errors import ConfigError
 from stretto.cli.config_options import add_config_options, load_run_config
 from stretto.cli.parser import Parser
 from stretto.config.layout import Layout
+from stretto.config.run import RunConfig
 
 if TYPE_CHECKING:
-    from stretto.measure.profile_input import ProfileInput
     from stretto.mesh.world import World
 
 
@@ -54,27 +54,31 @@ def run(options: argparse.Namespace) -> None:
         profile_path,
     )
 
+    if options.hardware is None and (launch_info := find_launch_info(os.environ)) is not None:
+        config = config.model_copy(update={"layout": Layout(replicas=launch_info.size)})
+        run_on_ranks(config, RankCommand(options.command_line, lambda world, config: _measure(world, config, options)))
+        return
     profile_input = profile_input_from_config(config, options.threads)
     path = options.out or profile_path(config.data.cache, profile_input)
     if options.hardware is not None:
         save_profile(derive_from_data_sheet(options.hardware, profile_input), path)
         make_console().print(f"the profile of {options.hardware}, from its data sheet, is in {path}")
-    elif (launch_info := find_launch_info(os.environ)) is None:
-        # Launch ranks that run this command again (see below): several, to measure links and how they share cores.
+    else:
+        # Launch ranks that run this command again (see `_measure`): several, to measure links and how they share cores.
         num_ranks = options.ranks or num_ranks_to_measure(profile_input.device)
         launch_profile(config.model_copy(update={"layout": Layout()}), path, num_ranks, profile_input.threads)
-    else:
-        config = config.model_copy(update={"layout": Layout(replicas=launch_info.size)})
-        command = RankCommand(options.command_line, lambda world, _: _measure(profile_input, world, path))
-        run_on_ranks(config, command)
 
 
-def _measure(profile_input: "ProfileInput", world: "World", path: Path) -> None:
+def _measure(world: "World", config: RunConfig, options: argparse.Namespace) -> None:
+    """Measure on this rank and its device."""
     from stretto.cli.views.console import make_console
     from stretto.cli.views.progress import show_measurements
     from stretto.measure.profile import measure_on_ranks
     from stretto.plan.profile import save_profile
+    from stretto.planning.profiles import profile_input_from_config, profile_path
 
+    profile_input = profile_input_from_config(config, options.threads, world.device)
+    path = options.out or profile_path(config.data.cache, profile_input)
     console = make_console(is_quiet=not world.is_rank_zero)
     with show_measurements(console) as progress:
         profile = measure_on_ranks(profile_input, world, progress)

@@ -1,0 +1,88 @@
+"""The device of a rank: it becomes torch's current one before anything runs on a device, and no other is used."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from stretto.errors import ConfigError
+from stretto.mesh.device import find_device
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str | None]]]:
+    """A machine with 4 GPUs, as far as torch.accelerator tells. Yields the current devices set, and cuBLAS's config."""
+    calls: list[tuple[int, str | None]] = []
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
+    monkeypatch.setattr(
+        torch.accelerator,
+        "set_device_index",
+        lambda index: calls.append((index, os.environ.get("CUBLAS_WORKSPACE_CONFIG"))),
+    )
+    monkeypatch.setattr(torch, "empty", lambda *_, **__: pytest.fail("an operation opens a context on a device"))
+    yield calls
+    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+
+
+@pytest.mark.parametrize(
+    ("name", "local_rank", "index"), [("auto", 2, 2), ("cuda", 3, 3), ("cuda:1", 0, 1), ("cuda:0", 0, 0)]
+)
+def test_the_current_device_is_set_and_no_other_device_is_touched(
+    name: str, local_rank: int, index: int, calls: list[tuple[int, str | None]]
+) -> None:
+    local_size = 1 if ":" in name else 4
+    assert find_device(name, local_rank, local_size) == torch.device("cuda", index)
+    assert calls == [(index, ":4096:8")], "cuBLAS reads its variable when the first operation runs"
+
+
+def test_a_cublas_config_of_the_user_is_kept(
+    monkeypatch: pytest.MonkeyPatch, calls: list[tuple[int, str | None]]
+) -> None:
+    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+    find_device("auto")
+    assert calls == [(0, ":16:8")]
+
+
+def test_the_cpu_needs_neither(calls: list[tuple[int, str | None]]) -> None:
+    assert find_device("cpu", 2, 4) == torch.device("cpu")
+    assert calls == [] and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+
+
+@pytest.mark.usefixtures("calls")
+@pytest.mark.parametrize("name", ["cuda:4", "cuda:x", "mps", "meta", ""])
+def test_a_name_that_is_not_a_device_of_the_machine_is_rejected(name: str) -> None:
+    with pytest.raises(ConfigError, match=rf"device={name!r} \(run\.device in a config\) is not a device"):
+        find_device(name)
+
+
+@pytest.mark.usefixtures("calls")
+def test_several_ranks_do_not_share_a_device() -> None:
+    with pytest.raises(ConfigError, match=r"device='cuda:1' .* is one device, but 2 ranks .*; use cuda, so that each"):
+        find_device("cuda:1", 0, 2)
+    with pytest.raises(ConfigError, match="5 ranks were started on this machine, more than its cuda devices"):
+        find_device("cuda", 0, 5)
+
+
+def test_a_rank_with_a_device_of_its_own_uses_it(
+    monkeypatch: pytest.MonkeyPatch, calls: list[tuple[int, str | None]]
+) -> None:
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
+    for name in ("cuda", "cuda:0"):
+        assert find_device(name, 3, 4, has_own_devices=True) == torch.device("cuda", 0)
+    assert calls == [(0, ":4096:8")] * 2
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices")
+def test_the_last_gpu_becomes_the_current_device() -> None:
+    last = torch.cuda.device_count() - 1
+    before = torch.cuda.current_device()
+    try:
+        assert find_device(f"cuda:{last}") == torch.device("cuda", last)
+        assert torch.cuda.current_device() == last
+        assert torch.empty(1, device="cuda").device.index == last
+    finally:
+        torch.cuda.set_device(before)
