@@ -29,10 +29,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that starts ranks as `strict`."""
+    """Mark every test that starts ranks as `strict`; show warnings in tests on a GPU instead of failing."""
     for item in items:
         if {"pools", "reference_runs"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.strict)
+        if item.get_closest_marker("gpu") is not None:
+            # torch, cuDNN and NCCL have warnings that CI never sees.
+            item.add_marker(pytest.mark.filterwarnings("default"))
 
 
 @pytest.fixture(scope="module")

@@ -43,10 +43,10 @@ from stretto.data import (
 from stretto.errors import LostPeerError
 from stretto.mesh import secret
 from stretto.mesh.c10d import HashStore, Store
+from stretto.mesh.device import find_device
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import rendezvous
 from stretto.mesh.signed_store import SignedStore
-from stretto.mesh.device import find_device
 from stretto.nn import Linear, LossSum, SquaredError, Stack, State, initialize
 from stretto.serve import write_predictions
 from stretto.train import Request
