@@ -1,5 +1,8 @@
 """`verify` accepts models that satisfy the laws, and names the block or loss that breaks one."""
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -7,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.rank_pool import RankPool
+from helpers.rank_pool import RankPool, free_port
 from helpers.stores import write_tokens
 from stretto import Layout, World, world
 from stretto.base.tf32 import fp32_precisions, use_tf32
@@ -184,3 +187,32 @@ def test_the_command_prints_the_verdict(
     error = capfd.readouterr().err
     assert error.startswith("stretto: error: block 1: Mean breaks the chunk law: when cut in time")
     assert error.count("\n") == 1
+
+
+@pytest.mark.long
+def test_all_ranks_end_with_the_law_error_of_one(byte_corpus: Corpus, tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 12\n')
+    (tmp_path / "mine.py").write_text(
+        "import stretto\n"
+        "class OnlyOutput(stretto.nn.Block):\n    def forward(self, x, state):\n        return x\n"
+        "def build(task):\n    n = task.num_inputs\n"
+        "    return stretto.nn.Stack([stretto.nn.Embedding(n, 4), stretto.nn.Linear(4, n), OnlyOutput()])\n"
+    )
+    # Only the last stage has the block that breaks the law; the first waits for it, and no launcher ends it.
+    options = ["--layout.stages", "2", "--layout.blocks", "1,2", "--model.factory", "mine.py:build"]
+    job = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-m", "stretto", "verify", "run.toml", *options],
+            env={**os.environ, "GLOO_SOCKET_IFNAME": "lo", **job, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            cwd=tmp_path,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = "".join(rank.communicate(timeout=120)[1] for rank in ranks)
+    assert [rank.returncode for rank in ranks] == [2, 2], errors
+    assert errors.startswith("stretto: error: OnlyOutput.forward did not return (y, state)")
+    assert errors.count("\n") == 1, errors

@@ -44,5 +44,12 @@ class DivergedError(StrettoError):
 
 
 # A rank that raises one of these publishes it, and the other ranks end with the same error. Others are not published: a
-# MeshError is raised on every rank or is about a connection; a rank with a LawError is reported as lost by the others.
-SHARED_ERRORS: tuple[type[StrettoError], ...] = (ConfigError, DataError, DivergedError, FencedError, PlanError)
+# MeshError is raised on every rank or is about a connection.
+SHARED_ERRORS: tuple[type[StrettoError], ...] = (
+    ConfigError,
+    DataError,
+    DivergedError,
+    FencedError,
+    LawError,
+    PlanError,
+)
