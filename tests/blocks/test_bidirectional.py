@@ -2,7 +2,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
 
+from stretto.blocks import bidirectional
+from stretto.blocks.recurrent import _run_in_dtype
 from stretto.errors import LawError
 from stretto.nn import BidirectionalLSTM, Rows
 
@@ -32,3 +35,35 @@ def test_it_can_not_carry_state_from_window_to_window() -> None:
     block.begin(rows, carried=(rows.lengths,))
     with pytest.raises(LawError, match="looks ahead"):
         block.begin(continued, carried=(rows.lengths,))
+
+
+LENGTHS = [torch.tensor([6, 6, 6]), torch.tensor([6, 2, 4])]
+
+
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_it_runs_in_autocasts_dtype_on_cuda_as_other_recurrent_blocks_do(
+    lengths: Tensor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # `run_rnn` calls this only for tensors on CUDA: torch's own autocast would run the cell in fp16 there.
+    monkeypatch.setattr(bidirectional, "run_rnn", lambda rnn, x: _run_in_dtype(rnn, x, None, torch.bfloat16))
+    block = BidirectionalLSTM(3, 4, 2)
+    x = torch.randn(6, 3, 3)
+    y, _ = block(x, (lengths,))
+    assert y.dtype == torch.bfloat16
+    monkeypatch.undo()
+    expected, _ = block(x, (lengths,))
+    torch.testing.assert_close(y.float(), expected, rtol=0, atol=2e-2)
+    y.float().sum().backward()  # type: ignore[no-untyped-call]
+    assert all(weight.grad is not None and weight.grad.dtype == torch.float32 for weight in block.parameters())
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
+@pytest.mark.parametrize("lengths", LENGTHS)
+def test_bf16_is_bf16_on_cuda_too(lengths: Tensor) -> None:
+    block = BidirectionalLSTM(3, 4, 2).cuda()
+    with torch.autocast("cuda", torch.bfloat16):
+        y, _ = block(torch.randn(6, 3, 3, device="cuda"), (lengths,))
+    y.float().sum().backward()  # type: ignore[no-untyped-call]
+    assert y.dtype == torch.bfloat16
+    assert all(parameter.grad is not None for parameter in block.parameters())

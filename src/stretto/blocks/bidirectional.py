@@ -6,6 +6,7 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
+from stretto.blocks.recurrent import run_rnn
 
 
 class BidirectionalLSTM(Block):
@@ -27,10 +28,10 @@ class BidirectionalLSTM(Block):
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         (lengths,) = state
         if bool((lengths >= x.shape[0]).all()):
-            y, _ = self.cell(x)
+            y, _ = run_rnn(self.cell, x)
             return y, state
         # Packing needs at least one time step per row; a row of length 0 has no targets, so its outputs don't matter.
         packed = pack_padded_sequence(x, lengths.clamp(1, x.shape[0]), enforce_sorted=False)
-        packed_y, _ = self.cell(packed)
+        packed_y, _ = run_rnn(self.cell, packed)
         y, _ = pad_packed_sequence(packed_y, total_length=x.shape[0])
         return y, state

@@ -1,13 +1,17 @@
 """LSTM and GRU blocks: torch's fused modules (cuDNN, oneDNN), but with a state that has the batch in dim 0."""
 
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
 
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
+
+RnnSequence = TypeVar("RnnSequence", Tensor, PackedSequence)
+"""The input or output of torch's RNN modules."""
 
 
 def _layers_first(tensor: Tensor) -> Tensor:
@@ -20,16 +24,28 @@ def _batch_first(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.transpose(0, 1).to(dtype)
 
 
-def _run_rnn(rnn: nn.RNNBase, x: Tensor, state: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Any]:
+def run_rnn(
+    rnn: nn.RNNBase, x: RnnSequence, state: Tensor | tuple[Tensor, Tensor] | None = None
+) -> tuple[RnnSequence, Any]:
     """Call torch's module. Under autocast on CUDA it runs in autocast's dtype."""
     if not (x.is_cuda and torch.is_autocast_enabled("cuda")):
         return rnn(x, state)  # type: ignore[no-any-return]
     # torch's autocast runs cuDNN's RNNs in fp16 even if bf16 is requested, so we cast here.
     dtype = torch.get_autocast_dtype("cuda")
-    weights = {name: weight.to(dtype) for name, weight in rnn.named_parameters()}
-    cast_state = state.to(dtype) if isinstance(state, Tensor) else tuple(tensor.to(dtype) for tensor in state)
     with torch.autocast("cuda", enabled=False):
-        return torch.func.functional_call(rnn, weights, (x.to(dtype), cast_state))  # type: ignore[no-any-return]
+        return _run_in_dtype(rnn, x, state, dtype)
+
+
+def _run_in_dtype(
+    rnn: nn.RNNBase, x: RnnSequence, state: Tensor | tuple[Tensor, Tensor] | None, dtype: torch.dtype
+) -> tuple[RnnSequence, Any]:
+    """Call torch's module with its weights, the input and the state in `dtype`."""
+    weights = {name: weight.to(dtype) for name, weight in rnn.named_parameters()}
+    if isinstance(state, tuple):
+        state = (state[0].to(dtype), state[1].to(dtype))
+    elif state is not None:
+        state = state.to(dtype)
+    return torch.func.functional_call(rnn, weights, (x.to(dtype), state))  # type: ignore[no-any-return]
 
 
 class LSTM(Block):
@@ -51,7 +67,7 @@ class LSTM(Block):
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         h, c = state
-        y, (new_h, new_c) = _run_rnn(self.cell, x, (_layers_first(h), _layers_first(c)))
+        y, (new_h, new_c) = run_rnn(self.cell, x, (_layers_first(h), _layers_first(c)))
         return y, (_batch_first(new_h, h.dtype), _batch_first(new_c, c.dtype))
 
 
@@ -67,5 +83,5 @@ class GRU(Block):
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         (h,) = state
-        y, new_h = _run_rnn(self.cell, x, _layers_first(h))
+        y, new_h = run_rnn(self.cell, x, _layers_first(h))
         return y, (_batch_first(new_h, h.dtype),)
