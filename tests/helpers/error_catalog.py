@@ -719,8 +719,8 @@ ERROR_SECTIONS = (
                 lambda: initialize(Stack([Pointwise(triggers.WithoutReset())]), seed=1),
             ),
             ErrorCase(
-                "<name> and <name> are the same parameter; tied weights are not supported, so untie them",
-                "Two blocks share a weight. They may be on two ranks, and each would have its own copy.",
+                "<name> and <name> are the same parameter; tied weights can't be drawn from a seed or split into stages, so untie them",
+                "Two blocks share a weight. On two ranks, each would have its own copy; and a seed and a name give each weight its own values.",
                 "Give each block its own weight; see [Limitations](../project/limitations.md).",
                 triggers.tied,
             ),

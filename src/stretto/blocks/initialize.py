@@ -13,7 +13,7 @@ def initialize(stack: Stack, seed: int, device: torch.device | str = "cpu") -> S
     Each module draws its weights in float32 on the CPU, with a generator seeded by `seed` and the module's name in the
     complete model, such as `blocks.1.cell`. Modules on the meta device are materialized one at a time.
     """
-    _check_untied(stack)
+    check_untied(stack)
     # Children before parents: `parent.to(...)` also converts the children, which must be off the meta device by then.
     for name, module in reversed([*stack.named_modules()]):
         if any(buffer.is_meta for buffer in module.buffers(recurse=False)):
@@ -44,11 +44,13 @@ def initialize(stack: Stack, seed: int, device: torch.device | str = "cpu") -> S
     return stack.to(device)
 
 
-def _check_untied(stack: Stack) -> None:
+def check_untied(stack: Stack) -> None:
+    """Raise if two names of the stack are the same parameter."""
     names: dict[int, str] = {}
     for name, parameter in stack.named_parameters(remove_duplicate=False):
         first_name = names.setdefault(id(parameter), name)
         if first_name != name:
             raise ConfigError(
-                f"{first_name} and {name} are the same parameter; tied weights are not supported, so untie them"
+                f"{first_name} and {name} are the same parameter; tied weights can't be drawn from a seed or split "
+                "into stages, so untie them"
             )

@@ -2,7 +2,7 @@
 
 from stretto.base.errors import ConfigError, PlanError
 from stretto.blocks.block import Block
-from stretto.blocks.initialize import initialize
+from stretto.blocks.initialize import check_untied, initialize
 from stretto.blocks.losses import Loss
 from stretto.blocks.pointwise import Embedding
 from stretto.blocks.stack import Stack
@@ -30,12 +30,16 @@ def make_engine(
 
     With `seed`, each module's weights come from a generator seeded with `seed` and the module's name; `model` can then
     be on the meta device, so no rank ever holds all of it. Without `seed`, all replicas start with replica 0's weights.
+    Tied weights are possible only without `seed` and with one stage.
     """
     layout = layout or Layout()
     if layout.auto:
         raise ConfigError(
             "layout.auto has not been resolved; pass the layout from stretto.choose_layout, or use `stretto train`"
         )
+    if layout.stages > 1:
+        # Check the whole model: each stage would silently train its own copy of a weight that two of them share.
+        check_untied(model)
     world = world or World(rank=0, size=1, device=find_device("auto") if model.device.type == "meta" else model.device)
     mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.adjacent))
     if not model.causal:
