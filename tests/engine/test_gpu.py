@@ -7,6 +7,7 @@ import torch
 
 from helpers.layout_cases import Case, run_case, run_single_device
 from stretto import Layout, world
+from stretto.base.tf32 import use_tf32
 
 SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 
@@ -17,7 +18,8 @@ SIZE = int(os.environ.get("WORLD_SIZE", "1"))
 def test_ranks_on_accelerators_equal_the_cpu() -> None:
     case = Case(dtype=torch.float32)
     alone = run_single_device(case)
-    with world(SIZE) as joined:
+    # An engine keeps torch's settings, and by default cuDNN's RNNs use TF32.
+    with use_tf32(False), world(SIZE) as joined:
         for layout in (Layout(stages=SIZE, chunks=4), Layout(replicas=SIZE, micro_batches=2)):
             result = run_case(joined, case, layout)
             # A different device sums in a different order; fp32 has 24 bits.
