@@ -13,6 +13,7 @@ from helpers.layout_cases import Case, RandomWindows, Result, run_case, run_sing
 from helpers.rank_pool import RankPools
 from stretto import Layout, World, make_engine
 from stretto.base.position import Position
+from stretto.engine.precision import Precision
 from stretto.engine.replica import ReplicaEngine
 from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
 
@@ -105,11 +106,14 @@ def test_common_layouts_equal_one_device_in_float32(layout: Layout, model: str, 
     check(pools, layout, Case(model, dtype=torch.float32), tolerance=1e-5)
 
 
+@pytest.mark.parametrize(("precision", "num_bits"), [("bf16", 8), ("fp16", 11)])
 @pytest.mark.parametrize("layout", COMMON_LAYOUTS, ids=str)
-def test_bf16_equals_one_device_within_its_eight_bits(layout: Layout, pools: RankPools) -> None:
-    # A state is rounded to bf16 at the end of a chunk, but not within one fused call (oneDNN keeps the cell state in
-    # fp32): results differ by about 2^-8 of the largest value, gradients of small weights by a little more.
-    check(pools, layout, Case(dtype=torch.float32, precision="bf16", num_steps=1), tolerance=8 * 2**-8)
+def test_reduced_precision_equals_one_device_within_its_bits(
+    layout: Layout, precision: Precision, num_bits: int, pools: RankPools
+) -> None:
+    # A state is rounded at the end of a chunk, but not within one fused call (oneDNN keeps the cell state in fp32):
+    # results differ by about 2^-num_bits of the largest value, gradients of small weights by a little more.
+    check(pools, layout, Case(dtype=torch.float32, precision=precision, num_steps=1), tolerance=8 * 2**-num_bits)
 
 
 @pytest.mark.parametrize("layout", [Layout(stages=4, chunks=3), Layout(replicas=2, stages=2, chunks=3)], ids=str)

@@ -143,8 +143,8 @@ def test_invalid_engines_are_refused(byte_corpus: Corpus) -> None:
         LocalEngine(model(), TokenLoss(), micro_batches=0)
     with pytest.raises(ConfigError, match="exceeds the batch's number of rows; use at most 3"):
         LocalEngine(model(), TokenLoss(), micro_batches=4).step(Lanes(byte_corpus, 3, 5).read(Position()), None, 0)
-    with pytest.raises(ConfigError, match="precision='fp16' is not supported; use fp32 or bf16"):
-        LocalEngine(model(), TokenLoss(), precision="fp16")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="precision='fp8' is not supported; use fp32, bf16 or fp16"):
+        LocalEngine(model(), TokenLoss(), precision="fp8")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="has no inputs, which this rank needs"):
         LocalEngine(model(), TokenLoss()).step(Lanes(byte_corpus, 3, 5).read(Position(), inputs=False), None, 0)
     with torch.device("meta"):

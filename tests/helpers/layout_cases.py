@@ -10,7 +10,7 @@ from stretto import Engine, Layout, TrainConfig, Trainer, World, make_engine
 from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.data import Window
-from stretto.engine.engine import Precision
+from stretto.engine.precision import Precision
 from stretto.nn import (
     GRU,
     LSTM,

@@ -151,10 +151,15 @@ def test_every_step_draws_new_masks(byte_corpus: Corpus) -> None:
 
     class Spy(LocalEngine):
         def step(
-            self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward = no_op
+            self,
+            window: Window,
+            carried: State | None,
+            key: int,
+            before_last_backward: BeforeLastBackward = no_op,
+            loss_scale: float = 1.0,
         ) -> StepResult:
             seen.append(key)
-            return super().step(window, carried, key, before_last_backward)
+            return super().step(window, carried, key, before_last_backward, loss_scale)
 
     for seed in (1, 2):
         list(Trainer(Spy(make(byte_corpus), TokenLoss()), Lanes(byte_corpus, 10, 50), TrainConfig(steps=4), seed=seed))

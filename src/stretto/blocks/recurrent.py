@@ -27,12 +27,13 @@ def _batch_first(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 def run_rnn(
     rnn: nn.RNNBase, x: RnnSequence, state: Tensor | tuple[Tensor, Tensor] | None = None
 ) -> tuple[RnnSequence, Any]:
-    """Call torch's module. Under autocast on CUDA it runs in autocast's dtype."""
-    if not (x.is_cuda and torch.is_autocast_enabled("cuda")):
+    """Call torch's module; under autocast, in autocast's dtype."""
+    device_type = x.data.device.type
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return rnn(x, state)  # type: ignore[no-any-return]
-    # torch's autocast runs cuDNN's RNNs in fp16 even if bf16 is requested, so we cast here.
-    dtype = torch.get_autocast_dtype("cuda")
-    with torch.autocast("cuda", enabled=False):
+    # torch's autocast runs cuDNN's RNNs in fp16 even if bf16 is requested, and none in fp16 on a CPU, so we cast here.
+    dtype = torch.get_autocast_dtype(device_type)
+    with torch.autocast(device_type, enabled=False):
         return _run_in_dtype(rnn, x, state, dtype)
 
 

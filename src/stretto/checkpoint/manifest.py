@@ -88,6 +88,8 @@ class TrainingState(StrictModel):
     num_targets: float | None = None  # of this epoch so far; None if training started in the middle of it
     skipped: int = Field(0, ge=0, lt=_INT_LIMIT)  # number of steps whose loss or gradient was not finite
     consecutive_skips: int = Field(0, ge=0, lt=_INT_LIMIT)  # number of such steps in a row, up to the last step
+    loss_scale: float = Field(1.0, gt=0, allow_inf_nan=False)  # of fp16; else 1
+    num_finite_steps: int = Field(0, ge=0, lt=_INT_LIMIT)  # since the loss scale last changed
     progress: float = Field(ge=0, allow_inf_nan=False)  # of the run, from 0 to 1
     is_done: bool = False
 

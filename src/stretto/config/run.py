@@ -77,8 +77,9 @@ class RunSettings(StrictModel):
     """Random seed for the initial weights, the order of the data and dropout."""
     device: str = "auto"
     """Device: `auto` (an accelerator if there is one), `cpu`, `cuda`, ..."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """bf16 runs blocks under autocast; weights and losses stay fp32, states are rounded to bf16 after each chunk."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """bf16 and fp16 run blocks under autocast; weights and losses stay fp32, states are rounded after each chunk. With
+    fp16, the loss is scaled so that gradients don't overflow; a step whose gradients do is skipped."""
     tf32: bool = False
     """Use TF32 for matrix products and RNNs in fp32, on NVIDIA GPUs since Ampere: faster, but inputs are rounded to 11
     significant bits. By default fp32 is exact, unlike in torch, where cuDNN's RNNs use TF32."""

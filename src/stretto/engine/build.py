@@ -7,8 +7,8 @@ from stretto.blocks.losses import Loss
 from stretto.blocks.pointwise import Embedding
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
-from stretto.engine.engine import Precision
 from stretto.engine.pipeline import PipelineEngine
+from stretto.engine.precision import Precision
 from stretto.engine.replica import ReplicaEngine
 from stretto.mesh.device import find_device
 from stretto.mesh.mesh import Mesh

@@ -8,15 +8,15 @@ import torch
 from torch import Tensor
 
 from stretto.base.device_copy import to_device
-from stretto.base.errors import ConfigError, DataError
+from stretto.base.errors import DataError
 from stretto.base.state import State, detach, where_rows
 from stretto.base.window import Rows, Window
 from stretto.blocks.losses import LossSum
 from stretto.blocks.stack import Stack
+from stretto.engine.precision import Precision
 from stretto.engine.recorder import ActionRecorder
 from stretto.mesh.mesh import Mesh
 
-Precision = Literal["fp32", "bf16"]
 BeforeLastBackward = Callable[[], Tensor | None]
 """Called just before the last backward of a step; a tensor that it returns becomes one more root of that backward."""
 
@@ -51,16 +51,26 @@ class Engine(Protocol):
         """The number of micro-batches that a replica's rows are split into; a window needs at least as many rows."""
 
     @property
+    def precision(self) -> Precision:
+        """The precision that blocks compute in."""
+
+    @property
     def recorder(self) -> ActionRecorder:
         """Records when each action of a step runs; off by default."""
 
     def step(
-        self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward = ...
+        self,
+        window: Window,
+        carried: State | None,
+        key: int,
+        before_last_backward: BeforeLastBackward = ...,
+        loss_scale: float = ...,
     ) -> StepResult:
         """Run forward and backward; leave the gradient of the *summed* loss in the parameters' `.grad`.
 
         `carried` is the state of the previous window's result, None at the start. All randomness of the step is derived
         from `key`. `before_last_backward` is called before the last backward, so gradients can be reduced during it.
+        The gradients are multiplied by `loss_scale`.
         """
 
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
@@ -71,13 +81,6 @@ class Engine(Protocol):
 
         Summed over all ranks, each weight counts once.
         """
-
-
-def check_precision(precision: Precision) -> Precision:
-    """Return `precision`, or raise if it is not supported."""
-    if precision not in ("fp32", "bf16"):
-        raise ConfigError(f"precision={precision!r} is not supported; use fp32 or bf16")
-    return precision
 
 
 def window_tensor(window: Window, name: Literal["inputs", "targets"], dtype: torch.dtype | None = None) -> Tensor:

@@ -14,15 +14,14 @@ from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.stack import Stack
 from stretto.engine.engine import (
     BeforeLastBackward,
-    Precision,
     StepResult,
-    check_precision,
     no_op,
     reset_ended_rows,
     squared_grad_norm,
     step_result,
     window_tensor,
 )
+from stretto.engine.precision import Precision, autocast, check_precision
 from stretto.engine.recorder import ActionRecorder
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
@@ -48,29 +47,39 @@ class LocalEngine:
         self.num_micro_batches = micro_batches
         self.recorder = ActionRecorder(self._device)
         self._loss = loss
-        self._precision = check_precision(precision)
+        self.precision = check_precision(precision)
 
     @flush_denormals()
     def step(
-        self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward = no_op
+        self,
+        window: Window,
+        carried: State | None,
+        key: int,
+        before_last_backward: BeforeLastBackward = no_op,
+        loss_scale: float = 1.0,
     ) -> StepResult:
         """Run forward and backward; leave the gradient of the summed loss in the parameters' `.grad`."""
         self.stack.train()
         self.stack.zero_grad(set_to_none=True)
-        return self._run(window, carried, key, before_last_backward)
+        return self._run(window, carried, key, before_last_backward, loss_scale)
 
     @torch.no_grad()
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
         """Run forward only, without dropout and without gradients."""
         self.stack.eval()
-        return self._run(window, carried, key, no_op)
+        return self._run(window, carried, key, no_op, loss_scale=1.0)
 
     def squared_grad_norm(self) -> Tensor:
         """Return the squared norm of the gradient."""
         return squared_grad_norm(self.stack)
 
     def _run(
-        self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward
+        self,
+        window: Window,
+        carried: State | None,
+        key: int,
+        before_last_backward: BeforeLastBackward,
+        loss_scale: float,
     ) -> StepResult:
         if self.num_micro_batches > window.num_rows:
             raise ConfigError(
@@ -85,7 +94,10 @@ class LocalEngine:
             if loss.total.requires_grad:
                 with self.recorder.action(0, Action(ActionKind.BACKWARD, index, 0)):
                     extra_root = before_last_backward() if index == self.num_micro_batches - 1 else None
-                    torch.autograd.backward([loss.total] if extra_root is None else [loss.total, extra_root])
+                    roots, gradients = [loss.total], [torch.full_like(loss.total, loss_scale)]
+                    if extra_root is not None:
+                        roots, gradients = [*roots, extra_root], [*gradients, torch.ones_like(extra_root)]
+                    torch.autograd.backward(roots, gradients)
             losses.append(replace(loss, total=loss.total.detach()))
             states.append(detach(after))
         return step_result(losses, cat_rows(states), self._device)
@@ -94,7 +106,7 @@ class LocalEngine:
         rows = window.rows(key, self._device, self.stack.dtype)
         state = self.stack.begin(rows, carried)
         inputs, targets = window_tensor(window, "inputs", self.stack.dtype), window_tensor(window, "targets")
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._precision == "bf16"):
+        with autocast(self._device, self.precision):
             y, after = self.stack(to_device(inputs, self._device), state)
         loss = self._loss(y, to_device(targets, self._device))
         return loss, reset_ended_rows(self.stack, rows, window.num_steps, after)

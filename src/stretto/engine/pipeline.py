@@ -23,7 +23,6 @@ through the whole window. Worked example with 2 stages and 3 chunks, on stage 0 
 """
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -40,15 +39,14 @@ from stretto.engine.boundary import BoundarySpec, infer_boundaries
 from stretto.engine.cut import WindowCut, cut_window
 from stretto.engine.engine import (
     BeforeLastBackward,
-    Precision,
     StepResult,
-    check_precision,
     no_op,
     reset_ended_rows,
     squared_grad_norm,
     step_result,
     window_tensor,
 )
+from stretto.engine.precision import Precision, autocast, check_precision
 from stretto.engine.recorder import ActionRecorder
 from stretto.mesh.mesh import Mesh
 from stretto.plan.actions import Action, ActionKind
@@ -100,19 +98,26 @@ class PipelineEngine:
         self.recorder = ActionRecorder(self.device)
         self.num_started_windows = 0  # shown in this rank's status
         self._loss = loss
-        self._precision = check_precision(precision)
+        self.precision = check_precision(precision)
         self._boundaries: tuple[BoundarySpec | None, BoundarySpec | None] | None = None
 
     @flush_denormals()
     def step(
-        self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward = no_op
+        self,
+        window: Window,
+        carried: State | None,
+        key: int,
+        before_last_backward: BeforeLastBackward = no_op,
+        loss_scale: float = 1.0,
     ) -> StepResult:
         """Run this stage's actions; leave the gradient of the summed loss in the parameters' `.grad`."""
         self.stack.train()
         self.stack.zero_grad(set_to_none=True)
         cut = self._cut(window)
         actions = stage_schedule(self.mesh.stage, self.mesh.num_stages, len(cut.micro_batches), cut.num_chunks)
-        return _PipelineStep(self, window, cut, carried, key, before_last_backward).run(actions)
+        step = _PipelineStep(self, window, cut, carried, key, before_last_backward)
+        step.loss_scale = loss_scale
+        return step.run(actions)
 
     @torch.no_grad()
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
@@ -137,16 +142,13 @@ class PipelineEngine:
     def boundaries(self, inputs: Tensor | None) -> tuple[BoundarySpec | None, BoundarySpec | None]:
         """Return the specs of this stage's input and output. The first call is collective over the stages."""
         if self._boundaries is None:
-            with self.autocast(), torch.no_grad():
+            with autocast(self.device, self.precision), torch.no_grad():
                 self._boundaries = infer_boundaries(self.stack, self.mesh, inputs)
         return self._boundaries
 
-    def autocast(self) -> AbstractContextManager[object]:
-        return torch.autocast(self.device.type, torch.bfloat16) if self._precision == "bf16" else nullcontext()
-
     def run_blocks(self, x: Tensor, state: State, targets: Tensor | None) -> tuple[Tensor | LossSum, State]:
         """Run the stage over one chunk; return its output, or the loss if there are targets, and the state after it."""
-        with self.autocast():
+        with autocast(self.device, self.precision):
             y, after = self.stack(x, state)
         return (y if targets is None else self._loss(y, targets)), after
 
@@ -167,6 +169,7 @@ class _PipelineStep:
         self.mesh = engine.mesh
         self.cut = cut
         self.before_last_backward = before_last_backward
+        self.loss_scale = 1.0
         engine.num_started_windows += 1
         self.has_backward = torch.is_grad_enabled()
         self.recompute = engine.layout.recompute
@@ -256,6 +259,8 @@ class _PipelineStep:
                 # layout.recompute: the forward ran without a graph, so it runs again with one.
                 y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
                 live.y = y.total if isinstance(y, LossSum) else y
+            if self.mesh.is_last_stage:
+                y_gradient = torch.full_like(live.y, self.loss_scale)
             roots, gradients = self._roots(live, y_gradient, progress.after_gradients)
             extra_root = self.before_last_backward() if is_last else None
             if extra_root is not None:

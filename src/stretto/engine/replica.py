@@ -33,6 +33,7 @@ class ReplicaEngine:
         self.stack = engine.stack
         self.is_causal = engine.is_causal
         self.num_micro_batches = engine.num_micro_batches
+        self.precision = engine.precision
         self.recorder = engine.recorder
         assert mesh.replica_group is not None
         self._ddp: DistributedDataParallel | None = None
@@ -49,7 +50,12 @@ class ReplicaEngine:
             self._settle_buckets()
 
     def step(
-        self, window: Window, carried: State | None, key: int, before_last_backward: BeforeLastBackward = no_op
+        self,
+        window: Window,
+        carried: State | None,
+        key: int,
+        before_last_backward: BeforeLastBackward = no_op,
+        loss_scale: float = 1.0,
     ) -> StepResult:
         """Run this replica's step and sum the gradients over all replicas. `before_last_backward` is ignored."""
         if self._ddp is not None:
@@ -57,7 +63,7 @@ class ReplicaEngine:
             rebuild_buckets(self._ddp)
         # Buckets are reduced during the backward, so a lost replica raises an error in the backward.
         with self.mesh.world.explain_errors("reducing gradients"):
-            result = self.engine.step(window, carried, key, self._prepare_reducer)
+            result = self.engine.step(window, carried, key, self._prepare_reducer, loss_scale)
         self.mesh.world.wait_timer.end_all_reduce()
         return result
 

@@ -15,7 +15,7 @@ from stretto.base.units import pluralize
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
-from stretto.engine.engine import Precision
+from stretto.engine.precision import Precision
 from stretto.measure.block_kinds import measure_kinds, name_kinds
 from stretto.measure.link_costs import measure_all_reduce, measure_bare_all_reduce, measure_links
 from stretto.measure.profile_input import ProfileInput

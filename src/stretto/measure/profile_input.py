@@ -4,6 +4,7 @@ import copy
 import os
 import platform
 import re
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -19,8 +20,9 @@ from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
-from stretto.engine.engine import Precision, window_tensor
+from stretto.engine.engine import window_tensor
 from stretto.engine.pipeline import PipelineEngine
+from stretto.engine.precision import Precision, autocast
 from stretto.measure.workload import find_workload
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
@@ -104,9 +106,9 @@ class ProfileInput:
         if self.is_cpu:
             torch.set_num_threads(self.num_threads(ranks_on_node))
 
-    def autocast(self) -> torch.autocast:
-        """Return the autocast context in which blocks run."""
-        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
+    def autocast(self) -> AbstractContextManager[object]:
+        """Return the context in which blocks run."""
+        return autocast(self.device, self.precision)
 
     def crop(self, rows: int, steps: int) -> Window:
         """Return the first `rows` rows and `steps` time steps of the batch."""

@@ -17,10 +17,11 @@ from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.engine.build import make_engine, stage_parts
-from stretto.engine.engine import Precision, window_tensor
+from stretto.engine.engine import window_tensor
 from stretto.engine.gather import gather_model_tensors
 from stretto.engine.local import LocalEngine
 from stretto.engine.pipeline import PipelineEngine
+from stretto.engine.precision import Precision
 from stretto.engine.replica import ReplicaEngine
 from stretto.measure.laws import check_chunk_law, check_loss
 from stretto.mesh.world import World
@@ -28,8 +29,8 @@ from stretto.windows.loader import WindowSource
 
 # Layouts sum in different orders; these tolerances allow for rounding errors in sums over many time steps and rows.
 TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-4}
-# bf16 rounds to 8 significant bits, an error of up to 2**-8. States are rounded after each chunk: allow 8 times that.
-BF16_TOLERANCE = 8 * 2**-8
+# bf16 has 8 significant bits and fp16 has 11. States are rounded after each chunk: allow 8 times the rounding error.
+REDUCED_TOLERANCES = {"bf16": 8 * 2**-8, "fp16": 8 * 2**-11}
 
 
 @dataclass(frozen=True)
@@ -118,7 +119,7 @@ def verify(
         BlockDifference(model.first + index, type(block).__name__, sums[2 * index + 2], sums[2 * index + 3])
         for index, block in enumerate(model)
     ]
-    tolerance = BF16_TOLERANCE if precision == "bf16" else TOLERANCES.get(model.dtype, 1e-4)
+    tolerance = REDUCED_TOLERANCES.get(precision) or TOLERANCES.get(model.dtype, 1e-4)
     return Verification(layout, num_steps, sums[0], tuple(blocks), tolerance, tuple(sentences.splitlines()))
 
 

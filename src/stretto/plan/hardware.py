@@ -79,10 +79,10 @@ def find_hardware(name: str) -> Hardware:
 
 
 def derive_profile(
-    hardware: Hardware, blocks: Sequence[BlockShape], num_rows: int, num_steps: int, *, is_bf16: bool = True
+    hardware: Hardware, blocks: Sequence[BlockShape], num_rows: int, num_steps: int, *, is_half: bool = True
 ) -> Profile:
     """Estimate a model's profile with fp32 weights and AdamW, for up to `num_rows` rows and `num_steps` time steps."""
-    if not is_bf16:
+    if not is_half:
         hardware = replace(hardware, flops=hardware.fp32_flops, element_size=4)
     shapes = list(dict.fromkeys(blocks))
     names = {shape: f"{shape.name}-{index}" for index, shape in enumerate(shapes)}

@@ -11,7 +11,7 @@ from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.config.run import DataConfig, RunConfig
-from stretto.engine.engine import Precision
+from stretto.engine.precision import Precision
 from stretto.measure.profile import Progress, broadcast_profile, measure_on_ranks
 from stretto.measure.profile_input import ProfileInput
 from stretto.mesh.world import World

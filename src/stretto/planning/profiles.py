@@ -78,8 +78,8 @@ def derive_from_data_sheet(hardware: str, profile_input: ProfileInput) -> Profil
     """Estimate the profile that the model would have on `hardware`, a device with a built-in data sheet."""
     workload = profile_input.workload
     shapes = block_shapes(profile_input.model, profile_input.windows)
-    is_bf16 = profile_input.precision == "bf16"
-    return derive_profile(find_hardware(hardware), shapes, workload.max_rows, workload.num_steps, is_bf16=is_bf16)
+    is_half = profile_input.precision != "fp32"
+    return derive_profile(find_hardware(hardware), shapes, workload.max_rows, workload.num_steps, is_half=is_half)
 
 
 def launch_profile(config: RunConfig, path: Path, num_ranks: int, threads: int) -> None:

@@ -21,6 +21,7 @@ from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.config.toml import load_config, parse_config
 from stretto.engine.local import LocalEngine
+from stretto.engine.precision import autocast
 from stretto.mesh.device import find_device
 from stretto.train.build import build_loss, build_model
 from stretto.train.data_spec import DataSpec, check_same_spec, data_spec_files, read_data_spec
@@ -62,8 +63,7 @@ class TrainedModel:
     @contextmanager
     def autocast(self) -> Iterator[None]:
         """Compute in the run's precision (`run.precision` and `run.tf32`) within the context."""
-        is_bf16 = self.config.run.precision == "bf16"
-        with torch.autocast(self.stack.device.type, torch.bfloat16, enabled=is_bf16), use_tf32(self.config.run.tf32):
+        with autocast(self.stack.device, self.config.run.precision), use_tf32(self.config.run.tf32):
             yield
 
 

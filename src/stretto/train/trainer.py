@@ -24,6 +24,7 @@ from stretto.checkpoint.snapshot import Snapshot
 from stretto.config.train import TrainConfig
 from stretto.engine.engine import Engine, StepResult
 from stretto.plan.trace import TraceEvent
+from stretto.train.loss_scale import LossScale
 from stretto.train.optimizer import (
     learning_rate_factor,
     make_optimizer,
@@ -157,6 +158,7 @@ class Trainer:
         self.is_recording = False  # whether the next steps are recorded
         self.recorded_events: tuple[TraceEvent, ...] = ()  # what this rank did in the last recorded step
         self._lr_name = "train.lr" if optimizer is None else "lr"  # in error messages
+        self.loss_scale = LossScale(is_dynamic=engine.precision == "fp16")
         self._requests: set[Request] = set()  # by this rank, not yet in `requested`
         self._consecutive_skips = 0
         self._workers = workers
@@ -216,6 +218,8 @@ class Trainer:
             num_targets=self._num_epoch_targets,
             skipped=self.skipped,
             consecutive_skips=self._consecutive_skips,
+            loss_scale=self.loss_scale.value,
+            num_finite_steps=self.loss_scale.num_finite_steps,
             progress=self.progress,
             is_done=self.is_done,
         )
@@ -245,6 +249,7 @@ class Trainer:
         self.state, self.step, self.position = state, training_state.step, training_state.position
         self.skipped, self._consecutive_skips = training_state.skipped, training_state.consecutive_skips
         self._num_epoch_targets = training_state.num_targets
+        self.loss_scale.restore(training_state.loss_scale, training_state.num_finite_steps)
         self._reader = None
 
     def advance(self) -> StepReport:
@@ -257,7 +262,8 @@ class Trainer:
         self.window, next_position = next(self._window_reader())
         data_read = time.perf_counter()
 
-        result = self.engine.step(self.window, self.state, derive_key(self.seed, "step", self.step))
+        key = derive_key(self.seed, "step", self.step)
+        result = self.engine.step(self.window, self.state, key, loss_scale=self.loss_scale.value)
         totals = self._all_reduce(self.window, result)
         self.requested = totals.requested
         self._requests -= self.requested
@@ -294,7 +300,8 @@ class Trainer:
     def _all_reduce(self, window: Window, result: StepResult) -> _StepTotals:
         world = self.engine.mesh.world
         # One vector, one all_reduce and one read: the only time in a step that the host waits for its device.
-        on_device = [result.total.double(), result.count.double(), self.engine.squared_grad_norm()]
+        squared_grad_norm = self.engine.squared_grad_norm() / self.loss_scale.value**2
+        on_device = [result.total.double(), result.count.double(), squared_grad_norm]
         on_host = [
             float(window.num_valid),
             float(window.num_steps * window.num_rows),
@@ -306,22 +313,30 @@ class Trainer:
 
     def _update(self, totals: _StepTotals, state: State) -> tuple[float, State | None]:
         """Update the weights if loss and gradient are finite; return the gradient norm and the next window's state."""
+        loss_scale, can_shrink = self.loss_scale.value, self.loss_scale.can_shrink
+        self.loss_scale.update(is_finite=totals.is_finite)
         if not totals.is_finite:
-            return totals.grad_norm, self._skip(totals, state)
+            self.skipped += 1
+            # Gradients that overflow in fp16 are no reason to stop: the next step's are half as large.
+            if not (can_shrink and math.isfinite(totals.loss_sum)):
+                self._check_divergence(totals)
+            return totals.grad_norm, self._finite_state(state)
         self._consecutive_skips = 0
         if not totals.num_targets:
             # There is nothing to learn from: all rows have only one token, for example, or all values are missing.
             return 0.0, state
         gradient_norm = scale_gradients(
-            self.engine.stack.parameters(), totals.num_targets, math.sqrt(totals.squared_grad_norm), self.config.clip
+            self.engine.stack.parameters(),
+            totals.num_targets * loss_scale,
+            math.sqrt(totals.squared_grad_norm) * loss_scale,
+            self.config.clip,
         )
         with flush_denormals():
             self.optimizer.step()
         return gradient_norm, state
 
-    def _skip(self, totals: _StepTotals, state: State) -> State | None:
-        """Count a skipped step and return the next window's state, or raise DivergedError if the run must stop."""
-        self.skipped += 1
+    def _check_divergence(self, totals: _StepTotals) -> None:
+        """Raise DivergedError if the run must stop after a step that is not finite."""
         self._consecutive_skips += 1
         if self.config.nonfinite == "stop" or self._consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
             skips = self._consecutive_skips
@@ -332,7 +347,9 @@ class Trainer:
                 f"weights are still those of step {self.step + 1 - skips}: lower {self._lr_name}={lr}, or raise "
                 f"train.warmup={self.config.warmup}"
             )
-        # If the new state is not finite on some rank, all ranks keep the state from before this window.
+
+    def _finite_state(self, state: State) -> State | None:
+        """Return the next window's state: the one from before this window, if the new one is not finite on any rank."""
         is_finite = all(torch.isfinite(tensor).all() for tensor in state if tensor.is_floating_point())
         (num_nonfinite,) = self.engine.mesh.world.all_reduce([float(not is_finite)])
         return self.state if num_nonfinite else state

@@ -1,0 +1,23 @@
+"""Precision: the dtype that blocks compute in; weights, losses and states are stored in the model's own dtype."""
+
+from contextlib import AbstractContextManager, nullcontext
+from typing import Literal
+
+import torch
+
+from stretto.base.errors import ConfigError
+
+Precision = Literal["fp32", "bf16", "fp16"]
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def check_precision(precision: Precision) -> Precision:
+    """Return `precision`, or raise if it is not supported."""
+    if precision not in ("fp32", *_DTYPES):
+        raise ConfigError(f"precision={precision!r} is not supported; use fp32, bf16 or fp16")
+    return precision
+
+
+def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
+    """Return the context in which blocks compute in `precision`; fp32 means the dtype of the model's weights."""
+    return nullcontext() if precision == "fp32" else torch.autocast(device.type, _DTYPES[precision])
