@@ -1,6 +1,7 @@
 """The command, as a person calls it."""
 
 import json
+import os
 import subprocess
 import sys
 import time
@@ -35,6 +36,22 @@ def test_prepare_train_and_eval_work_together(prepared: Path, capsys: pytest.Cap
     said = capsys.readouterr().out
     assert "data/valid: loss" in said and "perplexity" in said and "bits per byte" in said
     assert "\x1b" not in said, "plain text where there is no terminal"
+
+
+def test_train_hints_at_one_thread_if_the_cores_are_busy(
+    prepared: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def hints(load: float, folder: str) -> list[str]:
+        monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+        assert main(["train", "run.toml", "--train.steps", "1", "--run.folder", folder]) == 0
+        return [line for line in capsys.readouterr().out.splitlines() if line.startswith("hint")]
+
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1})
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert hints(6.7, "busy") == ["hint    2 cores, load 6.7: if training is slow, set OMP_NUM_THREADS=1"]
+    assert hints(1.5, "quiet") == []
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert hints(6.7, "set") == []
 
 
 def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixture[str]) -> None:

@@ -152,6 +152,18 @@ def test_more_threads_than_cores_are_a_warning(monkeypatch: pytest.MonkeyPatch) 
     assert found.level == "warning" and "set OMP_NUM_THREADS to" in found.remedy
 
 
+def test_the_remedy_for_busy_cores_names_the_number_of_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "getloadavg", lambda: (1000.0, 1000.0, 1000.0))
+    monkeypatch.setattr(os, "cpu_count", lambda: len(os.sched_getaffinity(0)))
+    monkeypatch.setattr(machine, "_cpu_limit", lambda: None)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    (found,) = machine.check_cores()
+    assert found.level == "warning" and "end other processes, or set OMP_NUM_THREADS=1" in found.remedy
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    (found,) = machine.check_cores()
+    assert found.level == "warning" and "OMP_NUM_THREADS" not in found.remedy
+
+
 def test_a_master_address_without_a_launcher_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MASTER_ADDR", "host0")
     assert levels(machine.check_environment())["$MASTER_ADDR"] == "warning"

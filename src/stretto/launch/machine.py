@@ -114,7 +114,10 @@ def check_cores() -> list[Finding]:
     if not threads and num_usable < num_cores:
         return [warning("cores", detail, f"set OMP_NUM_THREADS to {max_threads}: torch may start a thread per core")]
     if load > 1.5 * num_usable:
-        return [warning("cores", detail, "wait, or end other processes: one slow rank delays all")]
+        remedy = (
+            "wait, or end other processes" if threads == "1" else "wait, end other processes, or set OMP_NUM_THREADS=1"
+        )
+        return [warning("cores", detail, f"{remedy}: one slow thread or rank delays all")]
     return [ok("cores", detail)]
 
 

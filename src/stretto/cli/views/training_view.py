@@ -1,5 +1,6 @@
 """train_and_show: train a run, with a live view in a terminal and plain lines elsewhere."""
 
+import os
 from collections import deque
 
 from rich.console import Console
@@ -134,12 +135,21 @@ def _print_run_summary(console: Console, run: Run) -> None:
     steps = run.trainer.num_steps
     length = pluralize(config.train.epochs, "epoch") if steps is None else pluralize(steps, "step")
     console.print(f"run     {length} on {run.world.device}, {config.run.precision}, in {run.folder}")
+    if run.world.device.type == "cpu":
+        _print_load_hint(console)
     if run.resumed is not None:
         manifest = run.resumed.manifest
         console.print(f"resume  after step {manifest.training_state.step:,}, from {run.resumed.location}")
         console.print(f"        saved with {manifest.run_info.layout or pluralize(manifest.num_ranks, 'rank')}")
         for change in run.changes:
             console.print(f"changed {change}")
+
+
+def _print_load_hint(console: Console) -> None:
+    """Say what to do if other processes keep the cores busy: torch's threads wait for each other in every operation."""
+    load, num_cores = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    if load > num_cores > 1 and "OMP_NUM_THREADS" not in os.environ:
+        console.print(f"hint    {num_cores} cores, load {load:.1f}: if training is slow, set OMP_NUM_THREADS=1")
 
 
 def _format_figures(recent: list[StepReport], ranks: RankReport, target_name: str) -> str:
