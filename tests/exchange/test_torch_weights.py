@@ -74,6 +74,20 @@ def test_a_module_and_its_state_dict_give_one_block_per_layer_and_the_same_outpu
     assert sum(isinstance(block, Dropout) for block in from_torch(module)) == (name == "dropout between layers")
 
 
+@pytest.mark.parametrize("name", MODULES)
+def test_modules_on_the_meta_device_give_the_same_blocks_with_weights_from_the_seed(name: str) -> None:
+    def build() -> Stack:
+        layers = nn.Sequential(nn.Linear(2, 4), MODULES[name]())
+        return from_torch([nn.Embedding(9, 2), *layers, nn.LayerNorm(6 if name == "both directions" else 3)])
+
+    with torch.device("meta"):
+        stack = build()
+    assert all(parameter.is_meta for parameter in stack.parameters())
+    weights, expected = (initialize(model, seed=1).state_dict() for model in (stack, build()))
+    assert [*weights] == [*expected]
+    assert all(torch.equal(weight, expected[key]) for key, weight in weights.items())
+
+
 def plain_model() -> tuple[nn.Sequential, Tensor, Tensor]:
     """Layers with common names, an input, and the output."""
     embedding, lstm, head = nn.Embedding(9, 4).double(), nn.LSTM(4, 6, 2, batch_first=True).double(), nn.Linear(6, 3)

@@ -118,6 +118,7 @@ def _recurrent_block(name: str, kind: str, weights: dict[str, Tensor]) -> Block:
 
 def _with_weights(block: Block, attribute: str, weights: Weights) -> Block:
     """Return the block, created on the meta device, with copies of the weights in the module at `attribute`."""
-    state_dict = {f"{attribute}.{name}": tensor.detach().cpu().clone() for name, tensor in weights.items()}
-    block.load_state_dict(state_dict, assign=True)
+    # Weights on the meta device have no values yet: `initialize` draws them later, as for any other model.
+    copies = {name: (weight if weight.is_meta else weight.cpu()).detach().clone() for name, weight in weights.items()}
+    block.load_state_dict({f"{attribute}.{name}": weight for name, weight in copies.items()}, assign=True)
     return block

@@ -28,7 +28,8 @@ def from_torch(source: Modules | Weights | Path | str) -> Stack:
     `source` is a module (`nn.LSTM`, `nn.GRU`, an `nn.Sequential`), a list or dict of modules in the order they run, a
     state dict, or a file with a state dict (safetensors or `torch.save`, loaded without running code from it; all
     entries must be tensors). Supported layers are Embedding, LSTM, GRU, Linear, LayerNorm and Dropout. A stack is
-    time-major, whatever `batch_first` is.
+    time-major, whatever `batch_first` is. Modules on the meta device give a stack on the meta device, which
+    `make_engine` or `stretto.nn.initialize` initializes from a seed.
     """
     if isinstance(source, Path | str):
         layers = _from_file(Path(source))
