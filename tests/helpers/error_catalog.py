@@ -319,9 +319,16 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "<path>, row <n>: it has no value in <field> (its fields are <fields>); name the field with "
                 "--sequence=FIELD, or skip such rows with --bad-rows=skip",
-                "The first record does not have the field.",
+                "No option names the field with the sequence, and the first record has none of the usual ones.",
                 "Use one of the listed fields.",
-                "stretto prepare sequences songs.jsonl --out new --sequence lyrics",
+                "stretto prepare sequences meters.csv --out new",
+                DataError,
+            ),
+            ErrorCase(
+                "--columns=<name> is not a field of <path>; choose from <names>",
+                "The file has no column of that name; `--time`, `--by`, `--sequence` and `--label` report it in the same way.",
+                "Use one of the listed columns.",
+                "stretto prepare series meters.csv --out new --columns load,humidity",
                 DataError,
             ),
             ErrorCase(

@@ -313,7 +313,11 @@ def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:
     ("records", "options", "reason"),
     [
         ([{"x": 1}], {}, r"row 1: it has no value in 'text', 'tokens' or 'values' \(its fields are \['x'\]\); name"),
-        ([{"x": 1}], {"sequence": "z"}, r"row 1: it has no value in 'z' \(its fields are \['x'\]\)"),
+        ([{"x": 1}], {"sequence": "z"}, r"sequence=z is not a field of .*a\.jsonl; choose from x$"),
+        ([{"x": ""}], {"sequence": "x"}, "row 1: 'x' is empty"),
+        ([{"text": "a"}], {"label": "z"}, r"label=z is not a field of .*a\.jsonl; choose from text$"),
+        # Other records have the field, so this is about a row.
+        ([{"text": "a"}, {"text": "a", "z": 1}], {"label": "z"}, "row 1: it has no 'z'"),
         ([{"x": 1}], {"bad_rows": "skip"}, r"no row can be read as a sequence \(the first is .*, row 1: it has no"),
         (
             [{"text": "a"}, {"text": ""}],

@@ -148,8 +148,13 @@ def test_json_has_numbers_and_null_but_no_text_or_gaps(tmp_path: Path) -> None:
         ({"columns": []}, r"columns=\(\) is empty"),
         ({"columns": ["load", "load"]}, "columns=load,load names 'load' more than once"),
         ({"columns": ["when"], "time": "when"}, "columns=when includes time=when; leave it out of the columns"),
-        ({"columns": ["gone"]}, "row 1: it has no 'gone'"),
-        ({"time": "gone"}, "row 1: it has no 'gone'"),
+        (
+            {"columns": ["load", "gone"]},
+            r"^columns=gone is not a field of .*meters\.csv; choose from meter, when, load",
+        ),
+        ({"columns": ["gone"], "bad_rows": "skip"}, "would be empty: 15 bad rows, the first is"),
+        ({"time": "gone"}, r"^time=gone is not a field of .*; choose from meter, when, load"),
+        ({"by": "gone"}, r"^by=gone is not a field of .*; choose from meter, when, load"),
         ({"columns": ["meter"]}, "row 1: 'meter' has \"a\", not a number"),
         ({"columns": ["meter"], "bad_rows": "skip"}, "would be empty: 15 bad rows, the first is"),
         ({"validation_fraction": 0.01}, "validation_fraction=0.01 leaves nothing for .*valid"),
@@ -167,6 +172,20 @@ def test_contradictory_options_are_an_error(options: dict[str, Any], reason: str
     with pytest.raises(DataError, match=reason):
         prepare_series(meters, tmp_path / "out", SeriesOptions(**options), workers=workers)
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("ending", ["csv", "parquet", "jsonl"])
+def test_a_column_that_the_second_file_lacks_is_reported_before_any_row(ending: str, tmp_path: Path) -> None:
+    paths = [tmp_path / f"{name}.{ending}" for name in ("a", "b")]
+    for path, record in zip(paths, [{"power": 1.0, "site_temp": 2.0}, {"site_temp": 2.0}], strict=True):
+        if ending == "csv":
+            path.write_text("\n".join(",".join(map(str, cells)) for cells in (record, record.values())) + "\n")
+        elif ending == "jsonl":
+            path.write_text(json.dumps(record) + "\n")
+        else:
+            pyarrow.parquet.write_table(pyarrow.Table.from_pylist([record]), path)
+    with pytest.raises(DataError, match=r"^columns=power is not a field of .*b\.\w+; choose from site_temp$"):
+        prepare_series(paths, tmp_path / "out", SeriesOptions(columns=["site_temp", "power"]))
 
 
 def test_columns_without_a_number_are_not_channels(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from stretto.base.errors import DataError
+from stretto.prepare.field_check import check_field
 from stretto.prepare.field_summary import FieldSummary
 from stretto.prepare.file_listing import AmbiguousInputError, Format, Listing, list_files, list_validation_files
 from stretto.prepare.record_sample import MAX_BYTES, RecordSample, read_beginning, sample_records
@@ -110,9 +111,8 @@ def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
     sample = sample_records(listing.paths[0])
     for name in ("sequence", "label", "time", "by"):
         value = getattr(hints, name)
-        if value is not None and value not in sample.field_names:
-            names = ", ".join(sample.field_names)
-            raise DataError(f"{name}={value} is not a field of {sample.path}; choose from {names}")
+        if value is not None:
+            check_field(name, value, sample.path, sample.field_names)
     schema: SequenceSchema | SeriesSchema
     if (hints.kind or _infer_kind(sample, hints)) == "series":
         schema, notes = infer_series_schema(sample, hints.time, hints.by)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stretto.base.errors import DataError
+from stretto.prepare.field_check import check_fields
 from stretto.prepare.options import SequenceOptions, check_level, open_like, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
 from stretto.prepare.record_parser import RecordParser, infer_parser, sort_class_names
@@ -41,6 +42,8 @@ def prepare_sequences(
     paths = list_paths(files)
     parts = cut_records(paths, options.shard_bytes)
     shared = open_like(options.like)
+    if options.bad_rows == "error":
+        check_fields(parts, [("sequence", options.sequence), ("label", options.label)])
     parser = replace(_first_parser(parts, options), label=options.label, num_tokens=options.num_tokens, nan=options.nan)
     parser, vocabulary = _complete_parser(parser, shared, options)
     channels = shared.values if shared is not None and isinstance(shared.values, Channels) else None

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
+from stretto.prepare.field_check import check_fields
 from stretto.prepare.options import BadRowPolicy, NanPolicy, SeriesOptions, open_like
 from stretto.prepare.prepare_job import OnProgress, PartResult, open_job
 from stretto.prepare.record_parser import FLOAT32_MAX, parse_number, to_number
@@ -50,6 +51,9 @@ def prepare_series(
     channels = None if shared is None else _shared_channels(shared, columns)
     if channels is not None:
         columns = channels.names
+    if options.bad_rows == "error":
+        names = [("columns", name) for name in options.columns or ()]
+        check_fields(parts, [*names, ("by", options.by), ("time", options.time)])
     if columns is None:
         columns = _numeric_columns(parts[0], {options.by, options.time})
     parser = _StepParser(_check_columns(columns, options), options.by, options.time, options.nan)
