@@ -604,7 +604,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "data.train=<url>: <url> needs a package that is not installed (<package>); <what to do>",
                 "Object storage is read through fsspec, which needs a package for each kind of storage.",
-                "Install the package; for `s3://`, the message gives the command: `pip install 'stretto[s3]'`.",
+                "Install the package; for `s3://`, the message gives the command, such as `pip install -e '.[s3]'` in a clone.",
                 "stretto train run.toml --data.train gs://bucket/data",
                 DataError,
             ),

@@ -174,5 +174,5 @@ def test_the_error_names_a_missing_library_and_how_to_install_it(
     (tmp_path / "a.parquet").write_text("x")
     (tmp_path / "state.json").write_text("{}")
     monkeypatch.setitem(sys.modules, "pyarrow.parquet" if extra == "parquet" else module, None)
-    with pytest.raises(DataError, match=rf"needs {module}; run pip install 'stretto\[{extra}\]'$"):
+    with pytest.raises(DataError, match=rf"needs {module}; pip install 'stretto\[{extra}\]' \(in a clone: .*\)$"):
         cut_records([path], None)

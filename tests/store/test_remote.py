@@ -302,7 +302,9 @@ def test_a_missing_package_is_one_sentence_that_names_the_extra(
 ) -> None:
     monkeypatch.setitem(sys.modules, "s3fs", None)
     monkeypatch.delitem(_registry, "s3", raising=False)
-    with pytest.raises(DataError, match=r"^s3://bucket/store needs a package .*; pip install 'stretto\[s3\]'$"):
+    with pytest.raises(
+        DataError, match=r"^s3://bucket/store needs a package .*; pip install 'stretto\[s3\]' \(in a clone: .*\)$"
+    ):
         Store.open("s3://bucket/store", Cache(tmp_path))
 
 

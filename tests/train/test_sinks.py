@@ -22,6 +22,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from helpers.rank_pool import RankPools, free_port
 from helpers.train_process import TrainProcess
 from stretto import Run, World, load_config
+from stretto.base.extras import install_command
 from stretto.cli.main import main
 from stretto.data import Corpus
 from stretto.errors import ConfigError, DivergedError, PreemptedError
@@ -219,10 +220,8 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_is_written(
             patched.setitem(sys.modules, package, None)
             assert main(["train", str(path), f"--logging.{name}", value]) == 2
         said = capsys.readouterr().err
-        assert (
-            f"needs {package}; pip install 'stretto[{package.removesuffix('_client')}]', or leave it out" in said
-            and said.count("\n") == 1
-        )
+        command = install_command(package.removesuffix("_client"))
+        assert f"needs {package}; {command}, or leave it out" in said and said.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 

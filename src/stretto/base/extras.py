@@ -11,4 +11,9 @@ def import_optional_dependency(package: str, extra: str, feature: str) -> Module
     try:
         return import_module(package)
     except ImportError:
-        raise ConfigError(f"{feature} needs {package.split('.')[0]}; pip install 'stretto[{extra}]'") from None
+        raise ConfigError(f"{feature} needs {package.split('.')[0]}; {install_command(extra)}") from None
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs an extra of stretto; it differs if stretto was installed from a clone."""
+    return f"pip install 'stretto[{extra}]' (in a clone: pip install -e '.[{extra}]')"

@@ -8,6 +8,7 @@ from textwrap import shorten
 from typing import Any, NamedTuple
 
 from stretto.base.errors import DataError, StrettoError
+from stretto.base.extras import install_command
 
 _FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.2, 5.0
 # Errors that the request itself causes: a retry would fail in the same way.
@@ -44,7 +45,7 @@ class RemoteFolder(NamedTuple):
         try:
             return cls(*url_to_fs(location, **options))
         except ImportError as error:
-            remedy = "pip install 'stretto[s3]'" if is_s3 else "install it"
+            remedy = install_command("s3") if is_s3 else "install it"
             raise DataError(f"{location} needs a package that is not installed ({error}); {remedy}") from error
         except ValueError as error:
             raise DataError(f"{location} is not a supported URL ({error}); use a folder or a different URL") from error

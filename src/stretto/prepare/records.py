@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
 from stretto.base.errors import DataError
+from stretto.base.extras import install_command
 from stretto.prepare.text_files import TextFiles
 from stretto.prepare.time_formats import looks_like_time
 
@@ -256,7 +257,7 @@ def _import_extra(module: str, extra: str, path: Path) -> Any:  # noqa: ANN401 -
         return import_module(module)
     except ImportError:
         name = module.split(".")[0]
-        raise DataError(f"reading {path} needs {name}; run pip install 'stretto[{extra}]'") from None
+        raise DataError(f"reading {path} needs {name}; {install_command(extra)}") from None
 
 
 def open_parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from stretto.base.disk import refuse_existing
 from stretto.base.errors import ConfigError
+from stretto.base.extras import install_command
 from stretto.cli.parser import Parser, add_trust_argument
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto export RUN [--onnx FILE] [--torch FILE] [--trust]"
     add = parser.add_argument
     add("run", metavar="RUN", help="folder of the run, or a checkpoint")
-    add("--onnx", type=Path, metavar="FILE", help="write an ONNX model (needs `pip install 'stretto[onnx]'`)")
+    add("--onnx", type=Path, metavar="FILE", help="write an ONNX model (needs the extra stretto[onnx])")
     add("--torch", type=Path, metavar="FILE", help="write safetensors with the parameter names of nn.LSTM etc.")
     add_trust_argument(parser)
 
@@ -64,7 +65,7 @@ def _print_onnx(console: "Console", exported: "OnnxExport") -> None:
     console.print(f"in    x{''.join(f', {name}' for name in state_names)}")
     console.print(f"out   y{''.join(f', {name}.next' for name in state_names)}")
     if exported.max_difference is None:
-        verdict = "not checked, because onnxruntime is not installed: pip install 'stretto[onnx]'"
+        verdict = f"not checked, because onnxruntime is not installed: {install_command('onnx')}"
     else:
         verdict = f"checked with onnxruntime: the largest difference from torch is {exported.max_difference:.1e}"
     console.print(f"the model is in {exported.path}; {verdict}")

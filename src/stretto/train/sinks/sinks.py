@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Self
 
 from stretto.base.errors import ConfigError, StrettoError
+from stretto.base.extras import install_command
 from stretto.config.logging import LoggingConfig
 from stretto.train.sinks.background import BackgroundSink, describe_error
 from stretto.train.sinks.sink import LogLine, RunStatus, Sink
@@ -52,9 +53,8 @@ def check_sinks(config: LoggingConfig) -> None:
         spec = importlib.util.find_spec(package)
         # A folder of that name in the working directory is found too, but has no origin.
         if spec is None or spec.origin is None:
-            raise ConfigError(
-                f"logging.{name}={value} needs {package}; pip install 'stretto[{extra}]', or leave it out"
-            )
+            remedy = f"{install_command(extra)}, or leave it out"
+            raise ConfigError(f"logging.{name}={value} needs {package}; {remedy}")
 
 
 def open_sinks(

@@ -1,0 +1,29 @@
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from stretto.base.extras import import_optional_dependency
+from stretto.errors import ConfigError
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_missing_package_is_answered_with_a_command_for_a_package_and_one_for_a_clone() -> None:
+    with pytest.raises(ConfigError) as caught:
+        import_optional_dependency("no_such_package.part", "onnx", "an export to ONNX")
+    assert str(caught.value) == (
+        "an export to ONNX needs no_such_package; pip install 'stretto[onnx]' (in a clone: pip install -e '.[onnx]')"
+    )
+
+
+def test_every_message_takes_its_install_command_from_one_place() -> None:
+    sources = [path for path in (ROOT / "src").rglob("*.py") if "pip install 'stretto" in path.read_text()]
+    assert [path.name for path in sources] == ["extras.py"]
+
+
+def test_the_pages_name_extras_that_exist() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    pages = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+    named = {name.partition("]")[0] for name in pages.split("'.[")[1:]}
+    assert named and named <= set(extras)
