@@ -89,13 +89,14 @@ def test_a_terminal_without_unicode_gets_ascii_characters() -> None:
 
 
 def test_plain_lines_show_padding_and_bubble_if_there_are_any() -> None:
-    def line(padding: float, busy: tuple[float, ...]) -> str:
-        report = StepReport(30, 1, 2.5, 1024, 0.4, 1e-3, 0.01, 0.2, 0.01, 0, padding)
+    def line(padding: float, busy: tuple[float, ...], norm: float = 0.4) -> str:
+        report = StepReport(30, 1, 2.5, 1024, norm, 1e-3, 0.01, 0.2, 0.01, 0, padding)
         waiting = tuple(0.22 - part for part in busy)
         return _format_figures([report], RankReport(30, 0.22, busy, waiting, (0,) * len(busy)), "tokens")
 
-    assert line(0.0, (0.22,)) == "loss 2.5000  4,655 tokens/s  norm 0.40  lr 1.00e-03"
+    assert line(0.0, (0.22,)) == "loss 2.5000  4,655 tokens/s  norm 0.4  lr 1.00e-03"
     assert line(0.25, (0.22, 0.11)) == f"{line(0.0, (0.22,))}  padding 25%  bubble 25%"
+    assert "norm 0.00123 " in line(0.0, (0.22,), 0.0012345), "a small gradient is not zero"
 
 
 class Screen:

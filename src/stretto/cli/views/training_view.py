@@ -159,7 +159,7 @@ def _format_figures(recent: list[StepReport], ranks: RankReport, target_name: st
     parts = [f"loss {format_loss(last.loss) if last.num_targets else '-'}", f"{speed:,.0f} {target_name}/s"]
     if last.skipped:
         parts.append(f"{last.skipped} skipped")
-    parts += [f"norm {last.gradient_norm:.2f}", f"lr {last.learning_rate:.2e}"]
+    parts += [f"norm {last.gradient_norm:.3g}", f"lr {last.learning_rate:.2e}"]
     if padding >= 0.005:  # less would be shown as 0%
         parts.append(f"padding {padding:.0%}")
     if len(ranks.busy) > 1:
