@@ -42,7 +42,7 @@ class Prediction:
     all_reduce: float  # seconds of the gradients' all-reduce that don't overlap with a backward
     optimizer: float  # seconds
     other: float  # seconds that the rest takes: overhead such as reading data, and the all-reduce of metrics
-    bubble: float  # the fraction of the pipeline's time in which stages wait
+    bubble: float  # the fraction of the pipeline's time in which stages wait for each other; 0 with one stage
     tokens: float  # time steps of all rows of an average global batch
     traffic: float  # bytes per step sent by the rank that sends the most
     stages: tuple[StagePrediction, ...]

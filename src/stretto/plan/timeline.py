@@ -31,6 +31,6 @@ class Timeline:
 
     @property
     def bubble(self) -> float:
-        """The fraction of time that stages spend waiting, on average."""
+        """The fraction of time that stages wait for each other, on average."""
         busy = sum(timed.stop - timed.start for timed in self.timed_actions)
         return 1 - busy / (self.num_stages * self.seconds) if self.seconds else 0.0

@@ -20,7 +20,7 @@ class RankReport:
 
     @property
     def bubble(self) -> float:
-        """The fraction of all ranks' time that is spent waiting."""
+        """The fraction of their time that ranks wait for other ranks, stages or replicas."""
         return 1 - fmean(self.busy) / self.seconds
 
 
