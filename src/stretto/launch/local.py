@@ -154,7 +154,8 @@ def _failure_error(result: RunResult) -> StrettoError:
 def _signal_error(codes: Sequence[int | None], received: signal.Signals) -> BaseException:
     """Return the error for a signal to the launcher, after the ranks have ended with these exit codes."""
     if received == signal.SIGINT:
-        return KeyboardInterrupt(": the ranks were stopped")  # printed after "interrupted"
+        # Rank 0 has printed where it was interrupted, if it had begun; else our text is printed after "interrupted".
+        return RanksEndedError(130) if codes[:1] == [130] else KeyboardInterrupt(": the ranks were stopped")
     message = f"{received.name} has ended the launcher and all ranks"
     if received in PREEMPTION_SIGNALS and {*codes} <= {PREEMPTED_EXIT_CODE, LostPeerError.exit_code, -received}:
         # Ranks that have begun have saved, and have printed a message; others were killed by the signal (-received).
