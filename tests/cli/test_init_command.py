@@ -46,6 +46,9 @@ def test_nothing_is_overwritten_without_force(capsys: pytest.CaptureFixture[str]
     assert main(["init", "book.txt"]) == 2
     assert "run.toml already exists; choose a different file" in capsys.readouterr().err
     assert Path("run.toml").read_text() == "mine" and not Path("data").exists()
+    # A misspelled input is reported first: another --out would not help.
+    assert main(["init", "bok.txt", "--yes"]) == 2
+    assert "bok.txt does not exist" in capsys.readouterr().err
     assert main(["init", "book.txt", "--force"]) == 0
     assert load_config("run.toml").data.train == "data/book/train"
 

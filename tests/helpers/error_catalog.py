@@ -512,8 +512,22 @@ ERROR_SECTIONS = (
                 "data.train=<folder>: <folder> holds no prepared data (index.json is missing); <what to do>",
                 "The folder was not made by `stretto prepare`. With `--validation-fraction`, the prepared folders are "
                 "`train` and `valid` inside it.",
-                "Use the prepared folder, not the file that it was made from.",
+                "Use the prepared folder.",
+                "stretto train run.toml --data.train stuff",
+                DataError,
+            ),
+            ErrorCase(
+                "data.train=<folder>: the folder <folder> does not exist; make it with `stretto prepare`",
+                "There is no such folder. A relative path starts at the current folder, which the message names.",
+                "Check the path, and the folder that you are in.",
                 "stretto train run.toml --data.train nowhere",
+                DataError,
+            ),
+            ErrorCase(
+                "data.train=<file>: <file> is a file, not a folder of prepared data; make one with `stretto prepare`",
+                "Training reads prepared data, not the files that it was made from.",
+                "Prepare the file, and use the folder that `stretto prepare` or `stretto init` wrote.",
+                "stretto train run.toml --data.train book.txt",
                 DataError,
             ),
             ErrorCase(
@@ -533,8 +547,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.train=<folder>: layout.replicas=<n> x layout.micro_batches=<n> exceeds data.lanes=<n>; use "
-                "fewer replicas or micro-batches, or more lanes",
+                "layout.replicas=<n> x layout.micro_batches=<n> exceeds data.lanes=<n>; use fewer replicas or "
+                "micro-batches, or more lanes",
                 "Each micro-batch of each replica needs at least one lane.",
                 "Raise `data.lanes`, or use fewer replicas or micro-batches.",
                 "stretto train run.toml --layout.micro_batches 9",

@@ -192,7 +192,7 @@ def test_an_interrupted_preparation_leaves_no_corpus(text_file: Path, tmp_path: 
 
     with pytest.raises(KeyboardInterrupt):
         prepare_text([text_file], tmp_path / "out", on_progress=fail)
-    with pytest.raises(DataError, match="holds no prepared data"):
+    with pytest.raises(DataError, match="out does not exist; make it with"):
         Corpus.open(tmp_path / "out")
     prepare_text([text_file], tmp_path / "out")
     assert not list(tmp_path.glob("*.partial"))

@@ -69,7 +69,8 @@ def test_mistakes_are_reported_before_anything_is_written(
     byte_corpus: Corpus, word_corpus: Corpus, tmp_path: Path
 ) -> None:
     for sections, reason in (
-        ({"data": {"train": tmp_path / "none"}}, "holds no prepared data"),
+        ({"data": {"train": tmp_path / "none"}}, r"the folder .*none does not exist"),
+        ({"layout": {"micro_batches": 9}}, r"^layout\.replicas=1 x layout\.micro_batches=9 exceeds data\.lanes=8"),
         ({"data": {"valid": word_corpus.location}}, "differs from .* in its vocabulary"),
         ({"data": {"lanes": 10**6}}, "needs 20,000,000 tokens per step"),
         ({"run": {"device": "warp-drive"}}, r"device='warp-drive' .* is not a device"),

@@ -79,6 +79,12 @@ def list_files(paths: Iterable[Path], format: str | None = None) -> Listing:
     return Listing(chosen, tuple(train), tuple(valid), (*ignored, *unused), is_split_by_name=bool(valid))
 
 
+def check_exists(path: Path) -> None:
+    """Raise DataError if there is neither a file nor a folder at a path."""
+    if not path.exists():
+        raise DataError(f"{path} does not exist; use the path of a file or a folder")
+
+
 def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) -> tuple[Path, ...]:
     """List the given validation files; unless they are read as text, they need the training files' format."""
     given = list(paths)
@@ -95,8 +101,7 @@ def list_validation_files(paths: Iterable[Path], format: Format, is_text: bool) 
 
 def _expand(path: Path) -> list[Path]:
     """Return the visible files under a folder; for a file or a saved dataset, only its own path."""
-    if not path.exists():
-        raise DataError(f"{path} does not exist; use the path of a file or a folder")
+    check_exists(path)
     if not path.is_dir() or (path / "state.json").is_file() or (path / "dataset_dict.json").is_file():
         return [path]
     if (path / INDEX).is_file() or any(path.glob(f"*/{INDEX}")):

@@ -104,10 +104,8 @@ def parse_index(model: type[Parsed], tree: object, location: str) -> Parsed:
 def _read_index(location: str, cache: Cache) -> dict[str, Any]:
     try:
         tree = json.loads(_read_small_file(location, INDEX, cache))
-    except FileNotFoundError:
-        folders = [] if is_remote(location) else sorted(path.parent.name for path in Path(location).glob(f"*/{INDEX}"))
-        hint = f"use one of its subfolders: {', '.join(folders)}" if folders else "make it with `stretto prepare`"
-        raise DataError(f"{location} holds no prepared data ({INDEX} is missing); {hint}") from None
+    except (FileNotFoundError, NotADirectoryError):
+        raise _missing_index(location) from None
     except (OSError, ValueError, RecursionError) as error:
         raise DataError(f"{location}: {INDEX} can't be read ({error}); copy or prepare the data again") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT or tree.get("version") != VERSION:
@@ -116,6 +114,19 @@ def _read_index(location: str, cache: Cache) -> dict[str, Any]:
         return verify_checksum(tree)
     except ValueError as error:
         raise damaged_index(location, str(error)) from None
+
+
+def _missing_index(location: str) -> DataError:
+    """Return the error for a location without an index."""
+    remedy = "make it with `stretto prepare`"
+    if not is_remote(location):
+        if not Path(location).exists():
+            return DataError(f"the folder {location} does not exist; {remedy}")
+        if not Path(location).is_dir():
+            return DataError(f"{location} is a file, not a folder of prepared data; make one with `stretto prepare`")
+        folders = sorted(path.parent.name for path in Path(location).glob(f"*/{INDEX}"))
+        remedy = f"use one of its subfolders: {', '.join(folders)}" if folders else remedy
+    return DataError(f"{location} holds no prepared data ({INDEX} is missing); {remedy}")
 
 
 def _open(location: str, tree: dict[str, Any], cache: Cache) -> Store:

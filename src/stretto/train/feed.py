@@ -62,18 +62,21 @@ def open_feed(
             feed = _corpus_feed(Corpus.from_store(store), data, min_rows)
         else:
             feed = _sequence_feed(Sequences.from_store(store), data, seed, min_rows)
-        _check_num_rows(feed.windows, layout, is_validation)
-        return replace(feed, digest=store.digest)
+        if not is_validation:
+            _check_num_rows(feed.windows, layout)
     except DataError as error:
         is_relative = not is_remote(location) and not Path(location).is_absolute()
         where = f" (in {Path.cwd()})" if is_relative else ""
         raise DataError(f"{field}={location}{where}: {error}") from None
+    feed.windows.share(
+        0, layout.replicas, layout.micro_batches
+    )  # raises if data.lanes is too small: not about the data
+    return replace(feed, digest=store.digest)
 
 
-def _check_num_rows(windows: WindowSource, layout: Layout, is_validation: bool) -> None:
-    """Raise if a layout needs more rows than the data has; validation batches are padded with blank rows instead."""
-    windows.share(0, layout.replicas, layout.micro_batches)  # raises if there are too few lanes
-    if isinstance(windows, Batches) and not is_validation and layout.num_global_micro_batches > windows.num_rows:
+def _check_num_rows(windows: WindowSource, layout: Layout) -> None:
+    """Raise if a layout needs more rows than the training data has; validation batches are padded with blank rows."""
+    if isinstance(windows, Batches) and layout.num_global_micro_batches > windows.num_rows:
         raise DataError(
             f"layout.replicas={layout.replicas} x layout.micro_batches={layout.micro_batches} exceeds the "
             f"{windows.num_rows:,} rows of the data; use fewer replicas or micro-batches, or more data"

@@ -26,7 +26,7 @@ from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
 from stretto.cli.views.result_views import show_preparation
 from stretto.cli.views.store_lines import describe_skipped, describe_store
-from stretto.prepare.file_listing import AmbiguousInputError
+from stretto.prepare.file_listing import AmbiguousInputError, check_exists
 from stretto.prepare.inspection import DataHints, Inspection, TextSchema, inspect_data
 from stretto.prepare.options import LEVELS
 from stretto.prepare.prepare_data import PreparedData, prepare_data
@@ -120,7 +120,9 @@ def run(options: argparse.Namespace) -> None:
 
 
 def _check_values(options: argparse.Namespace) -> None:
-    """Reject invalid options before any work is done."""
+    """Reject invalid paths and options before any work is done."""
+    for path in options.paths:
+        check_exists(path)
     if options.out.exists() and not options.force:
         raise ConfigError(f"--out={options.out} already exists; choose a different file, or overwrite it with --force")
     if not options.out.absolute().parent.is_dir():
