@@ -1,8 +1,13 @@
 """README and docs hold what they say: snippets run, links lead somewhere, every config field is listed."""
 
 import argparse
+import os
 import re
 import shlex
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from importlib import import_module
 from itertools import chain
@@ -30,6 +35,7 @@ def page_id(page: Path) -> str:
 
 
 def snippets(page: Path, language: str = "python") -> list[str]:
+    """The blocks of a page in this language that have no title."""
     return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
 
 
@@ -60,6 +66,45 @@ def test_the_snippets_of_a_page_run_one_after_the_other(
         if command:
             assert main(shlex.split(command.replace("--out data/", "--out command/"))) == 0
             assert_same_files(tmp_path / "command", tmp_path / "data")
+
+
+def titled_files(page: Path) -> dict[str, str]:
+    """The blocks of a page that have the name of a file as their title."""
+    return dict(re.findall(r'^```\w+ title="([^"]+)"\n(.*?)^```', page.read_text(), re.MULTILINE | re.DOTALL))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_files_and_commands_of_the_page_about_your_own_lstm_work(tmp_path: Path) -> None:
+    page = ROOT / "docs" / "how-to" / "bring-your-own-lstm.md"
+    for name, content in titled_files(page).items():
+        (tmp_path / name).write_text(content)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    printed = ""
+    for line in "".join(snippets(page, "bash")).splitlines():
+        command = [sys.executable, *(["-m"] if line.startswith("stretto ") else []), *shlex.split(line)]
+        command = [word for word in command if word != "python"]
+        if line == "stretto train run.toml":
+            preempt(command, tmp_path, environment)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=200)
+        assert done.returncode == 0, (line, done.stderr)
+        printed += done.stdout
+    assert (
+        "resume  after step " in printed and "done: config, log, checkpoints and weights are in runs/power" in printed
+    )
+    (shown,) = re.findall(r"It prints:\n+```text\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    assert printed.endswith(shown)
+
+
+def preempt(command: list[str], folder: Path, environment: dict[str, str]) -> None:
+    """Start a run, and stop it with SIGTERM after its first step, as the page advises."""
+    process = subprocess.Popen(command, cwd=folder, env=environment, stdout=subprocess.DEVNULL)
+    log, until = folder / "runs" / "power" / "log.jsonl", time.monotonic() + 120
+    while not (log.exists() and '"kind": "step"' in log.read_text()):
+        assert process.poll() is None and time.monotonic() < until
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 75
 
 
 def assert_similar_output(printed: str, shown: str) -> None:
