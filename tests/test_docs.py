@@ -141,6 +141,12 @@ def test_readme_shows_the_first_example_as_it_is() -> None:
     assert shown.count("\n") <= 30
 
 
+def test_readme_and_docs_install_stretto_in_the_same_way() -> None:
+    readme, index = (snippets(path, "bash")[0].splitlines() for path in (ROOT / "README.md", ROOT / "docs" / "index.md"))
+    num_lines = index.index("stretto train run.toml") + 1
+    assert readme[:num_lines] == index[:num_lines]
+
+
 def prose(page: Path) -> str:
     """A page without its blocks of code, whose lines may look like headings."""
     return re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
