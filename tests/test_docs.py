@@ -142,7 +142,8 @@ def test_readme_shows_the_first_example_as_it_is() -> None:
 
 
 def test_readme_and_docs_install_stretto_in_the_same_way() -> None:
-    readme, index = (snippets(path, "bash")[0].splitlines() for path in (ROOT / "README.md", ROOT / "docs" / "index.md"))
+    pages = (ROOT / "README.md", ROOT / "docs" / "index.md")
+    readme, index = (snippets(page, "bash")[0].splitlines() for page in pages)
     num_lines = index.index("stretto train run.toml") + 1
     assert readme[:num_lines] == index[:num_lines]
 
