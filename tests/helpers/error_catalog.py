@@ -1126,6 +1126,12 @@ ERROR_SECTIONS = (
                 triggers.load_untrusted,
             ),
             ErrorCase(
+                "<file>: save.to refers to <location>, which is outside the folder; if you trust its author, open it with allowed_locations=<location>",
+                "The files of the run say that its checkpoints are in another folder or at a URL, which would be opened with your credentials.",
+                "If you trust the run, add `--allow-location URL` to the command, or use that URL in place of the run's folder.",
+                triggers.load_from_elsewhere,
+            ),
+            ErrorCase(
                 "<file> does not hold this model's weights (<reason>); copy or write it again, or use the model that it was saved from",
                 "The file is not safetensors, or belongs to a different model.",
                 "Copy it again; if the original is damaged too, load a checkpoint of the run instead.",

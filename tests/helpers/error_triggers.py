@@ -284,6 +284,12 @@ def load_untrusted() -> None:
     load_model("runs/own")
 
 
+def load_from_elsewhere() -> None:
+    train(run__folder="runs/far", save__to="elsewhere")
+    Path("runs/far/weights.safetensors").unlink()
+    load_model("runs/far")
+
+
 def spoil_weights() -> None:
     Path("runs/done/weights.safetensors").write_bytes(b"no tensors")
     load_model("runs/done")

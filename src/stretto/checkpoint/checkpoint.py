@@ -1,5 +1,6 @@
 """Checkpoint: a complete checkpoint, opened for reading, and the functions that find one by path or URL."""
 
+import os
 import time
 import tomllib
 from collections.abc import Collection, Sequence
@@ -8,8 +9,9 @@ from pathlib import Path
 
 from stretto.base.checksummed_json import load_with_checksum
 from stretto.base.errors import DataError
+from stretto.base.locations import check_location, check_url
 from stretto.base.remote import is_remote
-from stretto.base.run_folder import CHECKPOINTS, CONFIG, RunFolder
+from stretto.base.run_folder import CHECKPOINTS, RunFolder
 from stretto.base.scratch import make_scratch_folder
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, damaged_error
@@ -75,9 +77,15 @@ class Checkpoint:
         return None
 
 
-def find_checkpoint(location: Path | str, retry_seconds: float = 300.0) -> Checkpoint:
-    """Open the checkpoint at a path or URL; for a run or a folder of checkpoints, open the newest."""
-    storage = find_storage(location, retry_seconds)
+def find_checkpoint(
+    location: Path | str, retry_seconds: float = 300.0, allowed_locations: Sequence[str] = ()
+) -> Checkpoint:
+    """Open the checkpoint at a path or URL; for a run or a folder of checkpoints, open the newest.
+
+    A run's files can say that its checkpoints are outside its folder: with `save.to`, or with a link. They are opened
+    only if they are in one of `allowed_locations`, which are paths and URLs.
+    """
+    storage = find_storage(location, retry_seconds, allowed_locations)
     if storage is None:  # `location` is a single checkpoint
         folder, _, name = str(location).rstrip("/").rpartition("/")
         return Checkpoint.open(open_storage(folder or ".", retry_seconds), name)
@@ -87,12 +95,14 @@ def find_checkpoint(location: Path | str, retry_seconds: float = 300.0) -> Check
     return Checkpoint.open(storage, str(names[0]))
 
 
-def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: float = 300.0) -> Checkpoint | None:
+def find_resume_checkpoint(
+    storage: Storage, resume: Path | str, retry_seconds: float = 300.0, allowed_locations: Sequence[str] = ()
+) -> Checkpoint | None:
     """Return the checkpoint that the next launch of a run resumes from; None if it starts from the beginning.
 
-    `resume` is as in `CheckpointManager.start`. A scheduler may repeat a command with the same path for `resume`; then
-    the run resumes from its own newest checkpoint, if it has saved one since. If the last launch was killed before its
-    first save, the next launch resumes from the same checkpoint as the last one.
+    `resume` and `allowed_locations` are as in `CheckpointManager.start`. A scheduler may repeat a command with the same
+    path for `resume`; then the run resumes from its own newest checkpoint, if it has saved one since. If the last
+    launch was killed before its first save, the next launch resumes from the same checkpoint as the last one.
     """
     if resume == "never":
         return None
@@ -100,25 +110,33 @@ def find_resume_checkpoint(storage: Storage, resume: Path | str, retry_seconds: 
     names = lineage(claims, complete_checkpoint_names(storage))
     last_claim = claims[max(claims)] if claims else None
     if resume != "auto":
-        requested = find_checkpoint(resume, retry_seconds)
+        requested = find_checkpoint(resume, retry_seconds, allowed_locations)
         is_repeated = last_claim is not None and last_claim.requested == requested.name_relative_to(storage)
         if not (is_repeated and names):
             return requested
     if names:
         return Checkpoint.open(storage, str(names[0]))
-    return None if last_claim is None else open_resumed_checkpoint(storage, last_claim, retry_seconds)
+    if last_claim is None:
+        return None
+    return open_resumed_checkpoint(storage, last_claim, retry_seconds, allowed_locations)
 
 
-def open_resumed_checkpoint(storage: Storage, claim: Claim, retry_seconds: float) -> Checkpoint | None:
+def open_resumed_checkpoint(
+    storage: Storage, claim: Claim, retry_seconds: float, allowed_locations: Sequence[str] = ()
+) -> Checkpoint | None:
     """Open the checkpoint that a launch of the run in `storage` resumes from; None if it starts from the beginning."""
     if claim.resumed_from is None:
         return None
     if CheckpointName.parse(claim.resumed_from) is not None:
         return Checkpoint.open(storage, claim.resumed_from)  # a name in this storage, not a location
-    return find_checkpoint(claim.resumed_from, retry_seconds)
+    source = f"{storage.location}/{GENERATIONS}"
+    location = check_url(claim.resumed_from, source, (*allowed_locations, storage.location))
+    return find_checkpoint(location, retry_seconds, allowed_locations)
 
 
-def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage | None:
+def find_storage(
+    location: Path | str, retry_seconds: float = 300.0, allowed_locations: Sequence[str] = ()
+) -> Storage | None:
     """Return the storage of a run's checkpoints, or else of `location` itself; None if that is a single checkpoint."""
     text = str(location).rstrip("/")
     if not is_remote(text) and not Path(text).is_dir():
@@ -128,13 +146,20 @@ def find_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage 
     names = storage.names()
     if CheckpointName.parse(text.rpartition("/")[2]) is not None or MANIFEST in names:
         return None  # the name counts too, because an incomplete checkpoint has no manifest
+    if is_remote(text):
+        return open_storage(f"{text}/{CHECKPOINTS}", retry_seconds) if CHECKPOINTS in names else storage
+    folder, allowed_locations = RunFolder(Path(text)), (*allowed_locations, text)
     if CHECKPOINTS in names:
-        return open_storage(f"{text}/{CHECKPOINTS}", retry_seconds)
-    save_to = _configured_location(RunFolder(Path(text)).config) if CONFIG in names and not is_remote(text) else None
-    return storage if save_to is None else open_storage(save_to, retry_seconds)
+        # It may be a link to a larger disk.
+        check_location(os.path.realpath(folder.checkpoints), str(folder.checkpoints), allowed_locations)
+        return open_storage(folder.checkpoints, retry_seconds)
+    save_to = _read_save_to(folder.config)
+    if not save_to:
+        return storage
+    return open_storage(check_location(save_to, f"{folder.config}: save.to", allowed_locations), retry_seconds)
 
 
-def _configured_location(config: Path) -> str | None:
+def _read_save_to(config: Path) -> str | None:
     """Return `save.to` of a run's config; None if it isn't set, or the config can't be read."""
     try:
         location = tomllib.loads(config.read_text(encoding="utf-8")).get("save", {}).get("to")

@@ -56,17 +56,21 @@ class History:
         if self._lock is not None:
             self._lock.release()
 
-    def claim(self, resume: Path | str, num_ranks: int, retry_seconds: float) -> Checkpoint | None:
+    def claim(
+        self, resume: Path | str, num_ranks: int, retry_seconds: float, allowed_locations: Sequence[str] = ()
+    ) -> Checkpoint | None:
         """Claim the next generation and remove incomplete checkpoints; return the checkpoint to resume from, if any."""
         claims = read_claims(self._storage)
         names = complete_checkpoint_names(self._storage)
-        checkpoint = find_resume_checkpoint(self._storage, resume, retry_seconds)
-        is_path = resume not in ("auto", "never")
+        checkpoint = find_resume_checkpoint(self._storage, resume, retry_seconds, allowed_locations)
+        requested = None
+        if resume not in ("auto", "never"):
+            requested = find_checkpoint(resume, retry_seconds, allowed_locations).name_relative_to(self._storage)
         claim = self._add_claim(
             Claim(
                 generation=max(claims, default=0) + 1,
                 resumed_from=None if checkpoint is None else checkpoint.name_relative_to(self._storage),
-                requested=find_checkpoint(resume, retry_seconds).name_relative_to(self._storage) if is_path else None,
+                requested=requested,
                 num_ranks=num_ranks,
                 host=socket.gethostname(),
                 process=os.getpid(),

@@ -10,7 +10,7 @@ import platform
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -95,21 +95,24 @@ class CheckpointManager:
     def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         self.close(wait=error is None)
 
-    def start(self, resume: Path | str = "auto") -> Checkpoint | None:
+    def start(self, resume: Path | str = "auto", allowed_locations: Sequence[str] = ()) -> Checkpoint | None:
         """Claim the next generation; return the checkpoint to resume from, or None to start from the beginning.
 
-        `resume` is `auto` (the newest checkpoint of this run), `never`, or the path or URL of a checkpoint or run.
+        `resume` is `auto` (the newest checkpoint of this run), `never`, or the path or URL of a checkpoint or run. If
+        the files of a run refer to a checkpoint elsewhere, its URL must be in one of `allowed_locations`.
         """
         key = f"{self._key_prefix}/start"
         if self.world.is_rank_zero:
-            checkpoint = self._claim_generation(resume)
+            checkpoint = self._claim_generation(resume, allowed_locations)
             self.world.store.set(key, str(self.generation))
             return checkpoint
         self.generation = int(self._wait_for_message(key, 0, self.world.raise_published_error))
         # The message names no path, as anyone may have written it if the ranks have no secret. The first rank's claim
         # names the checkpoint. We read it from our own storage.
         claim = wait_for_claim(self._storage, self.generation)
-        return open_resumed_checkpoint(self._storage, claim, self._retry_seconds)
+        if resume not in ("auto", "never"):
+            allowed_locations = (*allowed_locations, resume)  # the user has named it
+        return open_resumed_checkpoint(self._storage, claim, self._retry_seconds, allowed_locations)
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
         """Save a step: wait for the previous save, copy this rank's tensors, and write them in the background.
@@ -175,10 +178,10 @@ class CheckpointManager:
         """The step that the run would resume from now; None if from the beginning, and on all ranks but the first."""
         return self._history.lineage[0].step if self._history and self._history.lineage else self._resumed_step
 
-    def _claim_generation(self, resume: Path | str) -> Checkpoint | None:
+    def _claim_generation(self, resume: Path | str, allowed_locations: Sequence[str]) -> Checkpoint | None:
         try:
             self._history = History(self._storage, self._retention)
-            checkpoint = self._history.claim(resume, self.world.size, self._retry_seconds)
+            checkpoint = self._history.claim(resume, self.world.size, self._retry_seconds, allowed_locations)
         except OSError as error:
             self.close(wait=False)
             path, reason = error.filename or self.location, error.strerror or str(error)

@@ -87,12 +87,25 @@ def add_model_arguments(parser: Parser) -> None:
     parser.add_argument("run", metavar="RUN", help="folder of the run, or a checkpoint")
     parser.add_argument("--device", metavar="NAME", help="device to compute on (default: the run's run.device)")
     add_trust_argument(parser)
+    add_location_argument(parser)
 
 
 def add_trust_argument(parser: Parser) -> None:
     """Add the option that permits running the code that a run's config names."""
     parser.add_argument(
         "--trust", action="store_true", help="run the code named by the run's model.factory or model.loss"
+    )
+
+
+def add_location_argument(parser: Parser) -> None:
+    """Add the option that permits opening locations that a run's files refer to."""
+    parser.add_argument(
+        "--allow-location",
+        dest="allowed_locations",
+        action="append",
+        default=[],
+        metavar="URL",
+        help="URL or folder that may be opened if the run's files refer to it, or to something in it; can be repeated",
     )
 
 

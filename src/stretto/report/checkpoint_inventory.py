@@ -1,11 +1,12 @@
 """A run's checkpoint folder: which checkpoints still exist, and when and where the run was launched."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from stretto.base.errors import StrettoError
+from stretto.base.locations import is_allowed
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import RunFolder
 from stretto.checkpoint.checkpoint import Checkpoint, complete_checkpoint_names, read_claims
@@ -39,7 +40,7 @@ class CheckpointInventory:
         return sum(math.prod(tensor.full_shape) for name, tensor in tensors if name.startswith("weights."))
 
 
-def read_checkpoint_inventory(record: Record) -> CheckpointInventory:
+def read_checkpoint_inventory(record: Record, allowed_locations: Sequence[str] = ()) -> CheckpointInventory:
     """Read a run's checkpoint folder. If it is remote or can't be read, the inventory is empty and has a `problem`."""
     save_to = None if record.config is None else record.config.save.to
     location = save_to or str(RunFolder(record.folder).checkpoints)
@@ -47,6 +48,9 @@ def read_checkpoint_inventory(record: Record) -> CheckpointInventory:
         return CheckpointInventory(location, "they are in object storage, which a report does not read")
     if not Path(location).is_dir():
         return CheckpointInventory(location, "the folder does not exist")
+    if not is_allowed(location, (*allowed_locations, str(record.folder))):
+        # A page is made to be shared, and a run from someone else may name any folder of the user.
+        return CheckpointInventory(location, "they are outside the run's folder; --allow-location includes them")
     try:
         storage = open_storage(location)
         claims = read_claims(storage)

@@ -1,5 +1,6 @@
 """A run as one HTML page: its configuration, curves, timeline, balance, failures and results."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from stretto.report.balance import balance_section
@@ -15,14 +16,20 @@ from stretto.report.step_timeline import step_section
 from stretto.report.summary import configuration_section, final_metrics, summary_tiles
 
 
-def render_run(folder: Path | str, on_progress: ProgressCallback = lambda fraction: None) -> str:
+def render_run(
+    folder: Path | str,
+    on_progress: ProgressCallback = lambda fraction: None,
+    *,
+    allowed_locations: Sequence[str] = (),
+) -> str:
     """Return the report page of the run in `folder`. It needs only a browser and no network.
 
     Only files are read, so the run can be finished, interrupted or still running. `on_progress` is called now and then
-    with the fraction of the log read so far.
+    with the fraction of the log read so far. Checkpoints in a folder outside the run's are left out, unless that folder
+    is in one of `allowed_locations`.
     """
     record = read_record(folder, on_progress)
-    inventory = read_checkpoint_inventory(record)
+    inventory = read_checkpoint_inventory(record, allowed_locations)
     data_digest = None if inventory.newest is None else inventory.newest.run_info.data
     has_steps = record.steps.series.num_rows > 0
     charts = curves({record.name: record}) if has_steps else note("The log has no steps yet.")

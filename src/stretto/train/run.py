@@ -1,6 +1,6 @@
 """Run: trains as a config says, from its data to the final weights."""
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -53,14 +53,22 @@ class Run:
 
     `for event in run.events(): ...` trains, evaluates, saves and logs. With several ranks, each has its own Run and
     must iterate over its events; the first rank writes config, log and weights. `resume` is `auto` (from the newest
-    checkpoint of this run, if there is one), `never`, or the path or URL of a checkpoint or run.
+    checkpoint of this run, if there is one), `never`, or the path or URL of a checkpoint or run. `allowed_locations`
+    are the URLs and paths where that checkpoint may be, if the files of a run refer to one elsewhere.
     """
 
-    def __init__(self, config: RunConfig, world: World | None = None, resume: str = "auto") -> None:
+    def __init__(
+        self,
+        config: RunConfig,
+        world: World | None = None,
+        resume: str = "auto",
+        *,
+        allowed_locations: Sequence[str] = (),
+    ) -> None:
         self.config = config
         self.folder = RunFolder(config.run.folder)
         self.world = world or World(rank=0, size=1, device=find_device(config.run.device))
-        inputs = prepare_run(config, resume)
+        inputs = prepare_run(config, resume, allowed_locations)
         self.model, self.data_spec = inputs.model, inputs.train.data_spec
         self.valid = None if inputs.valid is None else inputs.valid.windows
         self.engine = build_engine(inputs, config.layout, config.run, self.world)
@@ -82,7 +90,7 @@ class Run:
         )
         self._lock = self._lock_folder() if self.world.is_rank_zero else None
         try:
-            self.resumed = self.checkpoints.start(resume)  # the checkpoint resumed from, or None
+            self.resumed = self.checkpoints.start(resume, allowed_locations)  # the checkpoint resumed from, or None
             self.changes = self._restore(self.resumed)
             self._unfinished = self._find_unfinished()
         except BaseException:

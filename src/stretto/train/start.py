@@ -1,5 +1,7 @@
 """Checks a run before it starts: its inputs, its folder, and the checkpoint that it resumes from."""
 
+from collections.abc import Sequence
+
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.run_folder import RunFolder
 from stretto.checkpoint.checkpoint import Checkpoint, find_resume_checkpoint
@@ -13,12 +15,12 @@ from stretto.train.trained_model import check_weights
 from stretto.train.weights import check_initial_weights
 
 
-def prepare_run(config: RunConfig, resume: str = "auto") -> RunInputs:
-    """Return a run's inputs; raise if it can't start or resume. `resume` is auto, never, or a path or URL."""
+def prepare_run(config: RunConfig, resume: str = "auto", allowed_locations: Sequence[str] = ()) -> RunInputs:
+    """Return a run's inputs; raise if it can't start or resume. The arguments are those of `Run`."""
     _check_folder(config, resume)
     check_sinks(config.logging)
     inputs = build_inputs(config)
-    checkpoint = _find_checkpoint(config, resume)
+    checkpoint = _find_checkpoint(config, resume, allowed_locations)
     if checkpoint is not None:
         _check_checkpoint(checkpoint, config, inputs)
     elif config.model.weights is not None:
@@ -40,9 +42,9 @@ def newest_checkpoint_name(config: RunConfig) -> str | None:
     return None if checkpoint is None else checkpoint.name
 
 
-def _find_checkpoint(config: RunConfig, resume: str) -> Checkpoint | None:
+def _find_checkpoint(config: RunConfig, resume: str, allowed_locations: Sequence[str] = ()) -> Checkpoint | None:
     storage = open_storage(checkpoint_location(config), config.data.retry_seconds)
-    return find_resume_checkpoint(storage, resume, config.data.retry_seconds)
+    return find_resume_checkpoint(storage, resume, config.data.retry_seconds, allowed_locations)
 
 
 def _check_folder(config: RunConfig, resume: str) -> None:

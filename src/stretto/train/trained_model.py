@@ -1,7 +1,7 @@
 """TrainedModel: a run's model on one device, from its final weights or from a checkpoint of any layout."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError
+from stretto.base.locations import is_allowed
 from stretto.base.position import Position
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import DATA_SPEC, RunFolder
@@ -18,7 +19,7 @@ from stretto.blocks.stack import Stack
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
 from stretto.checkpoint.shards import TensorShard
 from stretto.config.layout import Layout
-from stretto.config.run import RunConfig
+from stretto.config.run import DataConfig, RunConfig
 from stretto.config.toml import load_config, parse_config
 from stretto.engine.local import LocalEngine
 from stretto.engine.precision import autocast
@@ -67,12 +68,16 @@ class TrainedModel:
             yield
 
 
-def load_model(path: Path | str, device: str | None = None, *, trust: bool = False) -> TrainedModel:
+def load_model(
+    path: Path | str, device: str | None = None, *, trust: bool = False, allowed_locations: Sequence[str] = ()
+) -> TrainedModel:
     """Load the model from a run's folder or from a checkpoint, whatever layout it was trained in.
 
     The weights of a finished run are its final ones; those of any other run are from its newest checkpoint. `device` is
     by default the run's own (`run.device`). A run with `model.factory` or `model.loss` names Python code, which is
-    imported only with `trust=True`: set this only if you trust the author.
+    imported only with `trust=True`: set this only if you trust the author. If the run's checkpoints are outside its
+    folder (`save.to`), they are opened only if they are in one of `allowed_locations`, which are paths and URLs; the
+    same applies to its `data.cache`, in place of which the default is used.
     """
     if _is_finished(path):
         folder = RunFolder(Path(path))
@@ -81,17 +86,20 @@ def load_model(path: Path | str, device: str | None = None, *, trust: bool = Fal
         stack = build_model(config.model, data_spec.task)
         load_weights(stack, folder.weights)
     else:
-        checkpoint = find_checkpoint(path)
+        checkpoint = find_checkpoint(path, allowed_locations=allowed_locations)
         config = _check_trusted(_config_of(checkpoint), checkpoint.location, trust)
         data_spec = read_data_spec(checkpoint.read_file, checkpoint.location)
         stack = build_model(config.model, data_spec.task)
         stack.load_state_dict(read_weights(stack, checkpoint), assign=True)
+    config = _use_allowed_cache(config, allowed_locations)
     return TrainedModel(config, data_spec, stack.to(find_device(device or config.run.device)))
 
 
-def read_config(path: Path | str) -> RunConfig:
+def read_config(path: Path | str, allowed_locations: Sequence[str] = ()) -> RunConfig:
     """Return the config of a run's folder or of a checkpoint, without loading the model."""
-    return load_config(RunFolder(Path(path)).config) if _is_finished(path) else _config_of(find_checkpoint(path))
+    if _is_finished(path):
+        return load_config(RunFolder(Path(path)).config)
+    return _config_of(find_checkpoint(path, allowed_locations=allowed_locations))
 
 
 def _is_finished(path: Path | str) -> bool:
@@ -133,6 +141,14 @@ def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
                     f"the model has a weight {name} of shape {list(parameter.shape)}, but {checkpoint.location} "
                     f"{problem}; use the same model, or choose a different run.folder"
                 )
+
+
+def _use_allowed_cache(config: RunConfig, allowed_locations: Sequence[str]) -> RunConfig:
+    """Return the config with the default `data.cache` unless its own is allowed: the user's data is written there."""
+    if is_allowed(str(config.data.cache), allowed_locations):
+        return config
+    default = DataConfig.model_fields["cache"].default
+    return config.model_copy(update={"data": config.data.model_copy(update={"cache": default})})
 
 
 def _check_trusted(config: RunConfig, location: str, trust: bool) -> RunConfig:

@@ -32,9 +32,12 @@ def run(options: argparse.Namespace) -> None:
     """Forecast, and print and write the values."""
     if options.out is not None:
         refuse_existing("--out", options.out)
+    from stretto.cli.run_data import find_data
     from stretto.cli.views.prediction_view import forecast_and_show
     from stretto.train.trained_model import load_model
 
-    trained = load_model(options.run, options.device, trust=options.trust)
-    data = options.data or trained.config.data.valid or trained.config.data.train
+    allowed_locations = options.allowed_locations
+    trained = load_model(options.run, options.device, trust=options.trust, allowed_locations=allowed_locations)
+    data = options.data or find_data(options.run, trained.config, ["valid", "train"], allowed_locations)
+    assert data is not None  # every run has data.train
     forecast_and_show(trained, data, options.steps, options.out, options.by)

@@ -33,7 +33,8 @@ def run(options: argparse.Namespace) -> None:
     from stretto.train.trained_model import load_model
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
-    trained = load_model(options.run, options.device, trust=options.trust)
+    allowed_locations = options.allowed_locations
+    trained = load_model(options.run, options.device, trust=options.trust, allowed_locations=allowed_locations)
     if options.count == 1:
         # Print each piece as soon as it is generated.
         sys.stdout.write(options.prompt)

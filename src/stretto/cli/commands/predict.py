@@ -40,6 +40,7 @@ def run(options: argparse.Namespace) -> None:
     """Predict on the given number of ranks."""
     if options.ranks < 1:
         raise ConfigError(f"--ranks={options.ranks} must be at least 1")
+    from stretto.cli.run_data import find_data
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
     from stretto.cli.views.prediction_view import predict_and_show
     from stretto.config.layout import Layout
@@ -49,8 +50,9 @@ def run(options: argparse.Namespace) -> None:
     from stretto.serve.source import FieldNames
     from stretto.train.trained_model import load_model, read_config
 
-    config = read_config(options.run)
-    data = options.data or config.data.valid
+    allowed_locations = options.allowed_locations
+    config = read_config(options.run, allowed_locations)
+    data = options.data or find_data(options.run, config, ["valid"], allowed_locations)
     if data is None:
         raise ConfigError(f"{options.run} was trained without data.valid; choose the data with --data=DATA")
     out = _output_path(options.run, options.out)
@@ -59,7 +61,8 @@ def run(options: argparse.Namespace) -> None:
     num_ranks = options.ranks if launch_info is None else launch_info.size
 
     def predict_on_rank(world: World, _: object) -> None:
-        trained = load_model(options.run, str(world.device), trust=options.trust)
+        device = str(world.device)
+        trained = load_model(options.run, device, trust=options.trust, allowed_locations=allowed_locations)
         predict_and_show(trained, data, out, world, FieldNames(options.sequence, options.label, options.by))
 
     def check_output(_: object) -> None:

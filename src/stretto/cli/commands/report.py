@@ -14,17 +14,18 @@ from pathlib import Path
 from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError
 from stretto.base.run_folder import COMPARISON, REPORT
-from stretto.cli.parser import Parser
+from stretto.cli.parser import Parser, add_location_argument
 
 _DOCTYPE = b"<!doctype html>"
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.usage = "stretto report RUN [--out FILE] [--compare RUN ...]"
+    parser.usage = "stretto report RUN [--out FILE] [--compare RUN ...] [--allow-location FOLDER]"
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run's folder; the run may still be running")
     add("--out", type=Path, metavar="FILE", help="page to write (default: report.html or compare.html in RUN)")
     add("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="write a page comparing RUN with these runs")
+    add_location_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
         if options.compare:
             page = render_comparison([options.run, *options.compare], on_progress)
         else:
-            page = render_run(options.run, on_progress)
+            page = render_run(options.run, on_progress, allowed_locations=options.allowed_locations)
     content = page.encode("utf-8", "backslashreplace")  # a path that is not UTF-8 has lone surrogates
     with explain_write_errors(f"--out={out}"):
         write_atomic(out, content)

@@ -10,16 +10,17 @@ example:
 
 import argparse
 
-from stretto.cli.parser import Parser
+from stretto.cli.parser import Parser, add_location_argument
 
 
 def add_arguments(parser: Parser) -> None:
     parser.add_argument("path", metavar="PATH", help="path or URL of a run's folder or of a checkpoint")
     parser.add_argument("--quick", action="store_true", help="skip verifying the checksums of the files")
+    add_location_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Show the run or the checkpoint."""
     from stretto.cli.views.checkpoint_tables import show_run_or_checkpoint
 
-    show_run_or_checkpoint(options.path, is_quick=options.quick)
+    show_run_or_checkpoint(options.path, options.allowed_locations, is_quick=options.quick)

@@ -17,14 +17,16 @@ from pathlib import Path
 from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
 from stretto.cli.config_options import add_config_options, load_run_config
-from stretto.cli.parser import Parser
+from stretto.cli.parser import Parser, add_location_argument
 from stretto.config.run import RunConfig
 from stretto.launch.parent_exit import preempted_exit_code
 from stretto.train.signals import on_preemption_signal
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.usage = "stretto train RUN.toml [--resume auto|never|PATH] [--section.field VALUE ...]"
+    parser.usage = (
+        "stretto train RUN.toml [--resume auto|never|PATH] [--allow-location URL] [--section.field VALUE ...]"
+    )
     parser.add_argument(
         "--resume",
         default="auto",
@@ -32,6 +34,7 @@ def add_arguments(parser: Parser) -> None:
         help="auto: resume from the run's newest checkpoint, if there is one; never: refuse a folder "
         "that holds a run; PATH: resume from the checkpoint or run at this path or URL (default: auto)",
     )
+    add_location_argument(parser)
     add_config_options(parser)
 
 
@@ -51,7 +54,7 @@ def _train(config: RunConfig, options: argparse.Namespace) -> None:
     from stretto.train.run import Run
     from stretto.train.start import prepare_run
 
-    resume = options.resume
+    resume, allowed_locations = options.resume, options.allowed_locations
     if resume not in ("auto", "never") and not is_remote(resume) and not Path(resume).exists():
         raise ConfigError(f"--resume={resume} is not auto, never, a URL or an existing path; use one of these")
     if resume == "never" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
@@ -59,8 +62,8 @@ def _train(config: RunConfig, options: argparse.Namespace) -> None:
         resume = "auto"
     command = RankCommand(
         options.command_line,
-        lambda world, config: train_and_show(Run(config, world, resume)),
-        check=lambda config: prepare_run(config, resume),
+        lambda world, config: train_and_show(Run(config, world, resume, allowed_locations=allowed_locations)),
+        check=lambda config: prepare_run(config, resume, allowed_locations),
         max_restarts=config.run.max_restarts,
         # With `save.to`, nodes may each have a folder of their own.
         secret_folder=config.run.folder if config.save.to is None else None,

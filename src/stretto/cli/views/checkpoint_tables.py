@@ -1,6 +1,7 @@
 """Tables of a run's checkpoints and launches, and of one checkpoint, for `stretto show`."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
@@ -24,13 +25,13 @@ from stretto.cli.views.console import make_console
 from stretto.report.formatting import format_time
 
 
-def show_run_or_checkpoint(path: str, *, is_quick: bool) -> None:
+def show_run_or_checkpoint(path: str, allowed_locations: Sequence[str], *, is_quick: bool) -> None:
     """Print the run or the checkpoint at a path; unless `is_quick`, raise DataError at the end if a file is damaged."""
     console = make_console()
-    storage = find_storage(path)
+    storage = find_storage(path, allowed_locations=allowed_locations)
     if storage is not None and (storage.names(GENERATIONS) or complete_checkpoint_names(storage)):
         console.print(_run_tables(storage))
-    checkpoint = find_checkpoint(path)
+    checkpoint = find_checkpoint(path, allowed_locations=allowed_locations)
     console.print(_summary(checkpoint))
     console.print(_tensor_table(checkpoint.manifest))
     num_files = len(checkpoint.manifest.files)
