@@ -1,9 +1,11 @@
+import os
 from pathlib import Path
 
 import pytest
 
+from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.base.run_folder import RunFolder
-from stretto.errors import ConfigError
+from stretto.errors import ConfigError, DataError
 
 
 def test_a_file_is_replaced_and_read_again(tmp_path: Path) -> None:
@@ -39,3 +41,19 @@ def test_a_folder_that_can_not_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"run\.folder=.*file/run can't be written \(Not a directory\)"):
         RunFolder(tmp_path / "file" / "run").write("plan.json", b"")
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    (tmp_path / "data_spec.json").touch()
+    os.truncate(tmp_path / "data_spec.json", MAX_READ_BYTES + 1)
+    with pytest.raises(DataError, match=r"data_spec\.json is larger than 128 MiB"):
+        RunFolder(tmp_path).read("data_spec.json")
+
+
+def test_a_pipe_or_a_link_to_itself_is_one_sentence(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "config.toml")
+    with pytest.raises(ConfigError, match=r"config\.toml is a named pipe, not a file"):
+        RunFolder(tmp_path).read("config.toml")
+    (tmp_path / "plan.json").symlink_to("plan.json")
+    with pytest.raises(OSError, match="Too many levels of symbolic links"):
+        RunFolder(tmp_path).read("plan.json")

@@ -7,10 +7,12 @@ import struct
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 
 from stretto import Checkpoint, CheckpointManager, Run, StrettoError, load_model
+from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
 from stretto.checkpoint import Snapshot, find_checkpoint
 from stretto.checkpoint.manifest import MANIFEST, TrainingState
@@ -321,3 +323,27 @@ def test_a_pipe_in_the_place_of_a_file_is_refused(tmp_path: Path) -> None:
         os.mkfifo(newest(tmp_path) / name)
         with pytest.raises(DataError):
             read_all(find_checkpoint(tmp_path))
+
+
+@pytest.mark.parametrize("name", [MANIFEST, "data_spec.json", "claim"])
+def test_a_file_that_is_too_large_is_not_read(name: str, tmp_path: Path) -> None:
+    save_two(tmp_path)
+    path = newest(tmp_path) / name if name != "claim" else tmp_path / "generations" / "000000001.json"
+    os.truncate(path, MAX_READ_BYTES + 1)
+    if name == "data_spec.json":
+        _forge(newest(tmp_path), lambda tree: None)
+    with pytest.raises(DataError, match=f"{path.name} is larger than 128 MiB, the limit for files of its kind"):
+        read_all(find_checkpoint(tmp_path))
+
+
+def test_a_download_ends_where_the_manifest_says_that_the_file_ends(tmp_path: Path) -> None:
+    save_two(tmp_path)
+    filesystem = fsspec.filesystem("memory")
+    filesystem.put(f"{tmp_path}/", "/large/", recursive=True)
+    path = f"/large/{newest(tmp_path).name}/{SHARD}"
+    filesystem.pipe_file(path, filesystem.cat_file(path) + bytes(100 << 20))
+    try:
+        with pytest.raises(DataError, match=rf"{SHARD} is damaged .it has more than [\d,]+ bytes."):
+            read_all(find_checkpoint("memory://large"))
+    finally:
+        filesystem.rm("/large", recursive=True)

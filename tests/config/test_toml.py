@@ -1,3 +1,4 @@
+import os
 import tomllib
 from pathlib import Path
 
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 
 from stretto import RunConfig, load_config
 from stretto.config.toml import dump_config, parse_config
-from stretto.errors import ConfigError
+from stretto.errors import ConfigError, DataError
 
 MINIMAL = '[data]\ntrain = "corpus"\n'
 
@@ -71,6 +72,7 @@ def _has_surrogate(text: str) -> bool:
         ),
         ("data = 3\n", r"data=3 should be a section; write it as \[data\]$"),
         ("[data\n", r"run\.toml is not valid TOML"),
+        ("a = " + "[" * 100_000, r"run\.toml is not valid TOML: it is nested too deeply; correct the file$"),
     ],
 )
 def test_a_mistake_is_reported_with_field_value_and_remedy(text: str, sentence: str, tmp_path: Path) -> None:
@@ -93,6 +95,21 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_config(tmp_path / "nowhere.toml")
     with pytest.raises(ConfigError, match="can't be read"):
         load_config(tmp_path)
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    path = write(tmp_path, MINIMAL)
+    os.truncate(path, (1 << 20) + 1)
+    with pytest.raises(DataError, match=r"run\.toml is larger than 1 MiB, the limit for files of its kind"):
+        load_config(path)
+
+
+def test_a_config_can_come_from_a_pipe() -> None:
+    reader, writer = os.pipe()
+    os.write(writer, MINIMAL.encode())
+    os.close(writer)
+    assert load_config(f"/dev/fd/{reader}") == parse_config(tomllib.loads(MINIMAL))
+    os.close(reader)
 
 
 def test_a_frozen_config_can_not_be_changed() -> None:

@@ -17,6 +17,8 @@ import torch
 from torch import nn
 
 from helpers.random_stacks import run_stack
+from stretto.base import bounded_read
+from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.errors import ConfigError, DataError
 from stretto.exchange import from_keras
 from stretto.nn import Pointwise, Stack
@@ -229,3 +231,35 @@ def test_keras_still_gives_the_recorded_outputs(tmp_path: Path) -> None:
         path = tmp_path / f"{name}.keras"
         path.write_bytes(zlib.decompress(base64.b64decode(model["keras"])))
         assert difference(from_keras(path), model) < 2e-6
+
+
+def test_an_array_without_content_can_not_be_huge(tmp_path: Path) -> None:
+    path = unpack("gru", "h5", tmp_path)
+    with h5py.File(path, "a") as opened:
+        del opened["layers/dense/vars/0"]
+        opened["layers/dense/vars"].create_dataset("0", (1 << 20, 1 << 20), np.float32, chunks=True)
+    for file in (path, in_archive(path, unpack("gru", "keras", tmp_path))):
+        with pytest.raises(
+            DataError, match=rf"the content of {file} would take 4,39\d,[\d,]+ bytes, more than the limit"
+        ):
+            from_keras(file)
+
+
+def test_an_archive_that_expands_to_too_much_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = unpack("gru", "keras", tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        config = archive.read("config.json")
+    for files, error in (
+        (
+            {"config.json": config, "model.weights.h5": bytes(2 << 20)},
+            r"would take 2,097,152 bytes, more than the limit",
+        ),
+        ({"config.json": b" " * (MAX_READ_BYTES + 1)}, r"config\.json in .*gru\.keras is larger than 128 MiB"),
+        ({"config.json": b"[" * 100_000}, "it is nested too deeply"),
+    ):
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name, content in files.items():
+                archive.writestr(name, content)
+        monkeypatch.setattr(bounded_read, "_MIN_EXPANDED_BYTES", 1 << 20)
+        with pytest.raises(DataError, match=error):
+            from_keras(path)

@@ -1,3 +1,4 @@
+import zipfile
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from helpers.random_stacks import causal_stacks, draw_inputs, run_stack
+from stretto.base import bounded_read
 from stretto.base.state import State
 from stretto.blocks.block import Block
 from stretto.blocks.initialize import initialize
@@ -285,3 +287,29 @@ def test_a_file_without_a_state_dict_is_one_sentence(tmp_path: Path) -> None:
     torch.save({"lr": 0.1}, tmp_path / "number.pt")
     with pytest.raises(DataError, match=r"'lr' in .* is not a tensor \(float\)"):
         from_torch(tmp_path / "number.pt")
+
+
+def test_a_compressed_file_that_expands_to_too_much_is_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.save({"weight": torch.zeros(1000, 1000)}, tmp_path / "plain.pt")
+    from_torch(tmp_path / "plain.pt")
+    with (
+        zipfile.ZipFile(tmp_path / "plain.pt") as plain,
+        zipfile.ZipFile(tmp_path / "bomb.pt", "w", zipfile.ZIP_DEFLATED) as bomb,
+    ):
+        for name in plain.namelist():
+            bomb.writestr(name, plain.read(name))
+    from_torch(tmp_path / "bomb.pt")  # 4 MB are fine
+    monkeypatch.setattr(bounded_read, "_MIN_EXPANDED_BYTES", 1 << 20)
+    with pytest.raises(
+        DataError, match=r"the content of .*bomb\.pt would take 4,\d+,\d+ bytes, more than the limit of"
+    ):
+        from_torch(tmp_path / "bomb.pt")
+
+
+def test_a_number_repeated_to_a_huge_tensor_is_refused(tmp_path: Path) -> None:
+    torch.save({"weight": torch.zeros(1).expand(1 << 20, 1 << 20)}, tmp_path / "model.pt")
+    assert (tmp_path / "model.pt").stat().st_size < 10_000
+    with pytest.raises(DataError, match=r"the content of .*model\.pt would take 4,398,046,511,104 bytes"):
+        from_torch(tmp_path / "model.pt")

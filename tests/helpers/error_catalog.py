@@ -461,6 +461,13 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
+                "<path>, row <n>: a line or cell is longer than 128 MiB, or a quote is open; fix the file",
+                "A file with such a line is probably not a table, and reading it could fill the memory.",
+                "Close the quote, if it is open. Write long sequences to Parquet, or split them into several rows.",
+                triggers.long_line,
+                DataError,
+            ),
+            ErrorCase(
                 "<path>, row <n>: <column> has NaN, NA or an infinity; fix it, read it as missing with --nan=missing, or "
                 "skip such rows with --bad-rows=skip",
                 "Such a value would make the mean and the standard deviation of the channel useless.",
@@ -1139,6 +1146,20 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
+                "<file> is larger than <n> MiB, the limit for files of its kind; don't trust it",
+                "A manifest, index, vocabulary or config of this size was not written by stretto, and reading it could fill the memory.",
+                "Get the file from its author again.",
+                triggers.oversize,
+                DataError,
+            ),
+            ErrorCase(
+                "<file> is not a regular file; don't trust it",
+                "There is a pipe, a device or a folder in the place of a file.",
+                "Get the folder from its author again.",
+                triggers.pipe_index,
+                DataError,
+            ),
+            ErrorCase(
                 "<folder> differs from the run in its vocabulary; prepare it again with like=FOLDER (for text: "
                 "vocabulary=FOLDER), the folder of the training data",
                 "The same token number would mean a different symbol.",
@@ -1247,6 +1268,13 @@ ERROR_SECTIONS = (
                 "Existing files are never overwritten. The same applies to `--torch`, and to `stretto import`.",
                 "Choose a different file, or delete it.",
                 "stretto export runs/done --onnx book.txt",
+            ),
+            ErrorCase(
+                "the content of <file> would take <n> bytes, more than the limit of <n> for a file of its size; don't trust it",
+                "The file is small, but its content would fill the memory: it is compressed, or one number stands for a whole tensor.",
+                "Save the weights again, without compression.",
+                triggers.import_bomb,
+                DataError,
             ),
         ),
     ),

@@ -27,7 +27,7 @@ from stretto import (
     world,
 )
 from stretto.blocks.block import Block
-from stretto.checkpoint import Snapshot
+from stretto.checkpoint import Snapshot, find_checkpoint
 from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
 from stretto.data import (
@@ -41,6 +41,7 @@ from stretto.data import (
     prepare_text,
 )
 from stretto.errors import LostPeerError
+from stretto.exchange import from_torch
 from stretto.mesh import secret
 from stretto.mesh.c10d import HashStore, Store
 from stretto.mesh.device import find_device
@@ -288,6 +289,30 @@ def load_from_elsewhere() -> None:
     train(run__folder="runs/far", save__to="elsewhere")
     Path("runs/far/weights.safetensors").unlink()
     load_model("runs/far")
+
+
+def oversize() -> None:
+    os.truncate(newest() / "manifest.json", 1 << 30)
+    find_checkpoint("runs/done")
+
+
+def pipe_index() -> None:
+    Path("data/train/index.json").unlink()
+    os.mkfifo("data/train/index.json")
+    Corpus.open("data/train")
+
+
+def long_line() -> None:
+    with Path("long.csv").open("wb") as file:
+        file.write(b"hour,load\n0,1\n1,")
+        file.seek(1 << 28)
+        file.write(b"\n")
+    prepare_series("long.csv", "new")
+
+
+def import_bomb() -> None:
+    torch.save({"weight": torch.zeros(1).expand(1 << 20, 1 << 20)}, "bomb.pt")
+    from_torch("bomb.pt")
 
 
 def spoil_weights() -> None:

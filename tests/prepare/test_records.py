@@ -1,5 +1,6 @@
 import csv
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.errors import DataError
+from stretto.prepare import records
 from stretto.prepare.records import cut_records, list_paths, read_rows
 
 RECORDS = [{"text": f"wörd {number}", "label": number % 3} for number in range(50)]
@@ -176,3 +179,66 @@ def test_the_error_names_a_missing_library_and_how_to_install_it(
     monkeypatch.setitem(sys.modules, "pyarrow.parquet" if extra == "parquet" else module, None)
     with pytest.raises(DataError, match=rf"needs {module}; pip install 'stretto\[{extra}\]' \(in a clone: .*\)$"):
         cut_records([path], None)
+
+
+def test_a_line_that_is_too_long_is_a_bad_row(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with path.open("wb") as file:
+        file.write(b'{"a": 1}\n')
+        file.seek(MAX_READ_BYTES, os.SEEK_CUR)  # a hole in the file: one long line of zeros
+        file.write(b'\n{"a": 2}\n')
+    for part_bytes in (None, 1):
+        rows = [row for part in cut_records([path], part_bytes) for row in read_rows(part)]
+        assert [row.record for row in rows] == [{"a": 1}, {}, {"a": 2}]
+        assert rows[1].problem == "the line is longer than 128 MiB"
+
+
+@pytest.mark.parametrize(
+    "content", [b"1,2\n3," + b"4" * 1000 + b"\n5,6\n", b'1,2\n3,"' + b"4\n" * 1000 + b'"\n5,6\n'], ids=["line", "cell"]
+)
+def test_a_csv_line_or_cell_that_is_too_long_is_an_error(
+    content: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a.csv").write_bytes(b"a,b\n" + content)
+    assert read(tmp_path / "a.csv", None)[-1] == {"a": "5", "b": "6"}
+    monkeypatch.setattr(records, "MAX_READ_BYTES", 900)
+    with pytest.raises(
+        DataError, match=r"a\.csv, row 2: a line or cell is longer than .* MiB, or a quote is open; fix"
+    ):
+        read(tmp_path / "a.csv", None)
+
+
+def test_a_csv_header_that_is_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "a.csv").write_bytes(b"a," + b"b" * 1000 + b"\n1,2\n")
+    monkeypatch.setattr(records, "MAX_READ_BYTES", 900)
+    with pytest.raises(DataError, match=r"its header line can't be read \(the line is longer than 128 MiB\); fix it"):
+        read(tmp_path / "a.csv", None)
+
+
+def test_a_parquet_row_that_is_too_large_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"text": "a" * 600}, {"text": "b" * 700}]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    monkeypatch.setattr(records, "MAX_READ_BYTES", 800)
+    assert read(tmp_path / "a.parquet", None) == rows
+    monkeypatch.setattr(records, "MAX_READ_BYTES", 650)
+    with pytest.raises(DataError, match=r"a\.parquet has a row of more than .*; split it into several rows"):
+        read(tmp_path / "a.parquet", None)
+
+
+@pytest.mark.parametrize("is_link", [True, False])
+def test_a_dataset_can_not_name_a_file_outside_its_folder(is_link: bool, tmp_path: Path) -> None:
+    datasets.disable_progress_bars()
+    for name in ("own", "private"):
+        datasets.Dataset.from_list(RECORDS).save_to_disk(tmp_path / name)
+    (file,) = (tmp_path / "own").glob("*.arrow")
+    file.unlink()
+    if is_link:
+        file.symlink_to(tmp_path / "private" / file.name)
+    else:
+        state = json.loads((tmp_path / "own" / "state.json").read_text())
+        state["_data_files"] = [{"filename": f"../private/{file.name}"}]
+        (tmp_path / "own" / "state.json").write_text(json.dumps(state))
+    with pytest.raises(
+        DataError, match=r"own: state\.json lists '.*arrow', which is outside the folder; don't trust it"
+    ):
+        read(tmp_path / "own", None)

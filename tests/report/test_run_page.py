@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from helpers.html_page import ParsedPage, assert_self_contained
 from helpers.stores import write_tokens
 from stretto import Run
+from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.data import Corpus, Sequences
@@ -300,3 +302,23 @@ def test_a_folder_without_a_run_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match="is a file"):
         render_run(tmp_path / "file")
+
+
+def test_files_and_lines_that_are_too_large_are_left_out(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "run", [step(1)])
+    with (folder / "log.jsonl").open("r+b") as log:
+        log.seek(MAX_READ_BYTES + 1, os.SEEK_END)  # a hole in the file: one long line of zeros
+        log.write(b"\n" + json.dumps(step(2)).encode() + b"\n")
+    for name in ("plan.json", "data_spec.json", "trace.json"):
+        (folder / name).touch()
+        os.truncate(folder / name, MAX_READ_BYTES + 1)
+    record = read_record(folder)
+    assert (record.steps.last_step, record.num_unreadable_lines, record.plan) == (2, 1, None)
+    assert "trace.json is larger than 128 MiB" in ParsedPage(render_run(folder)).text
+
+
+@pytest.mark.parametrize("name", ["plan.json", "data_spec.json", "trace.json", "config.toml"])
+def test_a_file_that_is_nested_too_deeply_does_not_end_the_report(name: str, tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "run", [step(1)])
+    (folder / name).write_text(("a = " if name == "config.toml" else "") + "[" * 100_000)
+    assert "5.0000" in ParsedPage(render_run(folder)).text

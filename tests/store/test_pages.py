@@ -10,9 +10,10 @@ import pytest
 
 from helpers.paged_store import byte_ranges_of, bytes_of, flip_bit, write_store
 from helpers.stores import write_series
+from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.errors import DataError
 from stretto.store.file_writer import write_file
-from stretto.store.index import Store
+from stretto.store.index import Store, write_index
 from stretto.store.pages import MAX_OPEN_FILES, PAGE_BYTES, ByteRange, LocalPages, PagedFile
 from stretto.store.sequences import Sequences
 
@@ -172,4 +173,32 @@ def test_a_link_that_leads_to_itself_is_one_sentence(tmp_path: Path) -> None:
     (folder / "ends-00000.bin").unlink()
     (folder / "ends-00000.bin").symlink_to("ends-00000.bin")
     with pytest.raises(DataError, match=r"ends-00000\.bin is missing; copy it again"):
+        Store.open(folder)
+
+
+@pytest.mark.parametrize("name", ["index.json", "checksums.bin"])
+def test_a_file_of_a_store_that_is_too_large_is_not_read(name: str, tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    os.truncate(folder / name, MAX_READ_BYTES + 1)
+    with pytest.raises(DataError, match=rf"{name} is larger than 128 MiB, the limit for files of its kind"):
+        Store.open(folder)
+
+
+def test_a_vocabulary_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    num_bytes = MAX_READ_BYTES + 1
+    (tmp_path / "vocabulary.json").touch()
+    os.truncate(tmp_path / "vocabulary.json", num_bytes)
+    page_sums = np.array(
+        [zlib.crc32(bytes(PAGE_BYTES))] * (MAX_READ_BYTES // PAGE_BYTES) + [zlib.crc32(b"\0")], np.uint32
+    )
+    write_index(tmp_path, "tokens", {}, [PagedFile("vocabulary.json", num_bytes, page_sums)])
+    with pytest.raises(DataError, match=r"vocabulary\.json is larger than 128 MiB"):
+        Store.open(tmp_path).read_file("vocabulary.json")
+
+
+def test_a_pipe_in_the_place_of_an_index_is_refused(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    (folder / "index.json").unlink()
+    os.mkfifo(folder / "index.json")
+    with pytest.raises(DataError, match=r"index\.json is not a regular file"):
         Store.open(folder)

@@ -4,7 +4,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -17,6 +17,7 @@ from fsspec.registry import _registry
 from torch.utils.data import DataLoader
 
 from helpers.paged_store import ByteRangeDataset, byte_ranges_of, bytes_of, flip_bit, read, write_store
+from stretto.base.remote import RemoteFolder
 from stretto.errors import DataError
 from stretto.store import remote
 from stretto.store.cache import Cache
@@ -271,7 +272,7 @@ def test_a_small_file_is_fetched_whole_or_reported_missing(bucket: MemoryFileSys
 def test_a_small_file_is_retried_too(bucket: MemoryFileSystem, monkeypatch: pytest.MonkeyPatch) -> None:
     tries = []
 
-    def cat_file(*arguments: object) -> bytes:
+    def cat_file(*arguments: object, **options: object) -> bytes:
         tries.append(arguments)
         if len(tries) < 3:
             raise ConnectionError("away")
@@ -380,3 +381,30 @@ def test_a_server_without_byte_ranges_is_one_sentence(folder: Path, tmp_path: Pa
         store = Store.open(url, Cache(tmp_path))
         with pytest.raises(DataError, match=rf"{VALUES}: the server sends whole files only"):
             store.pages.read([ByteRange(VALUES, 0, 9)])
+
+
+def test_a_small_file_has_a_limit(bucket: MemoryFileSystem, folder: Path) -> None:
+    size = (folder / "index.json").stat().st_size
+    assert len(RemoteFolder.open(URL).cat("index.json", size)) == size
+    with pytest.raises(DataError, match=r"^memory:/+bucket/store/index\.json is larger than 0 MiB, the limit"):
+        RemoteFolder.open(URL).cat("index.json", size - 1)
+
+
+class Endless(WholeFiles):
+    """Answers each request with zeros, without an end."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        with suppress(ConnectionError):
+            while True:
+                self.wfile.write(bytes(PAGE_BYTES))
+
+
+def test_a_web_server_can_not_send_an_index_without_an_end(folder: Path, tmp_path: Path) -> None:
+    with http_server(folder, WholeFiles) as url:
+        assert fetch(url, "index.json") == (folder / "index.json").read_bytes()
+        with pytest.raises(FileNotFoundError):
+            fetch(url, "missing.json")
+    with http_server(folder, Endless) as url, pytest.raises(DataError, match=r"index\.json is larger than 128 MiB"):
+        Store.open(url, Cache(tmp_path))

@@ -3,6 +3,7 @@
 import json
 from typing import Any
 
+from stretto.base.bounded_read import parse_json
 from stretto.base.fingerprint import fingerprint
 
 JsonObject = dict[str, Any]
@@ -33,7 +34,4 @@ def load_with_checksum(content: bytes) -> JsonObject:
     """Return the object in a JSON file's content; ValueError if it is malformed or its checksum does not match."""
     if not content:
         raise ValueError("it is empty")
-    try:
-        return verify_checksum(json.loads(content))
-    except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+    return verify_checksum(parse_json(content))

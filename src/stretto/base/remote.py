@@ -1,12 +1,15 @@
 """Accesses folders in object storage through fsspec, and limits how long failed requests are retried."""
 
 import errno
+import io
 import logging
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple
 
+from stretto.base.bounded_read import MAX_READ_BYTES, too_large
 from stretto.base.errors import DataError, StrettoError
 from stretto.base.extras import install_command
 
@@ -50,15 +53,40 @@ class RemoteFolder(NamedTuple):
         except ValueError as error:
             raise DataError(f"{location} is not a supported URL ({error}); use a folder or a different URL") from error
 
-    def cat(self, name: str) -> bytes:
-        """Return the content of a file."""
-        return bytes(self.filesystem.cat_file(join(self.root, name)))
+    def cat(self, name: str, max_bytes: int = MAX_READ_BYTES) -> bytes:
+        """Return the content of a small file; raise DataError if it is larger than `max_bytes`."""
+        path = join(self.root, name)
+        error = too_large(self.filesystem.unstrip_protocol(path), max_bytes)
+        if path.startswith(("http://", "https://")):
+            # A web server may ignore the requested range and send the whole file, so it is read piece by piece.
+            buffer = io.BytesIO()
+            self.filesystem.get_file(path, buffer, callback=_size_limit(max_bytes, error))
+            return buffer.getvalue()
+        content = bytes(self.filesystem.cat_file(path, start=0, end=max_bytes + 1))
+        if len(content) > max_bytes:
+            raise error
+        return content
+
+    def download(self, name: str, path: Path, max_bytes: int, error: DataError) -> None:
+        """Copy a file to a local path; raise the error as soon as there are more than `max_bytes`."""
+        self.filesystem.get_file(join(self.root, name), str(path), callback=_size_limit(max_bytes, error))
 
     def cat_ranges(self, names: Sequence[str], byte_ranges: Sequence[tuple[int, int]]) -> list[bytes | Exception]:
         """Return one range (start, stop) of each file, or the error that reading it raised."""
         paths = [join(self.root, name) for name in names]
         starts, stops = zip(*byte_ranges, strict=True)
         return list(self.filesystem.cat_ranges(paths, list(starts), list(stops), on_error="return"))
+
+
+def _size_limit(max_bytes: int, error: DataError) -> Any:  # noqa: ANN401 - fsspec has no types
+    """Return a callback for fsspec that raises the error if a file is larger than `max_bytes`."""
+    from fsspec.callbacks import Callback
+
+    def check(size: int | None, num_read: int) -> None:
+        if max(size or 0, num_read) > max_bytes:
+            raise error
+
+    return Callback(hooks={"size limit": check})
 
 
 class RetryBudget:

@@ -14,10 +14,12 @@ runs/book/
     report.html            what `stretto report` writes; with --compare, compare.html
 """
 
+import os
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
+from stretto.base.bounded_read import MAX_READ_BYTES, read_bounded
 from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError
 
@@ -84,14 +86,18 @@ class RunFolder:
     def file(self, name: str) -> Path:
         """Return the path of a file; raise if the name, or a symbolic link of that name, points outside the folder."""
         path = self.path / name
-        if not path.resolve().is_relative_to(self.path.resolve()):
+        if not Path(os.path.realpath(path)).is_relative_to(os.path.realpath(self.path)):
             raise ConfigError(f"{path} points outside the run's folder; if you trust the link, replace it with a copy")
+        if path.is_fifo():
+            raise ConfigError(f"{path} is a named pipe, not a file; don't trust the run's folder")
         return path
 
-    def read(self, name: str) -> bytes | None:
-        """Return a small file's content; None if there is no such file."""
-        path = self.file(name)
-        return path.read_bytes() if path.is_file() else None
+    def read(self, name: str, max_bytes: int = MAX_READ_BYTES) -> bytes | None:
+        """Return a small file's content; None if there is no such file, DataError if it has more than `max_bytes`."""
+        try:
+            return read_bounded(self.file(name), max_bytes)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
 
     def write(self, name: str, content: bytes) -> None:
         """Create or replace a file, completely or not at all."""

@@ -7,11 +7,12 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from stretto.base.bounded_read import MAX_CONFIG_BYTES, read_bounded
 from stretto.base.checksummed_json import load_with_checksum
 from stretto.base.errors import DataError
 from stretto.base.locations import check_location, check_url
 from stretto.base.remote import is_remote
-from stretto.base.run_folder import CHECKPOINTS, RunFolder
+from stretto.base.run_folder import CHECKPOINTS, CONFIG, RunFolder
 from stretto.base.scratch import make_scratch_folder
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, damaged_error
@@ -65,7 +66,7 @@ class Checkpoint:
         if file is None:
             return None
         with make_scratch_folder() as folder:
-            return self.storage.fetch(self.name, file, Path(folder)).read_bytes()
+            return read_bounded(self.storage.fetch(self.name, file, Path(folder)))
 
     def check(self, file: CheckpointFile, on_bytes: OnBytes = lambda count: None) -> str | None:
         """Return an error message if a file of the checkpoint is missing or damaged; None if its checksum matches."""
@@ -153,17 +154,18 @@ def find_storage(
         # It may be a link to a larger disk.
         check_location(os.path.realpath(folder.checkpoints), str(folder.checkpoints), allowed_locations)
         return open_storage(folder.checkpoints, retry_seconds)
-    save_to = _read_save_to(folder.config)
+    save_to = _read_save_to(folder)
     if not save_to:
         return storage
     return open_storage(check_location(save_to, f"{folder.config}: save.to", allowed_locations), retry_seconds)
 
 
-def _read_save_to(config: Path) -> str | None:
+def _read_save_to(folder: RunFolder) -> str | None:
     """Return `save.to` of a run's config; None if it isn't set, or the config can't be read."""
     try:
-        location = tomllib.loads(config.read_text(encoding="utf-8")).get("save", {}).get("to")
-    except (OSError, ValueError, AttributeError):
+        content = folder.read(CONFIG, MAX_CONFIG_BYTES) or b""
+        location = tomllib.loads(content.decode()).get("save", {}).get("to")
+    except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return location if isinstance(location, str) else None
 

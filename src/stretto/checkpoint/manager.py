@@ -111,7 +111,7 @@ class CheckpointManager:
         # names the checkpoint. We read it from our own storage.
         claim = wait_for_claim(self._storage, self.generation)
         if resume not in ("auto", "never"):
-            allowed_locations = (*allowed_locations, resume)  # the user has named it
+            allowed_locations = (*allowed_locations, str(resume))  # the user has named it
         return open_resumed_checkpoint(self._storage, claim, self._retry_seconds, allowed_locations)
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
+from stretto.base.bounded_read import read_bounded
 from stretto.base.disk import fsync_folder
 from stretto.base.errors import DataError
 from stretto.base.remote import RemoteFolder, RetryBudget, is_remote, join
@@ -20,7 +21,6 @@ from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, damaged_error
 Result = TypeVar("Result")
 OnBytes = Callable[[int], None]  # called with the number of bytes just read
 _READ_BYTES = 1 << 20  # per read while hashing
-_MAX_SMALL_FILE_BYTES = 1 << 28  # a manifest for 4,096 ranks with a hundred tensors each is about 50 MB
 # `os.link` raises one of these on filesystems where a file can't have a second name.
 _NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -43,10 +43,7 @@ class LocalStorage:
         """Return the content of a small file; raise FileNotFoundError if it does not exist."""
         path = self._root / name
         _reject_symlinks(path.parent, path)
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_SMALL_FILE_BYTES:
-            raise DataError(f"{path} is not a file of at most {_MAX_SMALL_FILE_BYTES >> 20} MiB; don't trust it")
-        return path.read_bytes()
+        return read_bounded(path)
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a small file atomically and durably; return False if it exists already."""
@@ -147,9 +144,11 @@ class RemoteStorage:
 
     def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
         path, name = into / file.name, f"{folder}/{file.name}"
-        self._read_or_none(lambda: self._remote.filesystem.get_file(join(self._remote.root, name), str(path)))
+        where = f"{self.location}/{name}"
+        error = damaged_error(where, f"it has more than {file.num_bytes:,} bytes")
+        self._read_or_none(lambda: self._remote.download(name, path, file.num_bytes, error))
         # This also raises if the file does not exist.
-        check_file(path, file, on_bytes, where=f"{self.location}/{name}")
+        check_file(path, file, on_bytes, where)
         return path
 
     def remove(self, folder: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from stretto.base.bounded_read import MAX_CONFIG_BYTES, read_stream
 from stretto.base.errors import ConfigError
 from stretto.base.strict_model import field_and_message
 from stretto.config.run import RunConfig
@@ -62,11 +63,14 @@ def dump_field(name: str, value: object) -> str:
 
 def _read(path: Path) -> TomlTable:
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
+        with path.open("rb") as file:  # it may be a pipe, as in `stretto train <(...)`
+            return tomllib.loads(read_stream(file, str(path), MAX_CONFIG_BYTES).decode())
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; use the path of a run's TOML file") from None
     except OSError as error:
         raise ConfigError(f"{path} can't be read ({error.strerror}); use the path of a run's TOML file") from None
+    except RecursionError:
+        raise ConfigError(f"{path} is not valid TOML: it is nested too deeply; correct the file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid TOML: {error}; correct the file") from None
 

@@ -4,6 +4,7 @@ import io
 import json
 import re
 import zipfile
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -14,12 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.base.bounded_read import check_expanded_size, parse_json, read_stream
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.extras import import_optional_dependency
 
 Array = NDArray[Any]
 
 _WEIGHTS_NAME = "model.weights.h5"
+# A damaged archive raises one of these; RuntimeError also if its content is nested too deeply.
+_ARCHIVE_ERRORS = (RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
 # A .weights.h5 file does not say in which order layers of different classes run, or which layer a TimeDistributed
 # wraps. So assume this order, and that a TimeDistributed wraps a Dense.
 _LAYER_ORDER = {"embedding": 0, "bidirectional": 1, "lstm": 1, "gru": 1, "time_distributed": 2, "dense": 2}
@@ -46,23 +50,27 @@ def read_keras(path: Path) -> list[KerasLayer]:
     try:
         if not zipfile.is_zipfile(path):
             with h5py.File(path, "r") as h5_file:
-                _check_links(h5_file, h5py)
+                _check_content(h5_file, path, h5py)
                 return list(_read_weights_only(h5_file, path, h5py))
         with zipfile.ZipFile(path) as archive:
-            config = json.loads(archive.read("config.json"))
+            with archive.open("config.json") as config_file:
+                config = parse_json(read_stream(config_file, f"config.json in {path}"))
+            check_expanded_size(path, archive.getinfo(_WEIGHTS_NAME).file_size)
             content = io.BytesIO(archive.read(_WEIGHTS_NAME))
         with h5py.File(content, "r") as h5_file:
-            _check_links(h5_file, h5py)
+            _check_content(h5_file, path, h5py)
             return list(_read_with_config(config, h5_file, h5py))
-    except (OSError, KeyError, ValueError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except (OSError, KeyError, ValueError, TypeError, AttributeError, *_ARCHIVE_ERRORS) as error:
         raise DataError(f"{path} is not a readable Keras model ({error}); save it with Keras 3") from None
 
 
-def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no types
-    """Reject links and external data, which could make us read other files, and groups that occur twice (cycles)."""
+def _check_content(h5_file: Any, path: Path, h5py: Any) -> None:  # noqa: ANN401 - h5py has no types
+    """Reject links and external data, which could make us read other files, cycles, and arrays that are too large."""
     seen: set[int] = set()
+    num_bytes = 0  # of all arrays; the file may have them compressed, or only their sizes
 
     def visit(group: Any) -> None:  # noqa: ANN401
+        nonlocal num_bytes
         for name in group:
             # Check the link itself first: `group[name]` would follow it.
             is_hard_link = isinstance(group.get(name, getlink=True), h5py.HardLink)
@@ -70,6 +78,9 @@ def _check_links(h5_file: Any, h5py: Any) -> None:  # noqa: ANN401 - h5py has no
             if item is None or (isinstance(item, h5py.Dataset) and (item.external or item.is_virtual)):
                 item_path = f"{group.name}/{name}".lstrip("/")
                 raise DataError(f"{item_path} in a Keras file is a link or external data; save all weights in the file")
+            if isinstance(item, h5py.Dataset):
+                num_bytes += item.nbytes
+                check_expanded_size(path, num_bytes)
             if isinstance(item, h5py.Group):
                 address = h5py.h5o.get_info(item.id).addr
                 if address in seen:

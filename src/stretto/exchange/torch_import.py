@@ -1,7 +1,7 @@
 """from_torch: make a stack from torch modules, a state dict, or a file with a state dict."""
 
-import json
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import get_args
@@ -10,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
+from stretto.base.bounded_read import check_expanded_size, parse_json
 from stretto.base.errors import ConfigError, DataError
 from stretto.blocks.dropout import Dropout
 from stretto.blocks.stack import Stack
@@ -18,6 +19,7 @@ from stretto.exchange.torch_export import LAYERS_METADATA_KEY
 
 Modules = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module]
 
+_ARCHIVE_START = b"PK\x03\x04"  # by which torch, too, recognizes an archive
 _LAYER_KINDS: dict[type[nn.Module], LayerKind] = {getattr(nn, kind): kind for kind in get_args(LayerKind)}
 _RECURRENT_WEIGHT = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l\d+(_reverse)?")
 
@@ -164,7 +166,10 @@ def _from_file(path: Path) -> list[ImportedLayer]:
     if path.suffix == ".safetensors":
         return _from_safetensors(path)
     try:
+        _check_archive(path)
         content = torch.load(path, map_location="cpu", weights_only=True)
+    except DataError:
+        raise
     except Exception:  # noqa: BLE001 - torch.load raises many kinds of errors
         # Torch's message is left out: it advises weights_only=False, which runs code from the file.
         raise DataError(
@@ -173,7 +178,18 @@ def _from_file(path: Path) -> list[ImportedLayer]:
         ) from None
     if isinstance(content, Mapping) and isinstance(content.get("state_dict"), Mapping):
         content = content["state_dict"]
-    return _from_weights(_check_tensors(content, str(path)), is_ordered=True)
+    weights = _check_tensors(content, str(path))
+    # A tensor in the file may repeat one number with a stride of 0, at any shape.
+    check_expanded_size(path, sum(tensor.numel() * tensor.element_size() for tensor in weights.values()))
+    return _from_weights(weights, is_ordered=True)
+
+
+def _check_archive(path: Path) -> None:
+    """Raise if a file is a ZIP archive, as written by `torch.save`, whose content is too large."""
+    with path.open("rb") as file:
+        if file.read(len(_ARCHIVE_START)) == _ARCHIVE_START:
+            with zipfile.ZipFile(file) as archive:
+                check_expanded_size(path, sum(member.file_size for member in archive.infolist()))
 
 
 def _from_safetensors(path: Path) -> list[ImportedLayer]:
@@ -192,7 +208,7 @@ def _from_safetensors(path: Path) -> list[ImportedLayer]:
         # A safetensors file is sorted by name, so the order of the layers is lost.
         return _from_weights(weights, is_ordered=False)
     try:
-        return [_from_metadata(layer, weights) for layer in json.loads(metadata[LAYERS_METADATA_KEY])]
+        return [_from_metadata(layer, weights) for layer in parse_json(metadata[LAYERS_METADATA_KEY])]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path} has an invalid list of layers ({error!r}); export it again") from None
 

@@ -9,6 +9,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from stretto.base.bounded_read import read_bounded
 from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
 from stretto.base.strict_model import StrictModel, first_error
@@ -159,7 +160,7 @@ class Profile(StrictModel):
 def load_profile(path: Path) -> Profile:
     """Read a profile from a JSON file; raise PlanError if it is missing or invalid."""
     try:
-        return Profile.model_validate_json(path.read_text(encoding="utf-8"))
+        return Profile.model_validate_json(read_bounded(path).decode())
     except OSError as error:
         raise PlanError(f"{path} can't be read ({error.strerror}); make it with `stretto profile`") from None
     except (ValidationError, UnicodeDecodeError) as error:

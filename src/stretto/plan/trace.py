@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple, get_args
 
+from stretto.base.bounded_read import parse_json
 from stretto.base.errors import DataError
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.timeline import TimedAction, Timeline
@@ -90,10 +91,10 @@ class Trace:
         return f'{{"displayTimeUnit": "ms", "otherData": {{"step": {self.step}}}, "traceEvents": [\n{events}\n]}}\n'
 
     @classmethod
-    def from_json(cls, text: str, source: str = "the trace") -> "Trace":
+    def from_json(cls, text: str | bytes, source: str = "the trace") -> "Trace":
         """Parse what `to_json` wrote; `source` names the text in errors."""
         try:
-            values = json.loads(text)
+            values = parse_json(text)
             events: dict[int, list[TraceEvent]] = {}  # by thread
             thread_args: dict[int, dict[str, int]] = {}  # by thread: rank, replica and stage
             for event in values["traceEvents"]:

@@ -15,6 +15,7 @@ from stretto.prepare.records import (
     BYTE_ORDER_MARK,
     ParsedRow,
     RecordPart,
+    batch_records,
     csv_cells,
     csv_reader,
     csv_row,
@@ -141,10 +142,14 @@ def _sample_parquet(path: Path) -> _SampledRows:
     if not num_rows:
         return [], [], 0
     try:
-        first = next(file.iter_batches(_MAX_ROWS)).to_pylist()
+        first = batch_records(next(file.iter_batches(_MAX_ROWS)), path)
         # A row group can't be read from its end, so read all of its batches and keep the last one.
         batches = deque(file.iter_batches(_MAX_ROWS, row_groups=[num_groups - 1]), maxlen=1)
-        last = [row for batch in batches for row in batch.to_pylist()[-_TAIL_ROWS:]] if num_rows > _MAX_ROWS else []
+        last = (
+            [row for batch in batches for row in batch_records(batch[-_TAIL_ROWS:], path)]
+            if num_rows > _MAX_ROWS
+            else []
+        )
     except (ValueError, OSError) as error:
         raise unreadable(path, error) from None
     first_rows, last_rows = ([ParsedRow(*row) for row in enumerate(records)] for records in (first, last))

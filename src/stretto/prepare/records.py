@@ -3,14 +3,16 @@
 import csv
 import json
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
 
+from stretto.base.bounded_read import MAX_READ_BYTES, bounded_lines, parse_json, read_bounded
 from stretto.base.errors import DataError
 from stretto.base.extras import install_command
+from stretto.base.locations import is_allowed
 from stretto.prepare.text_files import TextFiles
 from stretto.prepare.time_formats import looks_like_time
 
@@ -19,7 +21,10 @@ RecordFormat = Literal["jsonl", "csv", "parquet", "datasets"]
 FORMATS: dict[str, RecordFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
 _BATCH_ROWS = 1024
 _READ_BYTES = 1 << 20
-_UNCLOSED_QUOTE = "unexpected end of data"  # the csv module's error message for a quote that is never closed
+_LIMIT = f"{MAX_READ_BYTES >> 20} MiB"
+_LINE_TOO_LONG = f"the line is longer than {_LIMIT}"
+# The csv module's error messages for a quote that is never closed, and for a cell above the limit.
+_UNCLOSED_QUOTE, _CELL_TOO_LONG = "unexpected end of data", "field larger than field limit"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
@@ -126,15 +131,19 @@ def _jsonl_rows(part: RecordPart) -> Iterator[ParsedRow]:
     with part.path.open("rb") as file:
         file.seek(part.start)
         bytes_left = part.stop - part.start
-        index = 0
-        while bytes_left > 0 and (line := file.readline()):
-            bytes_left -= len(line)
-            if not index and not part.start:
-                line = line.removeprefix(BYTE_ORDER_MARK)
-            # A blank line is not a row, but it counts, so that row numbers are line numbers.
-            if not line.isspace():
-                yield parse_line(index, line)
-            index += 1
+        for index, line in enumerate(bounded_lines(file)):
+            if line is None:
+                bytes_left = part.stop - file.tell()
+                yield ParsedRow(index, {}, _LINE_TOO_LONG)
+            else:
+                bytes_left -= len(line)
+                if not index and not part.start:
+                    line = line.removeprefix(BYTE_ORDER_MARK)
+                # A blank line is not a row, but it counts, so that row numbers are line numbers.
+                if not line.isspace():
+                    yield parse_line(index, line)
+            if bytes_left <= 0:
+                return
 
 
 def parse_line(index: int, line: bytes) -> ParsedRow:
@@ -157,10 +166,17 @@ def _open_csv(path: Path) -> TextIO:
     return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
-def csv_reader(text: Iterable[str]) -> Iterator[list[str]]:
-    """Return a reader for CSV text, without a limit on the size of a cell."""
-    csv.field_size_limit(sys.maxsize)  # the default, 131,072 characters, is too low for a long text
-    return csv.reader(text, strict=True)
+def csv_reader(text: TextIO) -> Iterator[list[str]]:
+    """Return a reader for CSV text; a line or cell of more than `MAX_READ_BYTES` characters is a csv.Error."""
+    csv.field_size_limit(MAX_READ_BYTES)  # the default, 131,072 characters, is too low for a long text
+    return csv.reader(_csv_lines(text), strict=True)
+
+
+def _csv_lines(text: TextIO) -> Iterator[str]:
+    while line := text.readline(MAX_READ_BYTES + 1):
+        if len(line) > MAX_READ_BYTES:
+            raise csv.Error(_LINE_TOO_LONG)
+        yield line
 
 
 def read_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
@@ -202,10 +218,12 @@ def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
                 yield csv_row(index, header, [""])
                 index += 1
             is_blank = not cells and not problem
-            if problem == _UNCLOSED_QUOTE:
-                # Not just one bad row: the rest of the file was read as one cell.
+            if problem.startswith((_UNCLOSED_QUOTE, _CELL_TOO_LONG, _LINE_TOO_LONG)):
+                # Not just one bad row: the rest of the file can't be split into rows.
                 where = f"{part.path}, row {part.row_number(index):,}"
-                raise DataError(f"{where}: a quote is opened in this row and never closed; fix the file")
+                if problem == _UNCLOSED_QUOTE:
+                    raise DataError(f"{where}: a quote is opened in this row and never closed; fix the file")
+                raise DataError(f"{where}: a line or cell is longer than {_LIMIT}, or a quote is open; fix the file")
             if not is_blank:
                 yield csv_row(index, header, cells, problem)
                 index += 1
@@ -293,18 +311,35 @@ def _parquet_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator
     try:
         for batch in file.iter_batches(_BATCH_ROWS, row_groups=range(part.start, part.stop), columns=names):
             # A row without any of the columns is still a row, an empty one.
-            yield from batch.to_pylist() if names else ({} for _ in range(batch.num_rows))
+            yield from batch_records(batch, part.path) if names else ({} for _ in range(batch.num_rows))
     except (ValueError, OSError) as error:
         raise unreadable(part.path, error) from None
+
+
+def batch_records(batch: Any, path: Path) -> list[dict[str, Any]]:  # noqa: ANN401 - pyarrow has no types
+    """Return the rows of a batch; raise if a row is larger than a line of a text file may be."""
+    sizes = (batch.slice(row, 1).nbytes for row in range(batch.num_rows))
+    if batch.nbytes > MAX_READ_BYTES and max(sizes) > MAX_READ_BYTES:
+        raise DataError(f"{path} has a row of more than {_LIMIT}; split it into several rows")
+    records: list[dict[str, Any]] = batch.to_pylist()
+    return records
 
 
 def open_dataset(path: Path) -> Any:  # noqa: ANN401 - an optional library
     """Open a saved Hugging Face dataset; its rows are read as plain Python values, whatever its saved format."""
     datasets = _import_extra("datasets", "datasets", path)
     try:
+        _check_data_files(path)
         return datasets.load_from_disk(str(path)).with_format(None)
-    except (ValueError, OSError, KeyError) as error:
+    except (ValueError, OSError, KeyError, TypeError) as error:
         raise unreadable(path, error) from None
+
+
+def _check_data_files(path: Path) -> None:
+    """Raise if a saved dataset names a file outside its folder, or has a link to one."""
+    for name in [file["filename"] for file in parse_json(read_bounded(path / "state.json"))["_data_files"]]:
+        if not is_allowed(str(path / name), [str(path)]):
+            raise DataError(f"{path}: state.json lists {name!r}, which is outside the folder; don't trust it")
 
 
 def _dataset_records(part: RecordPart, fields: Sequence[str] | None) -> Iterator[dict[str, Any]]:

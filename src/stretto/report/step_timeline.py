@@ -25,6 +25,7 @@ from stretto.report.record import JsonObject, Record, StepHistory
 _BACKWARD_FRACTION = 2 / 3
 _MAX_ROWS = 32  # more rows would be hard to read and show nothing new
 _MAX_STAGES, _MAX_FORWARDS = 256, 20_000  # simulating more would take too long for a page
+_NO_TRACE = f"No trace yet: {TRACE} is written after a launch's tenth step, or its last if there are fewer."
 _PHASES = {"data": "reading data", "compute": "forward, backward and all-reduce", "optimizer": "optimizer"}
 
 
@@ -54,11 +55,12 @@ def _gantt_figure(title: str, names: Sequence[str], bars: Sequence[Bar], max_sec
 
 def _read_trace(record: Record) -> tuple[Trace | None, str]:
     """Return the measured step; or None and a sentence that says why there is none."""
-    path = RunFolder(record.folder).trace
+    folder = RunFolder(record.folder)
     try:
-        trace = Trace.from_json(path.read_text(encoding="utf-8"), str(path))
-    except FileNotFoundError:
-        return None, f"No trace yet: {TRACE} is written after a launch's tenth step, or its last if there are fewer."
+        content = folder.read(TRACE)
+        if content is None:
+            return None, _NO_TRACE
+        trace = Trace.from_json(content, str(folder.trace))
     except (OSError, ValueError, DataError) as error:
         return None, f"{TRACE} can't be read: {error}."
     return (trace, "") if any(row.events for row in trace.ranks) else (None, f"{TRACE} contains no events.")

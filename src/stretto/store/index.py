@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from pydantic import BaseModel, Field, ValidationError
 
+from stretto.base.bounded_read import MAX_READ_BYTES, parse_json, read_bounded, too_large
 from stretto.base.checksummed_json import add_checksum, verify_checksum
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
@@ -57,10 +58,12 @@ class Store:
             raise damaged_index(location, repr(error)) from None
 
     def read_file(self, name: str) -> bytes:
-        """Return the whole content of a file; raise DataError if the index does not list it."""
+        """Return the whole content of a small file; raise DataError if the index does not list it."""
         file = next((file for file in self.files if file.name == name), None)
         if file is None:
             raise damaged_index(self.location, f"it does not list {name}")
+        if file.num_bytes > MAX_READ_BYTES:
+            raise too_large(f"{self.location}/{name}", MAX_READ_BYTES)
         return self.pages.read([ByteRange(name, 0, file.num_bytes)])[0].tobytes()
 
     def check_sizes(self, sizes: Mapping[str, int]) -> None:
@@ -103,10 +106,10 @@ def parse_index(model: type[Parsed], tree: object, location: str) -> Parsed:
 
 def _read_index(location: str, cache: Cache) -> dict[str, Any]:
     try:
-        tree = json.loads(_read_small_file(location, INDEX, cache))
+        tree = parse_json(_read_small_file(location, INDEX, cache))
     except (FileNotFoundError, NotADirectoryError):
         raise _missing_index(location) from None
-    except (OSError, ValueError, RecursionError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(f"{location}: {INDEX} can't be read ({error}); copy or prepare the data again") from None
     if not isinstance(tree, dict) or tree.get("format") != FORMAT or tree.get("version") != VERSION:
         raise DataError(f"{location}: {INDEX} is not in format {FORMAT} {VERSION}; prepare the data again")
@@ -156,6 +159,6 @@ def _read_small_file(location: str, name: str, cache: Cache) -> bytes:
     if is_remote(location):
         return fetch(location, name, cache.retry_seconds)
     try:
-        return path_in_store(Path(location), name).read_bytes()
+        return read_bounded(path_in_store(Path(location), name))
     except NotADirectoryError:  # the location is a file
         raise FileNotFoundError(location) from None

@@ -9,6 +9,7 @@ from typing import Any, Literal, Protocol, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.base.bounded_read import parse_json
 from stretto.base.errors import DataError
 
 Level = Literal["byte", "char", "word"]
@@ -110,7 +111,7 @@ def vocabulary_bytes(vocabulary: Vocabulary) -> bytes:
 def parse_vocabulary(content: bytes, source: str) -> Vocabulary:
     """Parse the content of a vocabulary file; error messages name `source`."""
     try:
-        tree = json.loads(content)
+        tree = parse_json(content)
         level, symbols = tree["level"], tree["symbols"]
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{source}: the vocabulary can't be read ({error!r}); prepare the data again") from None

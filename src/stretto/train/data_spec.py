@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
+from stretto.base.bounded_read import parse_json
 from stretto.base.errors import DataError
 from stretto.base.run_folder import DATA_SPEC
 from stretto.base.task import Task
@@ -60,7 +61,7 @@ def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
         content = read(DATA_SPEC)
         if content is None:
             raise ValueError("it is missing")
-        tree = json.loads(content)
+        tree = parse_json(content)
         channels = None if tree["channels"] is None else Channels.model_validate(tree["channels"])
         origin = None if tree["origin"] is None else Origin.model_validate(tree["origin"])
         task, labels = Task(**tree["task"]), tuple(map(str, tree["labels"]))

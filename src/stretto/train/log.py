@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO
 
+from stretto.base.bounded_read import bounded_lines
 from stretto.base.disk import atomic_path
 from stretto.base.run_folder import RunFolder
 from stretto.config.run import RunConfig
@@ -89,7 +90,7 @@ def has_evaluation(path: Path, step: int) -> bool:
 def _lines(path: Path) -> Iterator[bytes]:
     if path.exists():
         with path.open("rb") as log:
-            yield from log
+            yield from filter(None, bounded_lines(log))
 
 
 def _parse_step(line: bytes) -> float:

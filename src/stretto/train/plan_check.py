@@ -1,10 +1,11 @@
 """PlanCheck: compares the time per step that a plan predicted with the measured one."""
 
-import json
 import statistics
 from dataclasses import dataclass
 
-from stretto.base.run_folder import RunFolder
+from stretto.base.bounded_read import parse_json
+from stretto.base.errors import DataError
+from stretto.base.run_folder import PLAN, RunFolder
 from stretto.config.layout import Layout
 
 # The first 3 steps of a launch are slower and are left out. The next 20 count, or at least 8 if the run ends sooner.
@@ -47,8 +48,8 @@ class PlanCheck:
 def predicted_seconds(folder: RunFolder, layout: Layout) -> float | None:
     """Return the seconds per step that a run's plan predicts for a layout; None if it has no such prediction."""
     try:
-        plan = json.loads(folder.plan.read_text(encoding="utf-8"))
+        plan = parse_json(folder.read(PLAN) or b"")
         fields = layout.model_dump(mode="json", exclude={"auto", "elastic"})  # as in plan.json
         return next((float(option["seconds"]) for option in plan["best"] if option["layout"] == fields), None)
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, DataError):
         return None

@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+from stretto.base.bounded_read import parse_json, read_bounded
 from stretto.base.disk import write_atomic
+from stretto.base.errors import DataError
 from stretto.base.run_folder import SINK_STATE
 
 
@@ -24,7 +26,7 @@ class SinkState:
 
     def _load(self) -> dict[str, object]:
         try:
-            tree = json.loads(self._path.read_text(encoding="utf-8"))
-        except (OSError, ValueError):
+            tree = parse_json(read_bounded(self._path))
+        except (OSError, ValueError, DataError):
             return {}
         return tree if isinstance(tree, dict) else {}
