@@ -57,3 +57,25 @@ def test_a_pipe_or_a_link_to_itself_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "plan.json").symlink_to("plan.json")
     with pytest.raises(OSError, match="Too many levels of symbolic links"):
         RunFolder(tmp_path).read("plan.json")
+
+
+def test_a_folder_that_is_a_link_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "step-1-rank-0.safetensors").touch()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "nonfinite").symlink_to(tmp_path / "private")
+    with pytest.raises(ConfigError, match="nonfinite points outside the run's folder"):
+        RunFolder(tmp_path / "run").nonfinite_batches()
+    with pytest.raises(ConfigError, match=r"step-1-rank-0\.safetensors points outside the run's folder"):
+        RunFolder(tmp_path / "run").nonfinite_batch(1, 0)
+
+
+def test_a_write_does_not_follow_links(tmp_path: Path) -> None:
+    (tmp_path / "secret").write_text("secret")
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "plan.json.partial").symlink_to(tmp_path / "secret")
+    RunFolder(tmp_path / "run").write("plan.json", b"{}")
+    (tmp_path / "run" / "config.toml").symlink_to(tmp_path / "secret")
+    with pytest.raises(ConfigError, match=r"config\.toml points outside the run's folder"):
+        RunFolder(tmp_path / "run").write("config.toml", b"")
+    assert (tmp_path / "secret").read_text() == "secret" and RunFolder(tmp_path / "run").read("plan.json") == b"{}"

@@ -347,3 +347,33 @@ def test_a_download_ends_where_the_manifest_says_that_the_file_ends(tmp_path: Pa
             read_all(find_checkpoint("memory://large"))
     finally:
         filesystem.rm("/large", recursive=True)
+
+
+def test_claims_are_not_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "private").mkdir()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "generations").symlink_to(tmp_path / "private")
+    with (
+        pytest.raises(DataError, match="generations is a symbolic link"),
+        CheckpointManager(tmp_path / "run") as checkpoints,
+    ):
+        checkpoints.start()
+    assert list((tmp_path / "private").iterdir()) == []
+
+
+@pytest.mark.parametrize("name", [SHARD, "data_spec.json", "folder"])
+def test_a_save_does_not_follow_links(name: str, tmp_path: Path) -> None:
+    """A run from someone else may hold the folder of a checkpoint that is to be saved, with links in it."""
+    private = tmp_path / "private"
+    private.mkdir()
+    (private / name).write_text("precious")
+    folder = tmp_path / "run" / "step-000000001-g1"
+    if name == "folder":
+        (tmp_path / "run").mkdir()
+        folder.symlink_to(private)
+    else:
+        folder.mkdir(parents=True)
+        (folder / name).symlink_to(private / name)
+    with pytest.raises(DataError, match="is a symbolic link; if you trust its target"):
+        save_two(tmp_path / "run")
+    assert {path.name: path.read_text() for path in private.iterdir()} == {name: "precious"}

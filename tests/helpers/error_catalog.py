@@ -1208,6 +1208,12 @@ ERROR_SECTIONS = (
                 triggers.predict_beside_another,
             ),
             ErrorCase(
+                "<folder> is a symbolic link; delete it, or choose a different file",
+                "The folder of parts, which may have come with the run, leads to another folder, whose files would be deleted.",
+                "Delete the link, or choose a different `--out`.",
+                triggers.predict_through_link,
+            ),
+            ErrorCase(
                 "--ranks=<n> must be at least 1",
                 "It is the number of ranks that share the work.",
                 "Leave it out, or use at least 1.",

@@ -417,6 +417,11 @@ def lost_peer() -> None:
     raise AssertionError("the other rank was not missed")
 
 
+def predict_through_link() -> None:
+    Path("new.jsonl.parts").symlink_to("runs")
+    write_predictions(load_model("runs/done"), "data/valid", "new.jsonl")
+
+
 def predict_beside_another() -> None:
     trained = load_model("runs/done")
     Path("new.jsonl.parts").mkdir()

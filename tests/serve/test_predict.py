@@ -360,3 +360,22 @@ def test_data_of_another_kind_is_refused(tmp_path: Path, byte_corpus: Corpus) ->
         next(forecast(trained, tmp_path / "data"))
     with pytest.raises(DataError, match="not a file of records"):
         prepare_source(tmp_path / "x.txt", tmp_path / "p", trained.data_spec)
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_links_in_a_run_from_someone_else_are_not_followed(is_folder: bool, tmp_path: Path) -> None:
+    location = labeled(tmp_path / "data", 9).location
+    (tmp_path / "private").mkdir()
+    (tmp_path / "private" / "letter.txt").write_text("precious")
+    parts = tmp_path / "predictions.jsonl.parts"
+    if is_folder:
+        parts.symlink_to(tmp_path / "private")
+    else:
+        parts.mkdir()
+        (parts / "00000000.jsonl").symlink_to(tmp_path / "private" / "letter.txt")
+    with pytest.raises(
+        ConfigError, match=r"(parts|00000000\.jsonl) is a symbolic link; delete it, or choose a different"
+    ):
+        write_predictions(untrained(location), location, tmp_path / "predictions.jsonl")
+    assert [path.read_text() for path in (tmp_path / "private").iterdir()] == ["precious"]
+    assert not (tmp_path / "predictions.jsonl").exists()

@@ -142,6 +142,16 @@ def test_a_link_out_of_the_store_is_refused(name: str, tmp_path: Path) -> None:
         Store.open(folder)
 
 
+@pytest.mark.parametrize("name", ["index.json", "checksums.bin", "values-00000.bin"])
+def test_a_link_to_a_folder_outside_the_store_is_refused(name: str, tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=1)
+    (tmp_path / "outside").mkdir()
+    (folder / name).unlink()
+    (folder / name).symlink_to(tmp_path / "outside")
+    with pytest.raises(DataError, match=rf"{name} is a link to a file outside the store; copy the file itself"):
+        Store.open(folder)
+
+
 def test_missing_checksums_are_one_sentence(tmp_path: Path) -> None:
     folder = write_store(tmp_path / "store", num_shards=1)
     (folder / "checksums.bin").unlink()

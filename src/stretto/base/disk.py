@@ -21,6 +21,8 @@ def fsync_folder(folder: Path) -> None:
 def atomic_path(path: Path) -> Iterator[Path]:
     """Yield a temporary path beside `path`. It is renamed to `path` at the end, or removed after an error."""
     partial = path.with_name(f"{path.name}.partial")
+    if partial.is_symlink():  # the folder may be someone else's; writing would follow the link
+        partial.unlink()
     try:
         yield partial
         partial.replace(path)

@@ -49,6 +49,7 @@ class LocalStorage:
         """Write a small file atomically and durably; return False if it exists already."""
         path = self._root / name
         path.parent.mkdir(parents=True, exist_ok=True)
+        _reject_symlinks(path.parent)
         # The file gets its name when it is complete, so a crash never leaves half a file.
         with tempfile.NamedTemporaryFile(dir=path.parent, prefix=".partial-", delete=False) as file:
             try:
@@ -66,7 +67,8 @@ class LocalStorage:
         path = self._root / folder
         path.mkdir(parents=True, exist_ok=True)
         fsync_folder(self._root)
-        _reject_symlinks(path)
+        # The folder may already exist, with links that writing would follow.
+        _reject_symlinks(path, *path.iterdir())
         return path
 
     def store(self, folder: str, paths: Iterable[Path]) -> None:

@@ -218,6 +218,7 @@ def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldN
 def _claim_parts_folder(path: Path, folder: Path, job_fingerprint: str) -> None:
     """Create the parts folder, or reuse the one of an interrupted call; reject one of a different job."""
     with explain_write_errors(path):
+        _reject_links(folder)
         is_resumed = (folder / _FINGERPRINT_NAME).exists()
         if path.exists() and not is_resumed:
             raise ConfigError(f"{path} already exists; choose a different file, or delete it")
@@ -228,6 +229,13 @@ def _claim_parts_folder(path: Path, folder: Path, job_fingerprint: str) -> None:
             raise ConfigError(
                 f"{folder} has results from a different model, data or settings; delete it, or choose a different file"
             )
+
+
+def _reject_links(folder: Path) -> None:
+    """Raise if the parts folder, or something in it, is a link: by default it is in a run's folder, from anyone."""
+    for path in (folder, *(folder.iterdir() if folder.is_dir() else ())):
+        if path.is_symlink():
+            raise ConfigError(f"{path} is a symbolic link; delete it, or choose a different file")
 
 
 def _part_path(folder: Path, number: int) -> Path:
