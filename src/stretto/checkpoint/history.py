@@ -4,6 +4,7 @@ import math
 import os
 import socket
 import uuid
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
