@@ -15,7 +15,7 @@ from stretto import Layout, World, make_engine
 from stretto.base.position import Position
 from stretto.engine.precision import Precision
 from stretto.engine.replica import ReplicaEngine
-from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
+from stretto.nn import LSTM, Embedding, Linear, Stack, State, TokenLoss
 
 
 def run(pools: RankPools, layout: Layout, case: Case) -> list[Result]:
@@ -151,6 +151,30 @@ def test_a_hundred_steps_with_dropout_give_the_same_losses(pools: RankPools) -> 
     alone = run_single_device(case)
     for layout in COMMON_LAYOUTS:
         assert run(pools, layout, case)[0].losses == pytest.approx(alone.losses, rel=1e-4)
+
+
+def test_integers_are_sent_between_stages(pools: RankPools) -> None:
+    check(pools, Layout(stages=2, chunks=3, blocks=(1, 3)), Case("tokens"), tolerance=1e-9)
+
+
+def status_while_computing(world: World) -> str:
+    """Return what the last stage tells others while it computes."""
+    seen = []
+
+    class Watching(Linear):
+        def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+            seen.append(str(engine.mesh.world.status))
+            return super().forward(x, state)
+
+    model = Stack([Embedding(29, 8), Watching(8, 29)])
+    engine = make_engine(model, TokenLoss(), Layout(stages=2, chunks=2), world, seed=1)
+    for index in range(2):
+        engine.step(RandomWindows(Case(num_rows=4)).read(Position(index=index)), None, 1)
+    return seen[-1] if seen else ""
+
+
+def test_a_rank_that_computes_does_not_say_that_it_waits(pools: RankPools) -> None:
+    assert pools[2].run(status_while_computing)[1] == "in F0.1 of window 2"
 
 
 def time_last_gradient(world: World, layout: Layout) -> float:

@@ -107,10 +107,21 @@ def custom_block_model() -> list[Block]:
     ]
 
 
+class NextToken(nn.Module):
+    def forward(self, tokens: Tensor) -> Tensor:
+        return (tokens + 1) % NUM_TOKENS
+
+
+def token_model() -> list[Block]:
+    """Its first block outputs integers, which have no gradient."""
+    return [Pointwise(NextToken()), Embedding(NUM_TOKENS, WIDTH), GRU(WIDTH, WIDTH), Linear(WIDTH, NUM_TOKENS)]
+
+
 MODELS = {
     "custom_blocks": custom_block_model,
     "lstm": lstm_model,
     "noncausal": noncausal_model,
+    "tokens": token_model,
     "weightless": weightless_model,
 }
 

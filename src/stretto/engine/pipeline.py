@@ -267,7 +267,7 @@ class _PipelineStep:
                 roots.append(extra_root)
                 gradients.append(None)
             channel = None if self.mesh.is_first_stage else self.mesh.backward_channel
-            if channel is not None:
+            if channel is not None and live.x.requires_grad:
                 # Sent as soon as it exists: the last backward ends only when DDP has reduced the gradients.
                 live.x.register_post_accumulate_grad_hook(lambda x: channel.send(x.grad))  # type: ignore[no-untyped-call]
             if roots:

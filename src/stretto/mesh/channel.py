@@ -91,6 +91,7 @@ class Channel:
 
     def _wait(self, work: dist.Work, peer: int, *, status: str, activity: str) -> None:
         """Wait for an operation; other ranks see `status`, and an error of this rank may say "while {activity}"."""
+        before = self._world.status
         self._world.set_status(status)
         wait_started = self._world.wait_timer.begin()
         try:
@@ -98,3 +99,4 @@ class Channel:
         except RuntimeError as error:
             raise self._world.transfer_error(peer, activity) from error
         self._world.wait_timer.end(wait_started)
+        self._world.set_status(before)  # it computes again; a rank that waits is not the one that delays others

@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from stretto.base.errors import SHARED_ERRORS, MeshError
 from stretto.base.units import pluralize
-from stretto.mesh.c10d import PrefixStore
+from stretto.mesh.c10d import PrefixStore, Store
 from stretto.mesh.device import find_device
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.liveness import LivenessCheck
@@ -119,6 +119,19 @@ def _join(
     messages = RankStore(store.in_scope("messages"))
     joined = World(rank, size, device, liveness, messages, publisher, timeout, launch_info.local_size)
     if backend != dist.Backend.GLOO:
-        watchdog = Watchdog(Heartbeats(store.unsigned, rank, size, timeout), size, joined.find_fatal_error)
+        watchdog = Watchdog(_open_heartbeats(store.unsigned, rank, size, timeout), size, joined.find_fatal_error)
         joined = replace(joined, watchdog=watchdog)
     return joined, store
+
+
+def _open_heartbeats(store: Store, rank: int, size: int, timeout: timedelta) -> Heartbeats | None:
+    """Connect to the next and the previous rank; None if gloo, unlike NCCL, can't connect them."""
+    try:
+        return Heartbeats(store, rank, size, timeout)
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        _log.warning(
+            "rank %d can't watch the next rank (%s), so it takes up to run.timeout to notice that a rank is lost; set "
+            "GLOO_SOCKET_IFNAME to the network interface that the nodes share", rank, reason,
+        )  # fmt: skip
+        return None

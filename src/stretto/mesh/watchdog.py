@@ -31,6 +31,8 @@ from stretto.mesh.timeouts import call_with_timeout
 _PERIOD_SECONDS = 1.0
 _MAX_READS_PER_SECOND = 1000  # of the store, by all ranks together
 _ABORT_SECONDS = 2.0
+_CONNECT_TIMEOUT = timedelta(seconds=60)
+_FOREVER = timedelta(days=365)
 
 
 class Heartbeats:
@@ -43,7 +45,7 @@ class Heartbeats:
         links = {}
         for first in (rank, (rank - 1) % size) if rank % 2 == 0 else ((rank - 1) % size, rank):
             link_store = PrefixStore(f"heartbeats/{first}", store)
-            links[first] = open_gloo(link_store, int(first != rank), 2, timedelta(days=365))
+            links[first] = open_gloo(link_store, int(first != rank), 2, _CONNECT_TIMEOUT)
         self._from_next, self._to_previous = links[rank], links[(rank - 1) % size]
         self._last_heard = time.monotonic()
         self._is_connected, self._has_said_goodbye = True, False
@@ -66,14 +68,14 @@ class Heartbeats:
     def _send(self) -> None:
         with suppress(RuntimeError):  # the previous rank is lost; the rank before it finds out
             while not self._stopped.wait(_PERIOD_SECONDS):
-                self._to_previous.send([torch.ones(1)], 0, 0).wait()
-            self._to_previous.send([torch.zeros(1)], 0, 0).wait()
+                self._to_previous.send([torch.ones(1)], 0, 0).wait(_FOREVER)
+            self._to_previous.send([torch.zeros(1)], 0, 0).wait(_FOREVER)
 
     def _listen(self) -> None:
         heartbeat = torch.ones(1)
         try:
             while not self._has_said_goodbye:
-                self._from_next.recv([heartbeat], 1, 0).wait()
+                self._from_next.recv([heartbeat], 1, 0).wait(_FOREVER)
                 self._last_heard = time.monotonic()
                 self._has_said_goodbye = not bool(heartbeat)
         except RuntimeError:
@@ -84,11 +86,12 @@ class Watchdog:
     """Runs the thread that ends this rank if it waits for a lost rank, or after an error on another rank.
 
     `find_error` is called about once per second, with the number of the next rank if that is lost, else None; it
-    returns the error that ends this rank, or None.
+    returns the error that ends this rank, or None. Without `heartbeats`, a lost rank is found only when the main thread
+    has waited too long.
     """
 
     def __init__(
-        self, heartbeats: Heartbeats, size: int, find_error: Callable[[int | None], StrettoError | None]
+        self, heartbeats: Heartbeats | None, size: int, find_error: Callable[[int | None], StrettoError | None]
     ) -> None:
         self.find_error = find_error
         self._heartbeats = heartbeats
@@ -101,12 +104,14 @@ class Watchdog:
         """End the thread; the previous rank no longer expects heartbeats."""
         self._stopped.set()
         self._thread.join(_PERIOD_SECONDS)
-        self._heartbeats.stop()
+        if self._heartbeats is not None:
+            self._heartbeats.stop()
 
     def _watch(self) -> None:
         next_read = 0.0
         while not self._stopped.wait(_PERIOD_SECONDS):
-            lost = self._heartbeats.next_rank if self._heartbeats.is_next_rank_lost() else None
+            heartbeats = self._heartbeats
+            lost = heartbeats.next_rank if heartbeats is not None and heartbeats.is_next_rank_lost() else None
             if lost is None and time.monotonic() < next_read:
                 continue
             next_read = time.monotonic() + self._read_period

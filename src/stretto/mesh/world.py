@@ -161,6 +161,11 @@ class World:
         if self.publisher is not None:
             self.publisher.status, self.publisher.status_since = status, time.monotonic()
 
+    @property
+    def status(self) -> object:
+        """What this rank is doing, as last set."""
+        return None if self.publisher is None else self.publisher.status
+
     def last_status(self, rank: int) -> str | None:
         """Return the last published status of a rank; None if it has published none."""
         return None if self.liveness is None else self.liveness.last_status(rank)
