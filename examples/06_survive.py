@@ -33,7 +33,8 @@ chunks = 4
 
 
 def train(folder: Path, *options: str) -> "subprocess.Popen[bytes]":
-    command = [sys.executable, "-m", "stretto", "train", str(HERE / "run.toml"), "--run.folder", str(folder), *options]
+    stretto = [sys.executable, "-P", "-m", "stretto"]
+    command = [*stretto, "train", str(HERE / "run.toml"), "--run.folder", str(folder), *options]
     return subprocess.Popen(command, env={**os.environ, "OMP_NUM_THREADS": "1"})
 
 

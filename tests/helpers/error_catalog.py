@@ -708,6 +708,14 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory nowhere.py:model",
             ),
             ErrorCase(
+                "model.factory=<spec> needs a module that is not installed (<reason>); install it, or add its folder to "
+                "PYTHONPATH",
+                "Modules are imported from the installed packages and `PYTHONPATH`, not from the current folder.",
+                "Name a file by its path, as `file.py:name`; a module that it imports must be installed, or be in a folder "
+                "of `PYTHONPATH`.",
+                "stretto train run.toml --model.factory nowhere:model",
+            ),
+            ErrorCase(
                 "model.factory=<spec>: <file> has no <name>; use a name that it defines",
                 "The file was imported, but defines no such name.",
                 "Check the name after the colon.",

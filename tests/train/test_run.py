@@ -204,7 +204,7 @@ def test_a_custom_model_and_a_custom_loss_are_trained(byte_corpus: Corpus, tmp_p
         ({"factory": f"{code}:"}, "does not name an object"),
         ({"factory": "mine"}, "does not name an object; write it as file.py:name"),
         ({"factory": f"{tmp_path}/gone.py:build"}, "gone.py does not exist"),
-        ({"factory": "no_such_module:build"}, "can't be imported"),
+        ({"factory": "no_such_module:build"}, "needs a module that is not installed"),
         ({"factory": f"{code}:gone"}, "has no gone"),
         ({"factory": f"{code}:number"}, "gives an object of type int; name a function that returns a stretto.nn.Stack"),
         ({"loss": f"{code}:number"}, "can't be called"),

@@ -87,6 +87,8 @@ def _check_command(arguments: list[str]) -> list[str]:
 
 def entry() -> NoReturn:
     """Run the command and exit with its code: the entry point of the console script."""
+    # Data workers and other child processes that Python starts must not import modules from the current folder either.
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
     sys.exit(main())
 
 

@@ -11,9 +11,11 @@ class ModelConfig(StrictModel):
     """A recurrent network: an embedding for tokens, recurrent layers, and a head for the targets of the data."""
 
     factory: str | None = None
-    """Your own model, as `file.py:function`; the function takes a `stretto.data.Task` and returns a Stack."""
+    """Your own model, as `file.py:function` or `package.module:function`; the function takes a `stretto.data.Task` and
+    returns a Stack."""
     loss: str | None = None
-    """Your own loss, as `file.py:function`; the function takes outputs and targets and returns a LossSum."""
+    """Your own loss, as `file.py:function` or `package.module:function`; the function takes outputs and targets and
+    returns a LossSum."""
     weights: str | None = None
     """File with initial weights, from `stretto.exchange.save_weights` or another run; by default weights are random.
     Blocks that have weights are matched in order. The file is not read again when the run resumes."""

@@ -34,7 +34,7 @@ def check_links(num_ranks: int, device: str, seconds: float) -> list[Finding]:
     with TemporaryDirectory(prefix="stretto-") as folder:
         path = Path(folder) / "links.json"
         options = ["--ranks", str(num_ranks), "--links", str(path), "--device", device]
-        command = [sys.executable, "-m", "stretto", "doctor", *options]
+        command = [sys.executable, "-P", "-m", "stretto", "doctor", *options]
         try:
             process = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
         except subprocess.TimeoutExpired:

@@ -55,7 +55,8 @@ def launch_local(
         role="stretto",
         local_world_size=num_ranks,
         entrypoint=sys.executable,
-        args=("-m", "stretto", *arguments),
+        # -P: ranks must not import modules from the current folder, such as an `argparse.py` that lies beside the run.
+        args=("-P", "-m", "stretto", *arguments),
         rdzv_handler=LoopbackRendezvous(),
         max_restarts=max_restarts,
         monitor_interval=0.1,

@@ -15,7 +15,7 @@ class ProbeFailedError(Exception):
 def probe_torch(seconds: float) -> dict[str, Any]:
     """Return the properties that `print_probe` prints, from a new process that has `seconds` to finish."""
     try:
-        command = [sys.executable, "-c", "from stretto.launch.probe import print_probe; print_probe()"]
+        command = [sys.executable, "-P", "-c", "from stretto.launch.probe import print_probe; print_probe()"]
         process = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
     except subprocess.TimeoutExpired:
         raise ProbeFailedError(f"importing torch and testing its devices took more than {seconds:.0f} s") from None

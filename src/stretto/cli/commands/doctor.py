@@ -6,7 +6,7 @@ mpirun or TF_CONFIG, use the job's ranks, and compare versions and clocks too. E
 
 example:
   stretto doctor --run run.toml
-  torchrun --nnodes 2 --nproc-per-node 8 ... -m stretto doctor
+  torchrun --nnodes 2 --nproc-per-node 8 ... --no-python stretto doctor
 """
 
 import argparse

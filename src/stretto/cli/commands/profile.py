@@ -6,7 +6,7 @@ Measure the time and memory of each block of a run's model on this machine, and 
 example:
   stretto profile run.toml --out here.json
   stretto profile run.toml --hardware H100 --out h100.json
-  torchrun --nnodes 2 --nproc-per-node 8 ... -m stretto profile run.toml --out cluster.json
+  torchrun --nnodes 2 --nproc-per-node 8 ... --no-python stretto profile run.toml --out cluster.json
 """
 
 import argparse
