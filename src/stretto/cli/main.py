@@ -10,6 +10,7 @@ from typing import NoReturn
 from stretto import __version__
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.cli.parser import Parser
+from stretto.cli.preemption import exit_on_preemption
 
 # Names and summaries, so that `stretto --help` does not have to import the modules of the commands.
 COMMANDS = {
@@ -60,7 +61,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run_command(name: str, arguments: list[str]) -> None:
     """Parse the arguments of a command, and run it."""
-    with make_command_parser(name).parsed(arguments) as options:
+    # If it is preempted, also while torch is imported or ranks start, it exits with the code for "launch it again".
+    with exit_on_preemption(), make_command_parser(name).parsed(arguments) as options:
         # A command that launches ranks launches itself again with this command line.
         options.command_line = [name, *arguments]
         importlib.import_module(f"stretto.cli.commands.{name}").run(options)

@@ -1,22 +1,15 @@
 """How a rank exits after an error, so that the other ranks exit too instead of waiting for it."""
 
-import os
 import sys
 import traceback
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import NoReturn
+from contextlib import contextmanager
 
 from stretto.base.errors import SHARED_ERRORS, LostPeerError, StrettoError
+from stretto.cli.preemption import exit_immediately
 from stretto.launch.parent_exit import preempted_exit_code
 from stretto.mesh.world import World
 from stretto.train.events import PreemptedError
-from stretto.train.signals import on_preemption_signal
-
-
-def exit_on_preemption() -> AbstractContextManager[object]:
-    """Return a context where a preemption signal ends the process at once; `Run.events` overrides it to save first."""
-    return on_preemption_signal(lambda: exit_immediately(preempted_exit_code()))
 
 
 @contextmanager
@@ -67,10 +60,3 @@ def _stop_watchdog_on_error(world: World) -> Iterator[None]:
     except BaseException:
         world.stop_watchdog()
         raise
-
-
-def exit_immediately(exit_code: int) -> NoReturn:
-    """End this process at once, so that other ranks see its connections close."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)

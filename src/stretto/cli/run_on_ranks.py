@@ -8,7 +8,7 @@ from datetime import timedelta
 from pathlib import Path
 
 from stretto.cli.automatic_layout import choose_layout_locally, choose_layout_on_ranks, layout_arguments
-from stretto.cli.rank_exit import exit_on_error, exit_on_preemption
+from stretto.cli.rank_exit import exit_on_error
 from stretto.cli.views.console import make_console
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
@@ -41,9 +41,8 @@ def run_on_ranks(config: RunConfig, command: RankCommand) -> None:
         _run_as_rank(fit_to_ranks(config, launch_info.size), command)
         return
     if config.layout.auto:
-        with exit_on_preemption():
-            # Report errors before minutes are spent on measuring.
-            command.check(config.model_copy(update={"layout": Layout()}))
+        # Report errors before minutes are spent on measuring.
+        command.check(config.model_copy(update={"layout": Layout()}))
         config = choose_layout_locally(config, saves_plan=command.saves_plan)
         command = replace(command, arguments=[*command.arguments, *layout_arguments(config.layout)])
     # A single rank is launched as a child process only if it may have to be restarted.
@@ -57,8 +56,7 @@ def _launch(config: RunConfig, command: RankCommand) -> None:
     """Launch the ranks on this machine and wait for them."""
     from stretto.launch.local import launch_local
 
-    with exit_on_preemption():
-        command.check(config)
+    command.check(config)
     try:
         launch_local(
             config.layout.num_ranks,
@@ -78,7 +76,6 @@ def _run_as_rank(config: RunConfig, command: RankCommand) -> None:
     num_ranks = None if config.layout.auto else config.layout.num_ranks
     timeout = timedelta(seconds=config.run.timeout)
     with (
-        exit_on_preemption(),
         world(num_ranks, device=config.run.device, timeout=timeout, secret_folder=command.secret_folder) as joined,
         exit_on_error(joined),
     ):

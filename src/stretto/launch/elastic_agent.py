@@ -11,6 +11,8 @@ from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElas
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
+from stretto.train.signals import on_preemption_signal
+
 # Called after a failure with its result and the number of restarts left; returns how many to allow now.
 RestartPolicy = Callable[[RunResult, int], int]
 
@@ -39,5 +41,7 @@ class ElasticAgent(LocalElasticAgent):
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
         # torch passes `death_sig` only after a signal: give ranks time to save. torch 2.10's method has no `timeout`.
         if death_sig is not None and self._pcontext is not None:
-            self._pcontext.close(death_sig, self._grace_seconds)
+            # A second preemption signal must not end the launcher: the ranks need its store until they have saved.
+            with on_preemption_signal(lambda: None):
+                self._pcontext.close(death_sig, self._grace_seconds)
         super()._shutdown()

@@ -4,6 +4,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -22,6 +23,8 @@ from stretto.train.signals import PREEMPTION_SIGNALS
 
 # Preempted ranks have this many seconds to save.
 GRACE_SECONDS = 60
+# The agent forwards these signals to the ranks, which save and exit on SIGTERM and SIGUSR1.
+_FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 # Exit codes after which a restart is useless or unwanted: user errors, a newer launch of the run, Ctrl-C.
 _PERMANENT_EXIT_CODES = (StrettoError.exit_code, FencedError.exit_code, 130)
 
@@ -64,12 +67,16 @@ def launch_local(
     policy = _RestartPolicy(max_restarts, progress, on_message)
     # No log files: the ranks share our output.
     agent = ElasticAgent(spec, DefaultLogsSpecs(os.devnull), policy, grace_seconds=GRACE_SECONDS)
-    # Temporary files of killed ranks are removed with this folder.
-    with make_scratch_folder() as folder, _set_environment(_rank_environment(num_ranks, folder)):
-        try:
+    try:
+        # Temporary files of killed ranks are removed with this folder.
+        with (
+            make_scratch_folder() as folder,
+            _set_environment(_rank_environment(num_ranks, folder)),
+            _restore_signal_handlers(),
+        ):
             result = agent.run()
-        except SignalException as error:
-            raise _signal_error(agent.exit_codes(), signal.Signals(error.sigval)) from None
+    except SignalException as error:
+        raise _signal_error(agent.exit_codes(), signal.Signals(error.sigval)) from None
     if result.is_failed():
         raise _failure_error(result)
 
@@ -85,8 +92,7 @@ def _rank_environment(num_ranks: int, scratch_folder: str) -> dict[str, str]:
         "TMPDIR": scratch_folder,
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
         SECRET_VARIABLE: new_secret(),  # other users of this machine can connect to the store, but can't read this
-        # The agent forwards these signals to the ranks, which save and exit on SIGTERM and SIGUSR1.
-        "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1",
+        "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(number.name for number in _FORWARDED_SIGNALS),
     }
 
 
@@ -103,6 +109,21 @@ def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+@contextmanager
+def _restore_signal_handlers() -> Iterator[None]:
+    """Restore the handlers that the agent replaces: its own raise SignalException, also after the ranks have ended."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # the agent replaces handlers in the main thread only, as Python allows
+        return
+    handlers = {number: signal.getsignal(number) for number in _FORWARDED_SIGNALS}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            if handler is not None:  # None: not set by Python code, so Python can't set it again
+                signal.signal(number, handler)
 
 
 class _RestartPolicy:
@@ -158,10 +179,9 @@ def _signal_error(codes: Sequence[int | None], received: signal.Signals) -> Base
         # Rank 0 has printed where it was interrupted, if it had begun; else our text is printed after "interrupted".
         return RanksEndedError(130) if codes[:1] == [130] else KeyboardInterrupt(": the ranks were stopped")
     message = f"{received.name} has ended the launcher and all ranks"
-    if received in PREEMPTION_SIGNALS and {*codes} <= {PREEMPTED_EXIT_CODE, LostPeerError.exit_code, -received}:
-        # Ranks that have begun have saved, and have printed a message; others were killed by the signal (-received).
-        return RanksEndedError(LostPeerError.exit_code, "" if codes and -received not in codes else message)
-    if codes and all(code == 0 for code in codes):
-        # The ranks had already finished their work.
-        return RanksEndedError(0)
+    saved_codes = (PREEMPTED_EXIT_CODE, LostPeerError.exit_code)
+    # Ranks that were killed (a negative code) had not begun, or did not save in time; 0: they have finished their work.
+    if received in PREEMPTION_SIGNALS and all(code is None or code <= 0 or code in saved_codes for code in codes):
+        # Ranks that have saved have printed a message.
+        return RanksEndedError(LostPeerError.exit_code, "" if codes and {*codes} <= {*saved_codes} else message)
     return RanksEndedError(128 + int(received), message)

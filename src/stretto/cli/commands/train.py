@@ -19,8 +19,6 @@ from stretto.base.remote import is_remote
 from stretto.cli.config_options import add_config_options, load_run_config
 from stretto.cli.parser import Parser, add_location_argument
 from stretto.config.run import RunConfig
-from stretto.launch.parent_exit import preempted_exit_code
-from stretto.train.signals import on_preemption_signal
 
 
 def add_arguments(parser: Parser) -> None:
@@ -41,13 +39,6 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Check the config, and train."""
     config = load_run_config(options)
-    exit_code = preempted_exit_code()
-    # If the run is preempted while torch is imported, exit with the code for "launch it again".
-    with on_preemption_signal(lambda: os._exit(exit_code)):
-        _train(config, options)
-
-
-def _train(config: RunConfig, options: argparse.Namespace) -> None:
     # torch is imported only now: help and config errors are printed without waiting for the import.
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
     from stretto.cli.views.training_view import train_and_show
