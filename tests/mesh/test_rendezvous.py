@@ -2,10 +2,12 @@
 
 import threading
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 
 from stretto.errors import LostPeerError
+from stretto.mesh import timeouts
 from stretto.mesh.c10d import HashStore, TCPStore
 from stretto.mesh.rendezvous import leave, rendezvous
 from stretto.mesh.signed_store import SignedStore
@@ -61,3 +63,12 @@ def test_a_rank_that_leaves_after_rank_0_ends_without_an_error() -> None:
     assert late.add("left", 0) == 0
     del first
     leave(late, 1, 2)
+
+
+def test_ranks_do_not_poll_a_store_in_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    pauses: list[float] = []
+    clock = SimpleNamespace(monotonic=lambda: sum(pauses), sleep=pauses.append)
+    monkeypatch.setattr(timeouts, "time", clock)
+    assert not timeouts.poll(lambda: False, 10.0)
+    assert 10.0 <= sum(pauses) <= 10.0 + 1.5 * 0.05
+    assert all(pause <= 1.5 * 0.05 for pause in pauses) and len(set(pauses)) > 0.9 * len(pauses)

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from stretto.base.bounded_read import MAX_READ_BYTES, too_large
 from stretto.base.errors import DataError, StrettoError
 from stretto.base.extras import install_command
+from stretto.base.jitter import jitter
 
+# The mean pauses between tries: the first one, and the longest one.
 _FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.2, 5.0
 # Errors that the request itself causes: a retry would fail in the same way.
 _PERMANENT_ERRORS = (FileNotFoundError, NotADirectoryError, IsADirectoryError, ImportError, ValueError, TypeError)
@@ -90,7 +92,7 @@ def _size_limit(max_bytes: int, error: DataError) -> Any:  # noqa: ANN401 - fssp
 
 
 class RetryBudget:
-    """Limits how long failed requests are retried, counted from its creation, with growing pauses between the tries."""
+    """Limits how long failed requests are retried, counted from its creation, with growing random pauses in between."""
 
     def __init__(self, location: str, seconds: float) -> None:
         self._location = location
@@ -107,15 +109,15 @@ class RetryBudget:
             raise DataError(f"{self._location}: access denied ({reason}); check the credentials") from error
         if _is_permanent(error):
             raise DataError(f"{self._location} can't be accessed ({reason}); check the URL and credentials") from error
-        waited = time.monotonic() - self._start
-        if waited + self._delay > self._seconds:
+        waited, pause = time.monotonic() - self._start, jitter(self._delay)
+        if waited + pause > self._seconds:
             raise DataError(
                 f"{self._location} can't be accessed after {waited:.0f} s of retries ({reason}); check that the server "
                 "runs and is reachable, or raise data.retry_seconds"
             ) from error
         if self._delay == _FIRST_DELAY_SECONDS:  # warn only once
             _log.warning("%s can't be accessed (%s); retrying for up to %.0f s", self._location, reason, self._seconds)
-        time.sleep(self._delay)
+        time.sleep(pause)
         self._delay = min(2 * self._delay, _MAX_DELAY_SECONDS)
 
 

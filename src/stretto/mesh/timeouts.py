@@ -5,6 +5,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
+from stretto.base.jitter import jitter
+
 Result = TypeVar("Result")
 
 
@@ -34,11 +36,14 @@ def call_with_timeout(seconds: float, call: Callable[[], Result]) -> Result:
 
 
 def poll(condition: Callable[[], bool], seconds: float, max_pause: float = 0.05) -> bool:
-    """Call `condition` until it is true; return False after `seconds`. Pauses grow from 0.01 s to `max_pause`."""
+    """Call `condition` until it is true; return False after `seconds`.
+
+    Pauses grow from about 0.01 s to about `max_pause`; they are random, because all ranks may poll the same store.
+    """
     pause, deadline = 0.01, time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
             return False
-        time.sleep(pause)
+        time.sleep(jitter(pause))
         pause = min(2 * pause, max_pause)
     return True
