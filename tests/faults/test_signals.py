@@ -76,6 +76,7 @@ def test_a_run_preempted_before_its_first_step_can_be_restarted(
     # In the first moments, while Python starts, the handler is not installed yet, so the signal ends the process.
     assert code == 75 or (seconds < 1 and code in (-signal.SIGTERM, 143)), output
     assert "Traceback" not in output, output
+    assert code != 75 or re.search("stretto: .*(before the first step|after step|SIGTERM has ended)", output), output
 
 
 def test_a_second_signal_does_not_end_the_launcher_before_the_ranks_have_saved(
@@ -100,12 +101,15 @@ def test_a_command_preempted_while_it_imports_torch_can_be_restarted(
     # Stands in for a slow disk: the import waits until the signal comes.
     (tmp_path / "torch.py").write_text(f"import time; open({str(tmp_path / 'begun')!r}, 'w'); time.sleep(60)")
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"}
-    process = subprocess.Popen([sys.executable, "-m", "stretto", command, str(config)], env=environment)
+    arguments = [sys.executable, "-m", "stretto", command, str(config)]
+    process = subprocess.Popen(arguments, env=environment, stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "begun").exists():
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
-    assert process.wait(10) == 75
+    _, errors = process.communicate(timeout=10)
+    message = "stretto: stopped before the first step of this launch; nothing new was saved\n"
+    assert (process.returncode, errors) == (75, message if command == "train" else "")
 
 
 @pytest.mark.parametrize("grid", [(1, 1), (2, 1)])

@@ -62,7 +62,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def run_command(name: str, arguments: list[str]) -> None:
     """Parse the arguments of a command, and run it."""
     # If it is preempted, also while torch is imported or ranks start, it exits with the code for "launch it again".
-    with exit_on_preemption(), make_command_parser(name).parsed(arguments) as options:
+    message = "stopped before the first step of this launch; nothing new was saved" if name == "train" else ""
+    with exit_on_preemption(message), make_command_parser(name).parsed(arguments) as options:
         # A command that launches ranks launches itself again with this command line.
         options.command_line = [name, *arguments]
         importlib.import_module(f"stretto.cli.commands.{name}").run(options)
