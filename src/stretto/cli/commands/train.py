@@ -18,7 +18,6 @@ from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
 from stretto.cli.config_options import add_config_options, load_run_config
 from stretto.cli.parser import Parser, add_location_argument
-from stretto.config.run import RunConfig
 
 
 def add_arguments(parser: Parser) -> None:
