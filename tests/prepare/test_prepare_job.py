@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto.data import SequenceOptions, TextOptions, prepare_sequences
+from stretto.data import SequenceOptions, TextOptions, prepare_sequences, prepare_series
 from stretto.errors import DataError
 from stretto.prepare import prepare_job
 from stretto.prepare.prepare_job import Job, LostWorkerError, OnProgress, PartResult, Progress, open_job
@@ -40,7 +40,12 @@ class Count:
 
 
 def run(
-    tmp_path: Path, parts: list[str], option: int = 0, workers: int = 1, stop_after: int | None = None
+    tmp_path: Path,
+    parts: list[str],
+    option: int = 0,
+    workers: int = 1,
+    stop_after: int | None = None,
+    learned: str = "",
 ) -> list[int]:
     """Return which parts were done."""
     trace = tmp_path / "trace"
@@ -52,7 +57,7 @@ def run(
 
     try:
         with open_job(tmp_path / "out", [], {"option": option}, workers, stop) as job:
-            records = job.run("write", Write(trace), parts, [1] * len(parts), "writing")
+            records = job.run("write", Write(trace), parts, [1] * len(parts), "writing", learned)
             assert [record["part"] for record in records] == parts
             job.finish()
     except KeyboardInterrupt:
@@ -92,16 +97,33 @@ def test_several_processes_work_on_the_parts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_an_error_in_the_data_leaves_nothing_behind(workers: int, tmp_path: Path) -> None:
+def test_finished_parts_survive_an_error_in_the_data(workers: int, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="part is bad"):
-        run(tmp_path, ["a", "bad", "c"], workers=workers)
+        run(tmp_path, ["a", "b", "c", "bad", "e"], workers=workers)
+    done = sorted(int(path.name[-1]) for path in (tmp_path / "out.partial" / "parts").glob("write-0000?"))
+    assert done and 3 not in done
+    assert run(tmp_path, ["a", "b", "c", "d", "e"]) == [number for number in range(5) if number not in done]
+    assert list((tmp_path / "out").iterdir()) == [] and not (tmp_path / "out.partial").exists()
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_an_error_in_the_first_part_leaves_nothing_behind(workers: int, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="part is bad"):
+        run(tmp_path, ["bad", "bad"], workers=workers)
     assert [path.name for path in tmp_path.iterdir()] == ["trace"]
+
+
+def test_parts_are_prepared_again_if_the_task_has_learned_something_else(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="part is bad"):
+        run(tmp_path, ["a", "b", "bad"], learned="a vocabulary")
+    assert run(tmp_path, ["a", "b", "c"], learned="another vocabulary") == [0, 1, 2]
 
 
 def test_finished_parts_survive_the_death_of_a_worker(tmp_path: Path) -> None:
     with pytest.raises(LostWorkerError, match=r"a worker process for .* ended early .*; prepare again to resume"):
-        run(tmp_path, ["a", "die"], workers=2)
-    assert (tmp_path / "out.partial").exists()
+        run(tmp_path, ["a", "b", "c", "d", "die"], workers=2)
+    done = sorted(int(path.name[-1]) for path in (tmp_path / "out.partial" / "parts").glob("write-0000?"))
+    assert done and run(tmp_path, list("abcde")) == [number for number in range(5) if number not in done]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -111,7 +133,7 @@ def test_unordered_results_are_not_kept_in_memory(workers: int, tmp_path: Path) 
         seen = set()
         with pytest.raises(KeyboardInterrupt), open_job(tmp_path / "out", [], {}, workers, _append_to(done)) as job:
             tracemalloc.start()
-            for number, record in job.run_unordered("count", Count(), range(30), [1] * 30, "counting"):
+            for number, record in job.run_unordered("count", Count(), range(30), [1] * 30, "counting", ""):
                 seen.add(number)
                 assert len(record["counts"]) == 1_000_000
             peak = tracemalloc.get_traced_memory()[1]
@@ -173,6 +195,62 @@ def test_a_second_job_in_the_same_folder_is_an_error(tmp_path: Path) -> None:
         with pytest.raises(DataError, match="is being written by another process"), open_job(tmp_path / "out", [], {}):
             raise AssertionError
         assert job.folder.exists()
+
+
+def prepare_and_watch(kind: str, files: list[Path], folder: Path) -> list[int]:
+    """Prepare files; return how much of each phase was done when it began, as a percentage."""
+    seen: dict[str, list[Progress]] = {}
+
+    def on_progress(progress: Progress) -> None:
+        seen.setdefault(progress.phase, []).append(progress)
+
+    if kind == "text":
+        text_options = TextOptions(level="word", shard_bytes=200, validation_fraction=0.1)
+        prepare_text(files, folder, text_options, workers=1, on_progress=on_progress)
+    elif kind == "sequences":
+        options = SequenceOptions(level="word", shard_bytes=200, validation_fraction=0.3)
+        prepare_sequences(files, folder, options, workers=1, on_progress=on_progress)
+    else:
+        prepare_series(files, folder, workers=1, on_progress=on_progress)
+    return [100 * phase[0].done // phase[0].total for phase in seen.values()]
+
+
+@pytest.mark.parametrize("kind", ["text", "sequences", "series"])
+def test_when_the_file_at_fault_is_fixed_only_its_parts_are_prepared_again(kind: str, tmp_path: Path) -> None:
+    good, bad, fixed = {
+        "text": ("one two three\n" * 40, b"one \xff\n" * 40, "three two\n" * 44),
+        "sequences": ('{"text": "one two three"}\n' * 40, b'{"text": }\n' * 40, '{"text": "two three"}\n' * 44),
+        "series": ("x,y\n" + "1,2\n" * 40, b"x,y\n" + b"1,two\n" * 40, "x,y\n" + "2,3\n" * 44),
+    }[kind]
+    suffix = {"text": "txt", "sequences": "jsonl", "series": "csv"}[kind]
+    files = [tmp_path / f"{name}.{suffix}" for name in "abcd"]
+    for path in files:
+        path.write_text(good)
+    files[3].write_bytes(bad)
+    with pytest.raises(DataError, match=rf"d\.{suffix}.*(UTF-8|not JSON|not a number)"):
+        prepare_and_watch(kind, files, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    files[3].write_text(fixed)
+    # The first phase, a scan if there is one, begins where the first attempt has ended: at the fourth file.
+    assert prepare_and_watch(kind, files, tmp_path / "out")[0] >= 60
+    prepare_and_watch(kind, files, tmp_path / "whole")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
+
+
+def test_a_store_has_no_files_of_an_attempt_with_more_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def cut(folder: Path) -> None:
+        raise KeyboardInterrupt
+
+    files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
+    for path in files:
+        path.write_text('{"text": "one two three"}\n' * 40)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(prepare_job, "fsync_folder", cut)
+        prepare_and_watch("sequences", files, tmp_path / "out")
+    files[1].write_text('{"text": "one two three"}\n')
+    prepare_and_watch("sequences", files, tmp_path / "out")
+    prepare_and_watch("sequences", files, tmp_path / "whole")
+    assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
 def test_after_a_kill_only_missing_parts_are_done_and_the_store_is_the_same(tmp_path: Path) -> None:

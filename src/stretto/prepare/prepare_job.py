@@ -1,7 +1,7 @@
-"""Job: prepares data in parts, in parallel; an interrupted preparation can be resumed.
+"""Job: prepares data in parts, in parallel; a preparation that was interrupted, or has failed, can be resumed.
 
 data/book.partial/      the files, until all are complete; then the folder is renamed to data/book
-  parts/fingerprint     fingerprint of the preparation: its input files and all options
+  parts/fingerprint     fingerprint of the preparation: the paths of its input files and all options
   parts/count-00000     how many times each symbol occurs in a part of text; `scan-00000` for records
   parts/write-00000     list of a part's files, written last; `writetrain-00000` for the train split of text
   train/ valid/         the stores; without a validation split, data/book.partial itself is the store
@@ -29,6 +29,7 @@ from stretto.base.disk import atomic_path, fsync_folder
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.remote import is_remote
+from stretto.prepare.file_stamp import stat_files
 from stretto.store.file_writer import write_file
 from stretto.store.index import INDEX, VERSION
 from stretto.store.pages import PagedFile
@@ -75,21 +76,25 @@ class Job:
     on_progress: OnProgress
 
     def run(
-        self, name: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], phase: str
+        self, name: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], phase: str, learned: str
     ) -> list[PartResult]:
         """Return the results of all parts, in order; those already saved in `parts/{name}-*` are not computed again."""
-        results = dict(self.run_unordered(name, task, parts, sizes, phase))
+        results = dict(self.run_unordered(name, task, parts, sizes, phase, learned))
         return [results[number] for number in range(len(parts))]
 
     def run_unordered(
-        self, name: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], phase: str
+        self, name: str, task: PartTask[Part], parts: Sequence[Part], sizes: Sequence[int], phase: str, learned: str
     ) -> Iterator[tuple[int, PartResult]]:
-        """Yield the number and the result of each part as it finishes, in any order; results are not kept in memory."""
-        runner = _PartRunner(name, task, self.folder)
+        """Yield the number and the result of each part as it finishes, in any order; results are not kept in memory.
+
+        A saved result is used again if its part is the same, with the same `repr` (so this must include the stamp of
+        the part's files), and if `learned` is: a fingerprint of what the task has from other files, as a vocabulary.
+        """
+        runner = _PartRunner(name, task, self.folder, learned)
         total, done = sum(sizes), 0
         missing = []
         for number, part in enumerate(parts):
-            result = runner.find_result(number)
+            result = runner.find_result(number, part)
             if result is None:
                 missing.append((number, part))
             else:
@@ -131,7 +136,10 @@ def open_job(
     workers: int | None = None,
     on_progress: OnProgress = lambda progress: None,
 ) -> Iterator[Job]:
-    """Start a preparation, or resume it if it was interrupted; the remains of a different one are deleted."""
+    """Start a preparation, or resume it if it was interrupted or failed; the remains of a different one are deleted.
+
+    After an error, finished parts are kept: when the file at fault is fixed, only its parts are prepared again.
+    """
     if workers is not None and workers < 1:
         raise DataError(f"workers={workers} must be at least 1")
     target = _check_target(target)
@@ -141,14 +149,15 @@ def open_job(
         _check_partial(folder)
         (folder / _PARTS).mkdir(parents=True, exist_ok=True)
         with _locked(folder):
-            _resume_or_clear(folder, source_fingerprint(inputs, options).encode())
+            paths = [str(path.absolute()) for path in inputs]
+            values = {"version": VERSION, "paths": paths, "options": dict(options)}
+            _resume_or_clear(folder, fingerprint(values).encode())
             try:
                 yield job
-            except LostWorkerError:
-                raise
             except DataError:
-                # The same files would fail again, so there is nothing to resume.
-                shutil.rmtree(folder, ignore_errors=True)
+                # Leave nothing behind if there is nothing to resume.
+                if all(path.name == _FINGERPRINT for path in (folder / _PARTS).iterdir()):
+                    shutil.rmtree(folder, ignore_errors=True)
                 raise
     except BrokenPipeError:
         # From `on_progress`, which may print to a closed pipe; not from a disk.
@@ -159,10 +168,8 @@ def open_job(
 
 
 def source_fingerprint(inputs: Sequence[Path], options: Mapping[str, Any]) -> str:
-    """Return the fingerprint of a preparation: its options, and each input file's path, size and modification time."""
-    paths = [file for path in inputs for file in (sorted(path.rglob("*")) if path.is_dir() else [path])]
-    files = [(str(path.absolute()), path.stat().st_size, path.stat().st_mtime_ns) for path in paths]
-    return fingerprint({"version": VERSION, "files": files, "options": dict(options)})
+    """Return the fingerprint of prepared data: its options, and each input file's path, size and modification time."""
+    return fingerprint({"version": VERSION, "files": stat_files(inputs), "options": dict(options)})
 
 
 def part_path(folder: Path, split: str, number: int, suffix: str) -> Path:
@@ -189,19 +196,26 @@ class _PartRunner(Generic[Part]):
     name: str
     task: PartTask[Part]
     folder: Path
+    learned: str  # a fingerprint of what the task has from other files
 
     def __call__(self, number: int, part: Part) -> int:
         result = self.task(part, number, self.folder)
         with atomic_path(self._result_path(number)) as partial:
-            write_file(partial, json.dumps(result).encode())
+            write_file(partial, json.dumps({"key": self._key(part), "result": result}).encode())
         # Not the result, which may be large: the parent reads it from the file.
         return number
 
-    def find_result(self, number: int) -> PartResult | None:
-        """Return the result of a part; None if it is not finished, or one of its files is missing or incomplete."""
-        if not self._result_path(number).exists():
+    def find_result(self, number: int, part: Part) -> PartResult | None:
+        """Return the result of a part; None if it is not finished, has changed, or lacks one of its files."""
+        path = self._result_path(number)
+        if not path.exists():
             return None
-        result = self.read_result(number)
+        saved = json.loads(path.read_bytes())
+        if saved["key"] != self._key(part):
+            # Delete it before its files are written again: it must not be found if the old input file comes back.
+            path.unlink()
+            return None
+        result: PartResult = saved["result"]
         for file in result.get("files", ()):
             path = self.folder / file["path"]
             # The interrupted preparation may already have moved the file into the store.
@@ -210,7 +224,10 @@ class _PartRunner(Generic[Part]):
         return result
 
     def read_result(self, number: int) -> PartResult:
-        return cast("PartResult", json.loads(self._result_path(number).read_bytes()))
+        return cast("PartResult", json.loads(self._result_path(number).read_bytes())["result"])
+
+    def _key(self, part: Part) -> str:
+        return fingerprint([self.learned, repr(part)])
 
     def _result_path(self, number: int) -> Path:
         return self.folder / _PARTS / f"{self.name}-{number:05}"
@@ -321,6 +338,10 @@ def _resume_or_clear(folder: Path, expected: bytes) -> None:
     """Keep the finished parts of the same preparation; delete those of a different one."""
     path = folder / _PARTS / _FINGERPRINT
     if path.exists() and path.read_bytes() == expected:
+        # Files that were moved into the store already: with changed input files, the store may have fewer of them.
+        for file in folder.rglob("*"):
+            if file.is_file() and file.parent != path.parent and not file.name.startswith("part-"):
+                file.unlink()
         return
     # The file marks the folder as ours, so it exists throughout: empty while the old parts are deleted.
     write_file(path, b"")

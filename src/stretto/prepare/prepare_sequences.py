@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from stretto.base.errors import DataError
+from stretto.base.fingerprint import fingerprint
 from stretto.prepare.field_check import check_fields
 from stretto.prepare.options import SequenceOptions, check_level, open_like, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
@@ -19,7 +20,14 @@ from stretto.prepare.records import RecordPart, cut_records, list_paths
 from stretto.prepare.row_reader import OnSkipped, RowReader, SkippedRows, log_skipped_rows
 from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
 from stretto.store.sequences import CHANNEL_DTYPE, Channels, Classes, Origin, Sequences, SharedProperties, Tokens
-from stretto.store.vocabulary import ByteVocabulary, SymbolVocabulary, Vocabulary, split_symbols, token_dtype
+from stretto.store.vocabulary import (
+    ByteVocabulary,
+    SymbolVocabulary,
+    Vocabulary,
+    split_symbols,
+    token_dtype,
+    vocabulary_bytes,
+)
 
 
 def prepare_sequences(
@@ -69,6 +77,12 @@ class _SequenceSettings:
     @property
     def splits(self) -> tuple[str, ...]:
         return ("train", "valid") if self.options.validation_fraction else ("",)
+
+    @property
+    def learned(self) -> str:
+        """A fingerprint of what follows from the files: from the first record, and from the scan of all of them."""
+        symbols = None if self.vocabulary is None else vocabulary_bytes(self.vocabulary).decode()
+        return fingerprint([repr(self.parser), symbols])
 
     @property
     def num_tokens(self) -> int:
@@ -165,7 +179,8 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     counts: Counter[str] = Counter()
     names: set[str] = set()
     largest, first_bad = -1, {}  # first_bad: the first bad row of each part without a good one
-    for number, result in job.run_unordered("scan", task, parts, [part.size for part in parts], phase):
+    sizes = [part.size for part in parts]
+    for number, result in job.run_unordered("scan", task, parts, sizes, phase, settings.learned):
         counts.update(result["counts"])
         names.update(result["labels"])
         largest = max(largest, result["largest"])
@@ -185,7 +200,7 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
 
 def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> SkippedRows:
     parser, splits, fraction = settings.parser, settings.splits, settings.options.validation_fraction
-    shards, skipped = write_parts(job, _WriteSequences(settings), parts, splits, fraction)
+    shards, skipped = write_parts(job, _WriteSequences(settings), parts, splits, fraction, settings.learned)
     values: Tokens | Channels
     if parser.value_type == "channels":
         values = make_channels(parser.channel_names, shards[splits[0]], settings.channels)  # training statistics

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
+from stretto.base.fingerprint import fingerprint
 from stretto.prepare.field_check import check_fields
 from stretto.prepare.options import BadRowPolicy, NanPolicy, SeriesOptions, open_like
 from stretto.prepare.prepare_job import OnProgress, PartResult, open_job
@@ -60,7 +61,8 @@ def prepare_series(
     splits = ("train", "valid") if options.validation_fraction else ("",)
     task = _WriteSeries(parser, splits, options.validation_fraction, options.bad_rows)
     with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
-        shards, skipped = write_parts(job, task, parts, splits, options.validation_fraction)
+        learned = fingerprint(repr(parser))  # the columns, from the first file
+        shards, skipped = write_parts(job, task, parts, splits, options.validation_fraction, learned)
         channels = make_channels(parser.columns, shards[splits[0]], channels)
         for split in splits:
             write_store(job, split, shards[split], channels, origin=Origin(by=parser.by, time=parser.time))

@@ -7,6 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from stretto.base.errors import DataError
+from stretto.base.fingerprint import fingerprint
 from stretto.prepare.options import TextOptions, check_level, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, file_record, move_into_store, open_job, part_path
 from stretto.prepare.records import list_paths
@@ -26,6 +27,15 @@ from stretto.store.vocabulary import (
 )
 
 TextRange = tuple[int, int]  # the first byte, and the byte after the last one
+
+
+@dataclass(frozen=True)
+class TextPart:
+    """A range of the text that becomes one shard."""
+
+    start: int
+    stop: int
+    stamp: str  # of its files: changes when one of them is modified
 
 
 def prepare_text(
@@ -70,37 +80,39 @@ def _split(texts: TextFiles, folder: Path, validation_fraction: float) -> dict[s
     return splits
 
 
-def _cut(texts: TextFiles, text_range: TextRange, shard_bytes: int) -> list[TextRange]:
+def _cut(texts: TextFiles, text_range: TextRange, shard_bytes: int) -> list[TextPart]:
     """Cut a range of the text into parts of about `shard_bytes`, at line starts."""
     start, stop = text_range
     edges = [start]
     while (edge := edges[-1] + shard_bytes) < stop:
         edges.append(min(texts.next_line(edge - 1), stop))  # at `edge` itself if a line starts there
-    return list(pairwise([*edges, stop] if edges[-1] < stop else edges))
+    ranges = pairwise([*edges, stop] if edges[-1] < stop else edges)
+    return [TextPart(start, stop, texts.stamp(start, stop)) for start, stop in ranges]
 
 
-def _sizes(parts: Sequence[TextRange]) -> list[int]:
-    return [stop - start for start, stop in parts]
+def _sizes(parts: Sequence[TextPart]) -> list[int]:
+    return [part.stop - part.start for part in parts]
 
 
 def _build_vocabulary(
-    job: Job, texts: TextFiles, parts: Sequence[TextRange], level: Level, max_symbols: int | None
+    job: Job, texts: TextFiles, parts: Sequence[TextPart], level: Level, max_symbols: int | None
 ) -> Vocabulary:
     if level == "byte":
         return ByteVocabulary()
     counts: Counter[str] = Counter()
     task = _CountSymbols(texts, level)
-    for _, result in job.run_unordered("count", task, parts, _sizes(parts), f"counting {level}s"):
+    for _, result in job.run_unordered("count", task, parts, _sizes(parts), f"counting {level}s", learned=""):
         counts.update(result["counts"])
     return SymbolVocabulary.from_counts(level, counts, max_symbols)
 
 
-def _write(job: Job, texts: TextFiles, split: str, parts: Sequence[TextRange], vocabulary: Vocabulary) -> None:
+def _write(job: Job, texts: TextFiles, split: str, parts: Sequence[TextPart], vocabulary: Vocabulary) -> None:
     """Write the store of one split, in the job's folder."""
     folder = job.folder / split
     folder.mkdir(exist_ok=True)
     task = _WriteTokens(texts, vocabulary, split)
-    results = job.run(f"write{split}", task, parts, _sizes(parts), f"writing {job.target / split}")
+    learned = fingerprint(vocabulary_bytes(vocabulary).decode())
+    results = job.run(f"write{split}", task, parts, _sizes(parts), f"writing {job.target / split}", learned)
     # A part of white space without a line end has no words; a line end is the word `<eos>`.
     results = [result for result in results if result["num_tokens"]]
     if not results:
@@ -124,9 +136,9 @@ class _CountSymbols:
     texts: TextFiles
     level: Level
 
-    def __call__(self, part: TextRange, number: int, folder: Path, /) -> PartResult:
+    def __call__(self, part: TextPart, number: int, folder: Path, /) -> PartResult:
         counts: Counter[str] = Counter()
-        for span in self.texts.read_spans(*part):
+        for span in self.texts.read_spans(part.start, part.stop):
             span.check_utf8()
             counts.update(split_symbols(span.text, self.level))
         return {"counts": dict(counts)}
@@ -140,13 +152,13 @@ class _WriteTokens:
     vocabulary: Vocabulary
     split: str
 
-    def __call__(self, part: TextRange, number: int, folder: Path, /) -> PartResult:
+    def __call__(self, part: TextPart, number: int, folder: Path, /) -> PartResult:
         dtype = token_dtype(len(self.vocabulary))
         # Characters and words are decoded from UTF-8 and may be unknown (token 0, `<unk>`); bytes are never unknown.
         is_decoded = self.vocabulary.level != "byte"
         num_unknown = 0
         with FileWriter(part_path(folder, self.split, number, "tokens")) as writer:
-            for span in self.texts.read_spans(*part):
+            for span in self.texts.read_spans(part.start, part.stop):
                 if is_decoded:
                     span.check_utf8()
                 tokens = self.vocabulary.encode(span.text)

@@ -4,7 +4,7 @@ import csv
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TextIO
@@ -13,6 +13,7 @@ from stretto.base.bounded_read import MAX_READ_BYTES, bounded_lines, parse_json,
 from stretto.base.errors import DataError
 from stretto.base.extras import install_command
 from stretto.base.locations import is_allowed
+from stretto.prepare.file_stamp import file_stamp
 from stretto.prepare.text_files import TextFiles
 from stretto.prepare.time_formats import looks_like_time
 
@@ -45,6 +46,7 @@ class RecordPart:
     start: int  # like stop, in bytes (JSONL), row groups (Parquet) or rows (dataset); both are 0 for CSV
     stop: int
     size: int  # in bytes, or in rows for a dataset
+    stamp: str = ""  # of the file: changes when the file is modified
 
     def row_number(self, row_index: int) -> int:
         """Return a row's number in its file, from 1: the line number in JSONL; in CSV, the header does not count."""
@@ -66,7 +68,12 @@ def list_paths(files: Sequence[Path | str] | Path | str) -> list[Path]:
 
 def cut_records(paths: Sequence[Path], part_bytes: int | None) -> list[RecordPart]:
     """Cut files into parts of about `part_bytes` (None: one per file), independently of the number of workers."""
-    return [part for path in paths for part in _cut(path, find_format(path), part_bytes or sys.maxsize)]
+    parts: list[RecordPart] = []
+    for path in paths:
+        format = find_format(path)
+        stamp = file_stamp(path)
+        parts += (replace(part, stamp=stamp) for part in _cut(path, format, part_bytes or sys.maxsize))
+    return parts
 
 
 def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator[ParsedRow]:

@@ -108,12 +108,20 @@ def finish_part(writers: Mapping[str, ShardWriter], reader: RowReader) -> PartRe
 
 
 def write_parts(
-    job: Job, task: PartTask[RecordPart], parts: Sequence[RecordPart], splits: Sequence[str], validation_fraction: float
+    job: Job,
+    task: PartTask[RecordPart],
+    parts: Sequence[RecordPart],
+    splits: Sequence[str],
+    validation_fraction: float,
+    learned: str,
 ) -> tuple[dict[str, list[ShardResult]], SkippedRows]:
-    """Write all parts; return each split's shards and the rows that were skipped. Reject an empty split."""
+    """Write all parts; return each split's shards and the rows that were skipped. Reject an empty split.
+
+    `learned` is a fingerprint of what the task has from other files than the part's own, see `Job.run_unordered`.
+    """
     for split in splits:
         (job.folder / split).mkdir(exist_ok=True)
-    results = job.run("write", task, parts, [part.size for part in parts], f"writing {job.target}")
+    results = job.run("write", task, parts, [part.size for part in parts], f"writing {job.target}", learned)
     first_bad = next((result["first_bad"] for result in results if result["first_bad"]), "")
     skipped = SkippedRows(sum(result["num_bad"] for result in results), first_bad)
     shards = {split: [result["splits"][split] for result in results] for split in splits}

@@ -1,5 +1,6 @@
 """TextFiles: several files as one long text, read in spans that avoid splitting words."""
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -7,6 +8,8 @@ from pathlib import Path
 from typing import Self
 
 from stretto.base.errors import DataError
+from stretto.base.fingerprint import fingerprint
+from stretto.prepare.file_stamp import file_stamp
 
 _READ_BYTES = 1 << 20
 _SPACES = b" \t\r\n\v\f"
@@ -82,6 +85,11 @@ class TextFiles:
             return position + min(spaces) + 1
         # 0b10xxxxxx is a UTF-8 continuation byte: it doesn't start a character.
         return position + next((index for index, byte in enumerate(block) if byte & 0xC0 != 0x80), 0)
+
+    def stamp(self, start: int, stop: int) -> str:
+        """Return a text that changes when a file between `start` and `stop` is modified, or gets other positions."""
+        files = range(bisect_right(self.starts, start) - 1, bisect_left(self.starts, stop))
+        return fingerprint([(self.starts[index], file_stamp(self.paths[index])) for index in files])
 
     def _files(self) -> Iterator[tuple[Path, int, int]]:
         """Return each file with its start and stop in the text."""
