@@ -126,7 +126,7 @@ def wait_in_loss(patch: pytest.MonkeyPatch) -> None:
         ([synchronize_to_take_times], False),
         ([wait_in_loss], False),
     ],
-    ids=str,
+    ids=["synchronizations while receives are posted", "waits before ranks connect", "synchronizations", "waits"],
 )
 def test_the_old_deadlocks_are_found_when_they_are_put_back(
     changes: list[Callable[[pytest.MonkeyPatch], None]], is_found: bool, monkeypatch: pytest.MonkeyPatch
