@@ -49,7 +49,10 @@ def test_restarts_leave_nothing_behind(num_restarts: int, faults_data: Path, tmp
         seen |= set(ranks)
         # Some are killed while they start, some while they train and save. The first and last are counted while they
         # train: starting ranks have fewer connections to the launcher.
-        time.sleep(generator.uniform(0.0, 4.0) if 0 < number < num_restarts else 8.0)
+        if 0 < number < num_restarts:
+            time.sleep(generator.uniform(0.0, 4.0))
+        else:
+            await_steps(tmp_path / "run" / "log.jsonl")
         counts.append((open_files(launcher), threads(launcher), ports([launcher])))
         if number < num_restarts:
             os.kill(ranks[generator.randrange(2)], signal.SIGKILL)
@@ -72,6 +75,17 @@ def assert_nothing_stays(before: set[str]) -> None:
         time.sleep(0.5)
         remaining &= shared_memory()
     assert remaining == set()
+
+
+def await_steps(log: Path) -> None:
+    """Wait until the ranks that run now have logged something: they train, so they are connected to the launcher."""
+    until, size = time.monotonic() + 120, log.stat().st_size if log.exists() else 0
+    while time.monotonic() < until:
+        if log.exists() and log.stat().st_size > size:
+            time.sleep(1.0)
+            return
+        time.sleep(0.1)
+    raise AssertionError("the ranks did not train")
 
 
 def await_new_ranks(run: TrainProcess, seen: set[int]) -> list[int]:
