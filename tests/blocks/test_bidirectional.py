@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from stretto.blocks import bidirectional
-from stretto.blocks.recurrent import _run_in_dtype
+from stretto.blocks.recurrent import run_in_dtype
 from stretto.errors import LawError
 from stretto.nn import BidirectionalLSTM, Rows
 
@@ -45,7 +45,7 @@ def test_it_runs_in_autocasts_dtype_on_cuda_as_other_recurrent_blocks_do(
     lengths: Tensor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # `run_rnn` calls this only for tensors on CUDA: torch's own autocast would run the cell in fp16 there.
-    monkeypatch.setattr(bidirectional, "run_rnn", lambda rnn, x: _run_in_dtype(rnn, x, None, torch.bfloat16))
+    monkeypatch.setattr(bidirectional, "run_rnn", lambda rnn, x: run_in_dtype(rnn, x, None, torch.bfloat16))
     block = BidirectionalLSTM(3, 4, 2)
     x = torch.randn(6, 3, 3)
     y, _ = block(x, (lengths,))

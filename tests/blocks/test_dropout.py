@@ -2,8 +2,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from stretto.base.randomness import keep_mask
 from stretto.base.state import slice_rows
+from stretto.blocks import dropout
 from stretto.errors import ConfigError
 from stretto.nn import Dropout, LockedDropout, Rows
 
@@ -94,3 +97,24 @@ def test_no_rows_and_no_steps_give_an_empty_output(kind: type[Dropout | LockedDr
 def test_an_impossible_probability_is_refused(kind: type[Dropout | LockedDropout]) -> None:
     with pytest.raises(ConfigError, match=r"probability=1\.0 is not in"):
         kind(1.0)
+
+
+def test_a_locked_mask_is_computed_once_per_window_and_micro_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    num_masks = 0
+
+    def count_mask(keys: Tensor, num_features: int, keep: float) -> Tensor:
+        nonlocal num_masks
+        num_masks += 1
+        return keep_mask(keys, num_features, keep)
+
+    monkeypatch.setattr(dropout, "keep_mask", count_mask)
+    monkeypatch.setattr(dropout, "can_fuse", lambda x: False)
+    block = LockedDropout(0.5)
+    for key in (3, 4):
+        rows = Rows.of(6, key=key)
+        states = [block.begin(rows[:3]), block.begin(rows[3:])]
+        for num_rows in (3, 3, 2):  # a row ends before the last chunk
+            for index, (keys,) in enumerate(states):
+                states[index] = (keys.detach()[:num_rows],)
+                _, states[index] = block(torch.ones(2, num_rows, 5), states[index])
+    assert num_masks == 2 * 2

@@ -9,6 +9,7 @@ from helpers.device_log import META, logged_rank
 from helpers.layout_cases import MODELS, Case, RandomWindows
 from stretto import Layout, TrainConfig, Trainer
 from stretto.blocks.losses import Loss
+from stretto.data import Window
 from stretto.engine.boundary import BoundarySpec
 from stretto.engine.build import stage_parts
 from stretto.engine.pipeline import PipelineEngine
@@ -17,6 +18,7 @@ from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.nn import (
     AbsoluteError,
+    Linear,
     QuantileLoss,
     SequenceLoss,
     SquaredError,
@@ -89,3 +91,33 @@ def test_no_loss_makes_the_host_wait(loss: Loss, outputs: tuple[int, ...], targe
         y = torch.zeros(outputs, device=META, requires_grad=True)
         torch.autograd.backward([loss(y, torch.zeros(5, 3, dtype=targets, device=META)).total])
     assert log.counts["host_wait"] == 0 and log.counts["kernel"] > 0
+
+
+def count_chunk_kernels(stage: int) -> Counter[str]:
+    """Return the kernels that one more chunk adds to a step, on one of three stages with a linear block each."""
+    counts = []
+    for num_chunks in (3, 4):
+        with logged_rank(stage, 3) as (world, log):
+            with META:
+                stack = Stack([Linear(8, 8)])
+            engine = PipelineEngine(
+                stack, SquaredError(), Layout(stages=3, chunks=num_chunks), Mesh(world, Topology(1, 3))
+            )
+            spec = BoundarySpec((8,), torch.float32)
+            engine._boundaries = (None if stage == 0 else spec, None if stage == 2 else spec)
+            values = torch.zeros(12, 4, 8)
+            window = Window(12, torch.arange(4), torch.full((4,), 12), torch.ones(4, dtype=torch.bool), values, values)
+            engine.step(window, None, key=1)
+        counts.append(log.counts)
+    return Counter({name: count for name, count in (counts[1] - counts[0]).items() if name.startswith("kernel: ")})
+
+
+def test_an_action_launches_no_kernels_but_those_of_its_blocks() -> None:
+    forward, backward = Counter({"kernel: addmm": 1}), Counter({"kernel: mm": 1, "kernel: sum": 1})
+    accumulate = Counter({"kernel: add_": 2})  # the gradients of weight and bias
+    dx = Counter({"kernel: mm": 1})
+    assert count_chunk_kernels(0) == forward + backward + accumulate
+    assert count_chunk_kernels(1) == forward + backward + accumulate + dx
+    loss = count_chunk_kernels(2) - (forward + backward + accumulate + dx)
+    # SquaredError with its mask and count, forward and backward, and the gradient that the backward starts with.
+    assert loss.total() <= 13

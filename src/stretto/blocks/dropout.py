@@ -11,6 +11,7 @@ from stretto.base.randomness import keep_mask, mix
 from stretto.base.state import State, where_rows
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
+from stretto.blocks.fused_dropout import can_fuse, fused_dropout
 
 
 def _lane_keys(rows: Rows) -> Tensor:
@@ -55,8 +56,10 @@ class Dropout(_DropoutBase):
         new_state = (keys, time + num_steps)
         if not self.training or self.probability == 0:
             return x, new_state
-        time_steps = time + torch.arange(num_steps, device=x.device).unsqueeze(1)  # [time, batch]
         keep = 1 - self.probability
+        if can_fuse(x):
+            return fused_dropout(x, keys, time, keep), new_state
+        time_steps = time + torch.arange(num_steps, device=x.device).unsqueeze(1)  # [time, batch]
         mask = keep_mask(keys ^ mix(time_steps), math.prod(x.shape[2:]), keep)
         return x * mask.view_as(x) * (1 / keep), new_state
 
@@ -67,16 +70,37 @@ class LockedDropout(_DropoutBase):
     The mask is a function of (seed, training step, block, lane, feature). The state is each row's key.
     """
 
+    def __init__(self, probability: float) -> None:
+        super().__init__(probability)
+        self._window_key: int | None = None
+        self._scales: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (keys, scale) of the window's micro-batches
+
     def initial_state(self, rows: Rows) -> State:
         return (_lane_keys(rows),)
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
+        if rows.key != self._window_key:
+            self._window_key = rows.key
+            self._scales.clear()
         return self.initial_state(rows)  # carries nothing: the keys are new in every training step
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         if not self.training or self.probability == 0:
             return x, state
         (keys,) = state
-        keep = 1 - self.probability
-        scale = keep_mask(keys, math.prod(x.shape[2:]), keep).to(x.dtype).mul_(1 / keep)
-        return x * scale.view(x.shape[1:]), state
+        if can_fuse(x):
+            return fused_dropout(x, keys, None, 1 - self.probability), state
+        return (x * self._scale(x, keys)).to(x.dtype), state
+
+    def _scale(self, x: Tensor, keys: Tensor) -> Tensor:
+        """Return what each row's features are multiplied by; it is computed once, in the first chunk of a window."""
+        # The chunks pass views of the same keys, and the dict keeps the keys alive, so a storage identifies them.
+        place = (keys.untyped_storage()._cdata, keys.storage_offset())
+        _, scale = self._scales.get(place, (keys, None))
+        dtype = torch.promote_types(x.dtype, torch.float32)  # in bf16 it would be off by up to 0.4%
+        if scale is None or len(scale) < len(keys) or scale.dtype != dtype or scale.shape[1:] != x.shape[2:]:
+            keep = 1 - self.probability
+            mask = keep_mask(keys, math.prod(x.shape[2:]), keep)
+            scale = mask.to(dtype).mul_(1 / keep).view(x.shape[1:])
+            self._scales[place] = (keys, scale)
+        return scale[: len(keys)]

@@ -9,6 +9,7 @@ from torch.nn.utils.rnn import PackedSequence
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
+from stretto.blocks.cast_weights import find_cast
 
 RnnSequence = TypeVar("RnnSequence", Tensor, PackedSequence)
 """The input or output of torch's RNN modules."""
@@ -34,19 +35,18 @@ def run_rnn(
     # torch's autocast runs cuDNN's RNNs in fp16 even if bf16 is requested, and none in fp16 on a CPU, so we cast here.
     dtype = torch.get_autocast_dtype(device_type)
     with torch.autocast(device_type, enabled=False):
-        return _run_in_dtype(rnn, x, state, dtype)
+        return run_in_dtype(rnn, x, state, dtype)
 
 
-def _run_in_dtype(
+def run_in_dtype(
     rnn: nn.RNNBase, x: RnnSequence, state: Tensor | tuple[Tensor, Tensor] | None, dtype: torch.dtype
 ) -> tuple[RnnSequence, Any]:
     """Call torch's module with its weights, the input and the state in `dtype`."""
-    weights = {name: weight.to(dtype) for name, weight in rnn.named_parameters()}
     if isinstance(state, tuple):
         state = (state[0].to(dtype), state[1].to(dtype))
     elif state is not None:
         state = state.to(dtype)
-    return torch.func.functional_call(rnn, weights, (x.to(dtype), state))  # type: ignore[no-any-return]
+    return find_cast(rnn, dtype)(x.to(dtype), state)  # type: ignore[no-any-return]
 
 
 class LSTM(Block):

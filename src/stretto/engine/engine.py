@@ -17,8 +17,8 @@ from stretto.engine.precision import Precision
 from stretto.engine.recorder import ActionRecorder
 from stretto.mesh.mesh import Mesh
 
-BeforeLastBackward = Callable[[], Tensor | None]
-"""Called just before the last backward of a step; a tensor that it returns becomes one more root of that backward."""
+BeforeLastBackward = Callable[[], Sequence[Tensor]]
+"""Called just before the last backward of a step; the scalars that it returns become roots of that backward too."""
 
 
 @dataclass(frozen=True)
@@ -91,8 +91,9 @@ def window_tensor(window: Window, name: Literal["inputs", "targets"], dtype: tor
     return tensor.to(dtype) if dtype is not None and tensor.is_floating_point() else tensor
 
 
-def no_op() -> None:
+def no_op() -> Sequence[Tensor]:
     """Do nothing: the default for `before_last_backward`."""
+    return ()
 
 
 def step_result(losses: Sequence[LossSum], state: State, device: torch.device) -> StepResult:

@@ -10,6 +10,7 @@ from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError
 from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
+from stretto.blocks.cast_weights import CastWeights
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.stack import Stack
 from stretto.engine.engine import (
@@ -21,7 +22,7 @@ from stretto.engine.engine import (
     step_result,
     window_tensor,
 )
-from stretto.engine.precision import Precision, autocast, check_precision
+from stretto.engine.precision import Precision, autocast, check_precision, compute_dtype
 from stretto.engine.recorder import ActionRecorder
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
@@ -48,6 +49,7 @@ class LocalEngine:
         self.recorder = ActionRecorder(self._device)
         self._loss = loss
         self.precision = check_precision(precision)
+        self._cast_weights = CastWeights(stack, compute_dtype(precision))
 
     @flush_denormals()
     def step(
@@ -61,13 +63,15 @@ class LocalEngine:
         """Run forward and backward; leave the gradient of the summed loss in the parameters' `.grad`."""
         self.stack.train()
         self.stack.zero_grad(set_to_none=True)
-        return self._run(window, carried, key, before_last_backward, loss_scale)
+        with self._cast_weights.for_step():
+            return self._run(window, carried, key, before_last_backward, loss_scale)
 
     @torch.no_grad()
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
         """Run forward only, without dropout and without gradients."""
         self.stack.eval()
-        return self._run(window, carried, key, no_op, loss_scale=1.0)
+        with self._cast_weights.for_step():
+            return self._run(window, carried, key, no_op, loss_scale=1.0)
 
     def squared_grad_norm(self) -> Tensor:
         """Return the squared norm of the gradient."""
@@ -93,11 +97,11 @@ class LocalEngine:
                 loss, after = self._forward(window[rows], carried_rows, key)
             if loss.total.requires_grad:
                 with self.recorder.action(0, Action(ActionKind.BACKWARD, index, 0)):
-                    extra_root = before_last_backward() if index == self.num_micro_batches - 1 else None
-                    roots, gradients = [loss.total], [torch.full_like(loss.total, loss_scale)]
-                    if extra_root is not None:
-                        roots, gradients = [*roots, extra_root], [*gradients, torch.ones_like(extra_root)]
-                    torch.autograd.backward(roots, gradients)
+                    roots: list[Tensor] = []
+                    if index == self.num_micro_batches - 1:
+                        roots = [*before_last_backward(), *self._cast_weights.roots_of_last_backward()]
+                    gradients = [torch.full_like(loss.total, loss_scale), *[None] * len(roots)]
+                    torch.autograd.backward([loss.total, *roots], gradients)
             losses.append(replace(loss, total=loss.total.detach()))
             states.append(detach(after))
         return step_result(losses, cat_rows(states), self._device)

@@ -32,6 +32,7 @@ from stretto.base.denormals import flush_denormals
 from stretto.base.errors import ConfigError
 from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
+from stretto.blocks.cast_weights import CastWeights
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
@@ -46,7 +47,7 @@ from stretto.engine.engine import (
     step_result,
     window_tensor,
 )
-from stretto.engine.precision import Precision, autocast, check_precision
+from stretto.engine.precision import Precision, autocast, check_precision, compute_dtype
 from stretto.engine.recorder import ActionRecorder
 from stretto.mesh.mesh import Mesh
 from stretto.plan.actions import Action, ActionKind
@@ -99,6 +100,7 @@ class PipelineEngine:
         self.num_started_windows = 0  # shown in this rank's status
         self._loss = loss
         self.precision = check_precision(precision)
+        self.cast_weights = CastWeights(stack, compute_dtype(precision))
         self._boundaries: tuple[BoundarySpec | None, BoundarySpec | None] | None = None
 
     @flush_denormals()
@@ -115,9 +117,10 @@ class PipelineEngine:
         self.stack.zero_grad(set_to_none=True)
         cut = self._cut(window)
         actions = stage_schedule(self.mesh.stage, self.mesh.num_stages, len(cut.micro_batches), cut.num_chunks)
-        step = _PipelineStep(self, window, cut, carried, key, before_last_backward)
-        step.loss_scale = loss_scale
-        return step.run(actions)
+        with self.cast_weights.for_step():
+            step = _PipelineStep(self, window, cut, carried, key, before_last_backward)
+            step.loss_scale = loss_scale
+            return step.run(actions)
 
     @torch.no_grad()
     def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
@@ -125,7 +128,8 @@ class PipelineEngine:
         self.stack.eval()
         cut = self._cut(window)
         actions = forward_schedule(len(cut.micro_batches), cut.num_chunks)
-        return _PipelineStep(self, window, cut, carried, key, no_op).run(actions)
+        with self.cast_weights.for_step():
+            return _PipelineStep(self, window, cut, carried, key, no_op).run(actions)
 
     def squared_grad_norm(self) -> Tensor:
         """Return the squared norm of this stage's gradient."""
@@ -262,10 +266,9 @@ class _PipelineStep:
             if self.mesh.is_last_stage:
                 y_gradient = torch.full_like(live.y, self.loss_scale)
             roots, gradients = self._roots(live, y_gradient, progress.after_gradients)
-            extra_root = self.before_last_backward() if is_last else None
-            if extra_root is not None:
-                roots.append(extra_root)
-                gradients.append(None)
+            if is_last:
+                roots += [*self.before_last_backward(), *self.engine.cast_weights.roots_of_last_backward()]
+                gradients += [None] * (len(roots) - len(gradients))
             channel = None if self.mesh.is_first_stage else self.mesh.backward_channel
             if channel is not None and live.x.requires_grad:
                 # Sent as soon as it exists: the last backward ends only when DDP has reduced the gradients.

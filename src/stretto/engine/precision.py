@@ -18,6 +18,11 @@ def check_precision(precision: Precision) -> Precision:
     return precision
 
 
+def compute_dtype(precision: Precision) -> torch.dtype | None:
+    """Return the dtype that blocks compute in; None for that of the model's weights."""
+    return _DTYPES.get(precision)
+
+
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[object]:
     """Return the context in which blocks compute in `precision`; fp32 means the dtype of the model's weights."""
     return nullcontext() if precision == "fp32" else torch.autocast(device.type, _DTYPES[precision])

@@ -1,5 +1,6 @@
 """ReplicaEngine: adds data parallelism to any engine, with the reducer of torch's DDP."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -75,14 +76,14 @@ class ReplicaEngine:
         """Return this rank's equal share of the squared gradient norm: all replicas have the same gradient."""
         return self.engine.squared_grad_norm() / self.mesh.num_replicas
 
-    def _prepare_reducer(self) -> Tensor | None:
+    def _prepare_reducer(self) -> Sequence[Tensor]:
         if self._ddp is None:
-            return None
+            return ()
         prepare_for_backward(self._ddp)
         # In the order in which gradients are ready: last blocks first.
         parameters = [parameter for parameter in self.stack.parameters() if parameter.requires_grad][::-1]
         ready_signal: Tensor = _ReadyWithoutGradient.apply(*parameters)  # type: ignore[no-untyped-call]
-        return ready_signal
+        return (ready_signal,)
 
     def _settle_buckets(self) -> None:
         """Run an empty backward, after which the reducer fixes which parameters share a bucket.
@@ -90,9 +91,8 @@ class ReplicaEngine:
         Otherwise it would do so after the first step, and again after the first step of a resumed run. With three or
         more replicas the order of summation depends on the buckets, so a resumed run would differ in the last bits.
         """
-        ready_signal = self._prepare_reducer()
-        assert ready_signal is not None and self._ddp is not None
-        ready_signal.backward()  # type: ignore[no-untyped-call]
+        assert self._ddp is not None
+        torch.autograd.backward(self._prepare_reducer())
         self.mesh.world.wait_timer.end_all_reduce()
         rebuild_buckets(self._ddp)
         self.stack.zero_grad(set_to_none=True)

@@ -13,9 +13,11 @@ from stretto.base.foreach import multiply_all
 from stretto.base.optimizer import OptimizerFactory
 from stretto.base.state import State
 from stretto.base.window import Rows
+from stretto.blocks.cast_weights import CastWeights
 from stretto.blocks.initialize import initialize
 from stretto.blocks.stack import Stack
 from stretto.engine.engine import window_tensor
+from stretto.engine.precision import compute_dtype
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.timing import fastest_time, fastest_times, synchronized_time
 from stretto.plan.profile import CostPoint, KindCosts
@@ -87,14 +89,16 @@ class _MeasuredBlock:
             initial_state = self._initial_state(rows, steps)
         state = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in initial_state)
         device = self.profile_input.device
+        cast_weights = CastWeights(self.stack, compute_dtype(self.profile_input.precision))
 
         def run() -> tuple[float, float]:
             self.stack.zero_grad(set_to_none=True)
             x.grad = None
-            started = synchronized_time(device)
-            with self.profile_input.autocast():
-                y, next_state = self.stack(x, state)
-            forward_seconds = synchronized_time(device) - started
+            with cast_weights.for_step():
+                started = synchronized_time(device)
+                with self.profile_input.autocast():
+                    y, next_state = self.stack(x, state)
+                forward_seconds = synchronized_time(device) - started
             outputs = [tensor for tensor in (y, *next_state) if tensor.requires_grad]
             gradients = [torch.ones_like(tensor) for tensor in outputs]
             started = synchronized_time(device)
