@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,8 +17,7 @@ IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 @pytest.mark.skipif(IS_INTERPRETED, reason="this is the process that it starts")
 def test_the_kernel_in_tritons_interpreter() -> None:
     """Run this file's tests and those of the blocks with the kernel; Triton reads the variable when it is imported."""
-    folder = os.path.dirname(__file__)
-    tests = [os.path.join(folder, name) for name in ("test_fused_dropout.py", "test_dropout.py")]
+    tests = [str(Path(__file__).with_name(name)) for name in ("test_fused_dropout.py", "test_dropout.py")]
     # Without the property-based test, which takes the interpreter half a minute.
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "not any_cut", *tests]
     result = subprocess.run(
