@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import stretto
 from helpers.rank_pool import RankPools
-from stretto.base.foreach import multiply_all
+from stretto.base.foreach import add_all, copy_all, multiply_all
 from stretto.base.tf32 import fp32_precisions, use_tf32
 from stretto.mesh.world import World
 
@@ -32,7 +32,7 @@ C10D_NAMES = (
 )
 # Each private name, and the one module that may use it.
 PRIVATE_NAMES = {
-    "base/foreach.py": {"torch._foreach_mul_"},
+    "base/foreach.py": {f"torch._foreach_{name}_" for name in ("add", "copy", "mul")},
     "base/tf32.py": {f"torch._C{name}" for name in ("", "._get_fp32_precision_getter", "._set_fp32_precision_setter")},
     "engine/ddp_reducer.py": {"ddp.reducer._rebuild_buckets"},
     "launch/elastic_agent.py": {"super()._monitor_workers", "super()._shutdown"},
@@ -85,6 +85,22 @@ def test_foreach_mul_multiplies_in_place() -> None:
     with private_name("torch._foreach_mul_"):
         multiply_all(tensors, 0.5)
     assert tensors[0].tolist() == [0.5, 0.5] and tensors[1].tolist() == [1.0, 1.0, 1.0]
+
+
+def test_foreach_copies_convert_and_additions_are_in_place() -> None:
+    with private_name("torch._foreach_copy_ or torch._foreach_add_"):
+        halves = [torch.zeros(2, dtype=torch.bfloat16)]
+        copy_all(halves, [torch.ones(2)])
+        sums = [torch.ones(2)]
+        add_all(sums, sums)
+    assert halves[0].tolist() == [1.0, 1.0] and sums[0].tolist() == [2.0, 2.0]
+
+
+def test_an_rnn_module_runs_with_the_weights_in_its_flat_list() -> None:
+    lstm, x = nn.LSTM(2, 2), torch.ones(1, 1, 2)
+    with private_name("RNNBase._flat_weights"):
+        lstm._flat_weights = [torch.zeros_like(weight) for weight in lstm.parameters()]
+    assert not lstm(x)[0].any()
 
 
 def test_fp32_precision_is_set_for_each_operation_on_cuda() -> None:

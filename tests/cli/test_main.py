@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -129,14 +128,17 @@ def test_an_interrupted_run_says_so(prepared: Path, monkeypatch: pytest.MonkeyPa
     assert main(["schema"]) == 130
 
 
-def test_help_is_instant_and_does_not_import_torch() -> None:
+def test_help_is_instant_and_imports_nothing_large() -> None:
     check = (
-        "import sys; from stretto.cli.main import main\n"
-        "try: main(['--help'])\nexcept SystemExit: sys.exit('torch' in sys.modules)"
+        "import sys, time; from stretto.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: modules = {'torch', 'numpy', 'pydantic'} & set(sys.modules)\n"
+        "print(modules, time.process_time(), file=sys.stderr)"
     )
     best = 9.0
-    for _ in range(5):
-        started = time.perf_counter()
-        assert subprocess.run([sys.executable, "-c", check], stdout=subprocess.DEVNULL, check=False).returncode == 0
-        best = min(best, time.perf_counter() - started)
+    for _ in range(3):
+        result = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True)
+        modules, seconds = result.stderr.rsplit(maxsplit=1)
+        assert modules == "set()"
+        best = min(best, float(seconds))  # of CPU time, which other work on the machine does not add to
     assert best < 0.4

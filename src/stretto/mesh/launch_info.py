@@ -8,8 +8,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from pydantic import BaseModel, ValidationError
-
 from stretto.base.errors import MeshError
 from stretto.base.fingerprint import fingerprint
 
@@ -79,24 +77,16 @@ def _from_torchrun(variables: Mapping[str, str]) -> LaunchInfo:
     )  # fmt: skip
 
 
-class _TfTask(BaseModel):
-    type: str = "worker"
-    index: int = 0
-
-
-class _TfConfig(BaseModel):
-    cluster: dict[str, list[str]] = {}  # addresses `host:port` by task type: chief, worker, ...
-    task: _TfTask = _TfTask()
-
-
 def _from_tf_config(text: str) -> LaunchInfo | None:
     """Read TensorFlow's description of a cluster. Rank 0 is the chief if there is one; then come the workers.
 
     `{"cluster": {"worker": ["host0:2222", "host1:2222"]}, "task": {"type": "worker", "index": 1}}`
     """
+    from stretto.mesh.tf_config import TfConfig
+
     try:
-        config = _TfConfig.model_validate_json(text)
-    except ValidationError:
+        config = TfConfig.model_validate_json(text)
+    except ValueError:
         raise MeshError(
             f"TF_CONFIG={text!r} can't be read; "
             'use {"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
