@@ -76,9 +76,9 @@ def log_all(layout: Layout, **options: bool) -> list[list[Event]]:
 
 
 def check(logs: Sequence[Sequence[Event]]) -> None:
-    for exclusive in (False, True):
-        problem = NcclModel(logs, exclusive=exclusive).run()
-        assert problem is None, f"exclusive={exclusive}: {problem}"
+    for rules in ({}, {"exclusive": True}, {"synchronous": True}):
+        problem = NcclModel(logs, **rules).run()
+        assert problem is None, f"{rules}: {problem}"
 
 
 def synchronize_to_take_times(patch: pytest.MonkeyPatch) -> None:
@@ -137,6 +137,26 @@ def test_the_old_deadlocks_are_found_when_they_are_put_back(
     assert (problem is not None) == is_found, problem
     if problem is not None:
         assert problem.startswith("deadlock")
+
+
+def allocate_when_posted(patch: pytest.MonkeyPatch) -> None:
+    """Create the buffer of a receive just before it is posted, as this project once did."""
+    post = Channel._post_next_receive
+
+    def allocate_and_post(self: Channel) -> None:
+        torch.empty(1, device=META)
+        post(self)
+
+    patch.setattr(Channel, "_post_next_receive", allocate_and_post)
+
+
+def test_buffers_are_created_before_neighbors_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(stages=2, micro_batches=2)
+    assert NcclModel(log_all(layout), synchronous=True).run() is None
+    allocate_when_posted(monkeypatch)
+    problem = NcclModel(log_all(layout), synchronous=True).run()
+    # One rank waits for its activations to be received, the other for its gradient.
+    assert problem is not None and problem.startswith("deadlock")
 
 
 FEW = [

@@ -5,6 +5,7 @@ The log of a rank is a list of events, in the order of the host's calls:
     send, receive, all_reduce    an operation of a communicator; the device runs it in a stream of its own
     wait                         the compute stream waits for such an operation
     kernel                       work for the compute stream; consecutive kernels are one event
+    allocate                     a tensor is created without a kernel
     host_wait                    the host waits for the compute stream: it reads a tensor, or makes a blocking copy
     device_wait                  the host waits for everything on the device
 """
@@ -159,7 +160,9 @@ class _KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     _log.add("host_wait", "blocking copy")
         if any(on_device) or torch.device(kwargs.get("device") or "cpu").type == "meta":
             is_view = any(result.alias_info and not result.alias_info.is_write for result in function._schema.returns)
-            if not is_view and name not in ("detach", "empty", "empty_like", "new_empty"):
+            if name in ("empty", "empty_like", "new_empty"):
+                _log.events.append(Event("allocate"))
+            elif not is_view and name != "detach":
                 _log.add("kernel", name)
         return function(*args, **kwargs)
 

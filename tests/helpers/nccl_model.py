@@ -8,7 +8,9 @@ Each rank has a host that makes its calls in order, a compute stream, and a stre
 - The operations of a communicator must be the same, in the same order, on all its ranks.
 - Two ranks connect when they first use a communicator: both hosts wait for each other there.
 - `exclusive`: a kernel starts only while no operation is resident on its device. So it is for kernels that need all
-  multiprocessors (cooperative launches), for memory allocation, and for modules that are loaded when first used.
+  multiprocessors (cooperative launches).
+- `synchronous`: before a kernel or an allocation, the host waits until the device has nothing left to do. So it is if
+  an allocation has to free memory first, or if a kernel's module is loaded when it is first used.
 """
 
 from collections import deque
@@ -47,9 +49,12 @@ class _Rank:
 class NcclModel:
     """The devices and hosts of all ranks."""
 
-    def __init__(self, logs: Sequence[Sequence[Event]], *, exclusive: bool = False) -> None:
+    def __init__(
+        self, logs: Sequence[Sequence[Event]], *, exclusive: bool = False, synchronous: bool = False
+    ) -> None:
         self._ranks = [_Rank(log) for log in logs]
         self._exclusive = exclusive
+        self._waits_for_device = {"device_wait", *(("kernel", "allocate") if synchronous else ())}
         self._touched: set[tuple[int, str]] = set()  # (rank, communicator): the rank has used it
 
     def run(self) -> str | None:
@@ -83,7 +88,7 @@ class NcclModel:
     def _blocks_host(self, rank: int, state: _Rank, event: Event) -> bool:
         if event.kind == "host_wait":
             return bool(state.compute)
-        if event.kind == "device_wait":
+        if event.kind in self._waits_for_device:
             return bool(state.compute) or any(state.operations.values())
         if event.ranks:
             self._touched.add((rank, event.group))

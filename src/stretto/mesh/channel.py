@@ -4,7 +4,8 @@ Sends are asynchronous, so that messages travel while the stage computes. With g
 
 With NCCL a posted receive is a kernel that stays on the GPU until its message arrives. Posted ahead, it would wait for
 a message whose sender may be waiting for this rank's next kernels, which may not start before the receive has ended. So
-with any backend but gloo, a receive is posted when the stage needs its message, and not before.
+with any backend but gloo, a receive is posted when the stage needs its message, and not before. Its buffer exists by
+then: to allocate memory, CUDA may wait for the message that was just sent, whose receiver may wait for a message too.
 """
 
 from collections import deque
@@ -34,13 +35,16 @@ class Channel:
         self._pending_receives: deque[tuple[Tensor, dist.Work]] = deque()
         self._pending_sends: deque[tuple[Tensor, dist.Work]] = deque()
         self._buffers: Iterator[Tensor] = iter(())
+        self._next_buffer: Tensor | None = None
         self._num_receives_ahead = MAX_PENDING if dist.get_backend(self._source_group) == dist.Backend.GLOO else 0
 
     def post_receives(self, buffers: Iterator[Tensor]) -> None:
         """Take one buffer for each message that will arrive, in order; with gloo, post the first receives."""
         self._buffers = buffers
+        self._next_buffer = next(buffers, None)
         for _ in range(self._num_receives_ahead):
             self._post_next_receive()
+            self._next_buffer = next(buffers, None)
 
     def receive(self, description: str) -> Tensor:
         """Wait for the next message and return it; `description` names it in this rank's status and in errors."""
@@ -52,6 +56,7 @@ class Channel:
         self._wait(work, self._source, status=activity, activity=activity)
         if self._num_receives_ahead:
             self._post_next_receive()
+        self._next_buffer = next(self._buffers, None)
         return buffer
 
     def send(self, tensor: Tensor) -> None:
@@ -75,7 +80,7 @@ class Channel:
             self._wait(work, self._target, status=f"{WAITING} to send to rank {self._target}", activity="sending")
 
     def _post_next_receive(self) -> None:
-        buffer = next(self._buffers, None)
+        buffer = self._next_buffer
         if buffer is not None:
             assert self._source is not None
             work = self._start(lambda: dist.irecv(buffer, self._source, self._source_group), self._source, "receiving")
