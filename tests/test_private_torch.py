@@ -34,6 +34,7 @@ C10D_NAMES = (
 PRIVATE_NAMES = {
     "base/foreach.py": {f"torch._foreach_{name}_" for name in ("add", "copy", "mul")},
     "base/tf32.py": {f"torch._C{name}" for name in ("", "._get_fp32_precision_getter", "._set_fp32_precision_setter")},
+    "blocks/cudnn_weights.py": {"torch._cudnn_rnn_flatten_weight"},
     "engine/ddp_reducer.py": {"ddp.reducer._rebuild_buckets"},
     "launch/elastic_agent.py": {"super()._monitor_workers", "super()._shutdown"},
     "mesh/c10d.py": {

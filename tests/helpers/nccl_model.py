@@ -49,9 +49,7 @@ class _Rank:
 class NcclModel:
     """The devices and hosts of all ranks."""
 
-    def __init__(
-        self, logs: Sequence[Sequence[Event]], *, exclusive: bool = False, synchronous: bool = False
-    ) -> None:
+    def __init__(self, logs: Sequence[Sequence[Event]], *, exclusive: bool = False, synchronous: bool = False) -> None:
         self._ranks = [_Rank(log) for log in logs]
         self._exclusive = exclusive
         self._waits_for_device = {"device_wait", *(("kernel", "allocate") if synchronous else ())}

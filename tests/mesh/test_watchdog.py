@@ -3,6 +3,9 @@
 import os
 import pickle
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 from datetime import timedelta
@@ -76,3 +79,58 @@ def test_an_error_of_one_rank_ends_ranks_that_are_blocked(monkeypatch: pytest.Mo
         ranks.run(fail, seconds=15)
     assert caught.value.errors[1].startswith("this rank has found a mistake")
     assert caught.value.errors[0].startswith("ended with code")
+
+
+SCRIPT = """
+import os, sys, time
+from datetime import timedelta
+import stretto
+from stretto.errors import ConfigError
+
+with stretto.world(device="cpu", timeout=timedelta(seconds=60)) as world:
+    world.barrier()
+    {body}
+"""
+
+
+def run_script(body: str, size: int = 3) -> list[tuple[int, str]]:
+    """Run a user's own script on some ranks of the strict backend; return each rank's exit code and stderr."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    variables = {
+        "WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+        "STRETTO_SECRET": "only for this test", BACKEND_VARIABLE: STRICT,
+    }  # fmt: skip
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", SCRIPT.format(body=body)],
+            env={**os.environ, **variables, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(size)
+    ]
+    outputs = [process.communicate(timeout=60)[1] for process in processes]
+    return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
+
+
+def test_a_rank_that_ends_with_a_plain_exception_is_named_at_once() -> None:
+    started = time.monotonic()
+    results = run_script("if world.rank == 1: raise RuntimeError('out of memory')\n    world.barrier()")
+    assert [code for code, _ in results] == [75, 1, 75], results
+    for rank in (0, 2):
+        assert f"rank {rank} lost rank 1" in results[rank][1]
+    # The timeout of the ranks is 60 s.
+    assert time.monotonic() - started < 40
+
+
+def test_ranks_end_well_at_different_times() -> None:
+    """Once a thread was left waiting for the next rank, and aborted a process that ended before that rank did."""
+    body = "time.sleep(0.7 * world.rank)\nclass Slow:\n    def __del__(self): time.sleep(1.5)\nslow = Slow()"
+    results = run_script(body)
+    assert [code for code, _ in results] == [0, 0, 0], results
+
+
+def test_a_rank_without_anyone_to_read_its_output_ends_too() -> None:
+    body = "os.close(2) if world.rank == 0 else None\n    os._exit(3) if world.rank == 1 else world.barrier()"
+    assert [code for code, _ in run_script(body)] == [75, 3, 75]

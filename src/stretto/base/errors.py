@@ -5,6 +5,7 @@ class StrettoError(Exception):
     """An error with a message for the user; the `stretto` command prints it on one line and exits with `exit_code`."""
 
     exit_code = 2
+    ends_all_ranks = False  # whether every rank ends with this error at the same step, so that none waits for another
 
 
 class ConfigError(StrettoError):

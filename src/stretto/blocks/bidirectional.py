@@ -1,8 +1,10 @@
 """BidirectionalLSTM: reads each row in both directions, so a window can't be cut into chunks."""
 
+import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
+from stretto.base.device_copy import to_device
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
@@ -31,7 +33,10 @@ class BidirectionalLSTM(Block):
             y, _ = run_rnn(self.cell, x)
             return y, state
         # Packing needs at least one time step per row; a row of length 0 has no targets, so its outputs don't matter.
-        packed = pack_padded_sequence(x, lengths.clamp(1, x.shape[0]), enforce_sorted=False)
+        sorted_lengths, order = lengths.clamp(1, x.shape[0]).sort(descending=True, stable=True)
+        # The rows are sorted here because torch would copy the order to the device in a way that makes the host wait.
+        indices, inverse = to_device(torch.stack([order, order.argsort()]), x.device)
+        packed = pack_padded_sequence(x.index_select(1, indices), sorted_lengths)
         packed_y, _ = run_rnn(self.cell, packed)
         y, _ = pad_packed_sequence(packed_y, total_length=x.shape[0])
-        return y, state
+        return y.index_select(1, inverse), state

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.base.foreach import add_all, copy_all
+from stretto.blocks.cudnn_weights import flatten_bf16
 
 
 class CastRnn:
@@ -27,6 +28,7 @@ class CastRnn:
         self.is_last_backward = True  # whether the next backward hands its gradients over; else they are summed
         self._sums: list[Tensor] | None = None
         self._copy = copy.deepcopy(rnn).requires_grad_(False).to(dtype)
+        flatten_bf16(self._copy)
 
     @property
     def weights(self) -> list[Tensor]:

@@ -95,8 +95,8 @@ class LockedDropout(_DropoutBase):
     def _scale(self, x: Tensor, keys: Tensor) -> Tensor:
         """Return what each row's features are multiplied by; it is computed once, in the first chunk of a window."""
         # The chunks pass views of the same keys, and the dict keeps the keys alive, so a storage identifies them.
-        place = (keys.untyped_storage()._cdata, keys.storage_offset())
-        _, scale = self._scales.get(place, (keys, None))
+        place = (keys.untyped_storage()._cdata, int(keys.storage_offset()))
+        _, scale = self._scales.get(place) or (keys, None)
         dtype = torch.promote_types(x.dtype, torch.float32)  # in bf16 it would be off by up to 0.4%
         if scale is None or len(scale) < len(keys) or scale.dtype != dtype or scale.shape[1:] != x.shape[2:]:
             keep = 1 - self.probability

@@ -4,6 +4,7 @@ The mask has the same bits as `stretto.base.randomness.keep_mask`, and is never 
 Imported only where Triton is installed; with `TRITON_INTERPRET=1` it runs on a CPU too, which is how it is tested.
 """
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -28,7 +29,7 @@ def _words(keys):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN202
     return ((_mix(keys) & 0xFFFFFFFF) - 0x80000000).to(tl.int32)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_rows", "batch", "num_features", "threshold"])  # type: ignore[untyped-decorator]
 def _dropout(  # type: ignore[no-untyped-def]  # noqa: ANN202
     x,  # noqa: ANN001
     y,  # noqa: ANN001
@@ -67,18 +68,10 @@ def run_dropout(x: Tensor, keys: Tensor, times: Tensor | None, threshold: int, s
     num_features = x.numel() // max(num_rows, 1)
     grid = (triton.cdiv(num_rows, _ROWS_PER_TILE), triton.cdiv(num_features, _FEATURES_PER_TILE))
     if x.numel():
-        _dropout[grid](
-            x,
-            y,
-            keys.contiguous(),
-            keys if times is None else times.contiguous(),
-            num_rows,
-            batch,
-            num_features,
-            threshold,
-            scale,
-            is_locked=times is None,
-            rows_per_tile=_ROWS_PER_TILE,
-            features_per_tile=_FEATURES_PER_TILE,
-        )
+        keys, times, is_locked = keys.contiguous(), times if times is None else times.contiguous(), times is None
+        with torch.cuda.device_of(x):  # type: ignore[no-untyped-call]  # Triton uses the current device
+            _dropout[grid](
+                x, y, keys, keys if times is None else times, num_rows, batch, num_features, threshold, scale,
+                is_locked=is_locked, rows_per_tile=_ROWS_PER_TILE, features_per_tile=_FEATURES_PER_TILE,
+            )  # fmt: skip
     return y

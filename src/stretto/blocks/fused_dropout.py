@@ -1,5 +1,6 @@
 """fused_dropout: zeroes features in one kernel on GPUs that Triton supports, instead of about 20."""
 
+import logging
 import os
 from functools import cache
 from importlib.util import find_spec
@@ -10,17 +11,27 @@ from torch import Tensor
 
 from stretto.base.randomness import keep_threshold
 
+_log = logging.getLogger(__name__)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def can_fuse(x: Tensor) -> bool:
     """Return whether the kernel can run on `x`: on a GPU, or in Triton's interpreter."""
-    return (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and x.dtype in _DTYPES and _has_triton()
+    return (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and x.dtype in _DTYPES and _runs(x.device)
 
 
 @cache
-def _has_triton() -> bool:
-    return find_spec("triton") is not None
+def _runs(device: torch.device) -> bool:
+    """Run the kernel once; return whether it works. Triton needs a C compiler, for one, which not every image has."""
+    if find_spec("triton") is None:
+        return False
+    try:
+        _run(torch.zeros(1, 1, 1, device=device), torch.zeros(1, dtype=torch.int64, device=device), None, 0.5)
+    except Exception as error:  # noqa: BLE001
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        _log.warning("dropout runs as torch operations, since Triton can't compile its kernel: %s", reason)
+        return False
+    return True
 
 
 def fused_dropout(x: Tensor, keys: Tensor, times: Tensor | None, keep: float) -> Tensor:

@@ -205,7 +205,7 @@ class CheckpointManager:
         save = self._pending
         if save is None:
             return
-        self.world.set_status("waiting for a save")
+        self.world.set_status("saving a checkpoint")
         save.thread.join()
         self._pending = None
         if save.report is not None:

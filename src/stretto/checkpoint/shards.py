@@ -62,6 +62,8 @@ def save_shards(folder: Path, rank: int, shards: Iterable[TensorShard]) -> list[
     """Write one rank's shards to its own file, synced to disk; return its manifest entry, as a list of at most one."""
     planner = _ShardPlanner(shard for shard in shards if shard.tensor.numel())
     writer = HuggingFaceStorageWriter(str(folder), save_distributed=True)
+    # The tensors are on the CPU. Otherwise the writer would synchronize GPU 0, and open a context there on every rank.
+    writer.per_thread_copy_ahead = 0
     writer.set_up_storage_writer(is_coordinator=True)
     # torch would number the ranks' files with a collective, but each rank's number is unique already.
     plan = SavePlan(planner.items, storage_data={"shard_index": rank + 1})

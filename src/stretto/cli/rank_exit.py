@@ -57,6 +57,7 @@ def _stop_watchdog_on_error(world: World) -> Iterator[None]:
     """Stop the watchdog after an error, so that this rank reports its own error and not that others end, too."""
     try:
         yield
-    except BaseException:
-        world.stop_watchdog()
+    except BaseException as error:
+        # After most errors, the others must notice that this rank is gone.
+        world.stop_watchdog(says_goodbye=isinstance(error, StrettoError) and error.ends_all_ranks)
         raise

@@ -118,9 +118,9 @@ def reset_ended_rows(stack: Stack, rows: Rows, num_steps: int, state: State) -> 
     return where_rows(rows.lengths < num_steps, detach(stack.initial_state(rows)), state)
 
 
-def squared_grad_norm(stack: Stack) -> Tensor:
-    """Return the squared norm of the gradients of a stack's parameters, as a float64 scalar on their device."""
+def squared_grad_norm(stack: Stack, device: torch.device) -> Tensor:
+    """Return the squared norm of the gradients of a stack on `device`, as a float64 scalar on it."""
     gradients = [parameter.grad for parameter in stack.parameters() if parameter.grad is not None]
     if not gradients:
-        return torch.zeros((), dtype=torch.float64, device=stack.device)
+        return torch.zeros((), dtype=torch.float64, device=device)  # a stage may have no weights
     return torch.nn.utils.get_total_norm(gradients).double().square()

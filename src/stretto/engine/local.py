@@ -75,7 +75,7 @@ class LocalEngine:
 
     def squared_grad_norm(self) -> Tensor:
         """Return the squared norm of the gradient."""
-        return squared_grad_norm(self.stack)
+        return squared_grad_norm(self.stack, self._device)
 
     def _run(
         self,

@@ -133,7 +133,7 @@ class PipelineEngine:
 
     def squared_grad_norm(self) -> Tensor:
         """Return the squared norm of this stage's gradient."""
-        return squared_grad_norm(self.stack)
+        return squared_grad_norm(self.stack, self.device)
 
     def _cut(self, window: Window) -> WindowCut:
         if self.layout.micro_batches > window.num_rows:

@@ -253,7 +253,7 @@ _PROXY_VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY", "A
 _RISKY_VARIABLES = (
     ("PYTHONOPTIMIZE", "unset it: it removes the assertions from Python code, torch's included"),
     ("TORCH_DISTRIBUTED_DEBUG", "unset it for real runs: DETAIL checks every collective, which is slow"),
-    ("CUDA_LAUNCH_BLOCKING", "unset it for real runs: the CPU waits for each kernel to finish"),
+    ("CUDA_LAUNCH_BLOCKING", "unset it for real runs: the CPU waits for each kernel to finish; pipelines refuse it"),
     ("CUDA_VISIBLE_DEVICES", "unset it to use all devices: ranks see only these"),
     ("GLOO_SOCKET_IFNAME", "unset it unless all machines have this interface, the only one that gloo then uses"),
     ("NCCL_DEBUG", "unset it for real runs: it fills the output"),

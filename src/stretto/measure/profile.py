@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from stretto.base.errors import MeshError
 from stretto.base.keys import derive_key
 from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
@@ -67,6 +68,12 @@ def measure_on_ranks(
     profile_input: ProfileInput, world: World, progress: Progress = lambda activity, fraction: None
 ) -> Profile:
     """Measure on all ranks of `world`; every rank calls this and gets the same profile."""
+    total, squares = world.all_reduce([world.local_size, world.local_size**2])
+    if squares * world.size != total**2:
+        raise MeshError(
+            f"the nodes run different numbers of ranks, {world.local_size} on this one, and a profile needs equal "
+            "numbers; start as many ranks on every node, or measure on one node"
+        )
     num_threads = torch.get_num_threads()
     profile_input.set_threads(world.local_size)
     try:

@@ -11,20 +11,21 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from stretto.base.errors import SHARED_ERRORS, MeshError
+from stretto.base.errors import SHARED_ERRORS, MeshError, StrettoError
 from stretto.base.units import pluralize
-from stretto.mesh.c10d import PrefixStore, Store
+from stretto.mesh.c10d import PrefixStore
 from stretto.mesh.device import find_device
+from stretto.mesh.heartbeats import Heartbeats
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.liveness import LivenessCheck
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import leave, rendezvous
 from stretto.mesh.secret import SECRET_VARIABLE, find_secret
 from stretto.mesh.signed_store import SignedStore
-from stretto.mesh.status import StatusPublisher
+from stretto.mesh.status import WAITING, StatusPublisher
 from stretto.mesh.store import open_store
 from stretto.mesh.strict import STRICT, register_strict_backend
-from stretto.mesh.watchdog import Heartbeats, Watchdog
+from stretto.mesh.watchdog import Watchdog
 from stretto.mesh.world import TIMEOUT, World, group_timeout
 
 BACKEND_VARIABLE = "STRETTO_BACKEND"
@@ -66,15 +67,24 @@ def world(
     secret = find_secret(os.environ, folder, launch_info.rank, timeout)
     joined, store = _join(launch_info, rank_device, timeout, secret)
     assert joined.liveness is not None and joined.publisher is not None
+    says_goodbye = False
     try:
+        _initialize_process_groups(joined, store)
         yield joined
         # Skipped after an error: a failed rank doesn't wait; the others notice when its connections close at exit.
         dist.destroy_process_group()
+        says_goodbye = True
     except SHARED_ERRORS as error:
         joined.publish_error(error)
         raise
+    except StrettoError as error:
+        says_goodbye = error.ends_all_ranks
+        raise
+    except SystemExit as error:
+        says_goodbye = not error.code
+        raise
     finally:
-        joined.stop_watchdog()
+        joined.stop_watchdog(says_goodbye=says_goodbye)
         joined.publisher.stop()
         joined.liveness.stop()
     if not launch_info.has_agent_store:
@@ -103,35 +113,55 @@ def _join(
             "run; set %s to the same random text on all nodes",
             launch_info.address, launch_info.port, SECRET_VARIABLE,
         )  # fmt: skip
-    run_store = SignedStore(open_store(launch_info, timeout), secret).in_scope(f"stretto/{launch_info.run_id}")
+    _touch(device)
+    torch_store = open_store(launch_info, timeout)
+    if rank == 0:
+        # Under torchrun the store outlives a restart. NCCL leaves this key after an error, and would end the next run.
+        torch_store.delete_key("exception_dump")
+    run_store = SignedStore(torch_store, secret).in_scope(f"stretto/{launch_info.run_id}")
     store = run_store.in_scope(rendezvous(run_store, rank, size, timeout))
-    backend = _find_backend(device)
-    dist.init_process_group(
-        backend,
-        timeout=group_timeout(backend, timeout),
-        world_size=size,
-        rank=rank,
-        store=PrefixStore("groups", store.unsigned),
-        device_id=None if device.type == "cpu" else device,
-    )
     liveness = LivenessCheck(store, rank, size, store_rank=None if launch_info.has_agent_store else 0)
     publisher = StatusPublisher(store, rank, size)
     messages = RankStore(store.in_scope("messages"))
     joined = World(rank, size, device, liveness, messages, publisher, timeout, launch_info.local_size)
-    if backend != dist.Backend.GLOO:
-        watchdog = Watchdog(_open_heartbeats(store.unsigned, rank, size, timeout), size, joined.find_fatal_error)
+    if _find_backend(device) != dist.Backend.GLOO:
+        watchdog = Watchdog(_open_heartbeats(store, launch_info, timeout), size, joined.find_fatal_error)
         joined = replace(joined, watchdog=watchdog)
     return joined, store
 
 
-def _open_heartbeats(store: Store, rank: int, size: int, timeout: timedelta) -> Heartbeats | None:
-    """Connect to the next and the previous rank; None if gloo, unlike NCCL, can't connect them."""
+def _touch(device: torch.device) -> None:
+    """Use the device once, so that a broken or busy one fails here, before the other ranks depend on this one."""
     try:
-        return Heartbeats(store, rank, size, timeout)
+        torch.zeros(1, device=device)
     except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise MeshError(f"run.device={device} can't be used ({reason}); check it with nvidia-smi") from error
+
+
+def _initialize_process_groups(joined: World, store: SignedStore) -> None:
+    """Connect all ranks; the watchdog runs already, since NCCL would wait forever for a rank that fails meanwhile."""
+    backend, device = _find_backend(joined.device), joined.device
+    joined.set_status(f"{WAITING} for all ranks to initialize {backend}")
+    dist.init_process_group(
+        backend,
+        timeout=group_timeout(backend, joined.timeout),
+        world_size=joined.size,
+        rank=joined.rank,
+        store=PrefixStore("groups", store.unsigned),
+        device_id=None if device.type == "cpu" else device,
+    )
+    joined.set_status("starting")
+
+
+def _open_heartbeats(store: SignedStore, launch_info: LaunchInfo, timeout: timedelta) -> Heartbeats | None:
+    """Connect to the next and the previous rank; None if they can't be reached."""
+    try:
+        return Heartbeats(store, launch_info, timeout)
+    except (OSError, RuntimeError) as error:
         reason = str(error).splitlines()[0]
         _log.warning(
             "rank %d can't watch the next rank (%s), so it takes up to run.timeout to notice that a rank is lost; set "
-            "GLOO_SOCKET_IFNAME to the network interface that the nodes share", rank, reason,
+            "MASTER_ADDR to an address that all nodes reach", launch_info.rank, reason,
         )  # fmt: skip
         return None

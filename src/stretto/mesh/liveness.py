@@ -21,6 +21,7 @@ from itertools import count
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.signed_store import SignedStore
 from stretto.mesh.status import status_key
+from stretto.mesh.timeouts import OperationTimeoutError
 
 _LOST_RANK_KEY = "lost"
 _ERROR_KEY = "error"
@@ -76,8 +77,14 @@ class LivenessCheck:
         """Return the rank that was first reported lost; None if there is none. Pings nobody."""
         try:
             return _parse_rank(self._store.get(_LOST_RANK_KEY))
+        except OperationTimeoutError:
+            return self._cached_lost_rank  # the store, or this process, may only be slow
         except RuntimeError:
             return self._store_rank if self._cached_lost_rank is None else self._cached_lost_rank
+
+    def retry_store(self) -> None:
+        """Call the store again, although it may not have answered an earlier call in time."""
+        self._store.is_unreachable = False
 
     def share_before_exit(self) -> None:
         """If this rank hosts the store, make every other rank cache the lost rank and the error: the store ends too."""

@@ -1,5 +1,6 @@
 """Mesh: one rank's position in the grid of replicas and stages, with the process groups that it needs there."""
 
+import os
 from dataclasses import replace
 
 import torch
@@ -30,6 +31,11 @@ class Mesh:
             raise MeshError(
                 f"a grid of {topology.num_replicas} x {topology.num_stages} (replicas x stages) needs a world size of "
                 f"{topology.size}, not {world.size}; change the layout or the number of ranks"
+            )
+        if topology.num_stages > 1 and world.device.type == "cuda" and os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+            raise MeshError(
+                "CUDA_LAUNCH_BLOCKING=1 makes a stage wait until its message is received, and so two stages may wait "
+                "for each other forever; unset it, or debug with layout.stages=1"
             )
         # With the topology, a LostPeerError names the lost rank's replica and stage, and a rank pings only its peers.
         self.world = replace(world, topology=topology)

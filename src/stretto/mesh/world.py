@@ -85,7 +85,10 @@ class World:
             return [float(value) for value in tensor.tolist()]
         with self.collective(name):
             dist.all_reduce(tensor)
-            return [float(value) for value in tensor.tolist()]
+            values = [float(value) for value in tensor.tolist()]
+        if self.watchdog is not None:
+            self.watchdog.check_results()
+        return values
 
     def gather(self, values: Sequence[float]) -> list[list[float]] | None:
         """On rank 0, return each rank's values, by rank; elsewhere, None. Ranks may pass different numbers of values.
@@ -178,14 +181,14 @@ class World:
         if self.liveness is None:
             print_error()
             return
-        self.stop_watchdog()
+        self.stop_watchdog(says_goodbye=False)
         error_class = next((shared for shared in SHARED_ERRORS if isinstance(error, shared)), StrettoError)
         self.liveness.publish_error(f"{error_class.__name__}\n{error}", print_error)
 
-    def stop_watchdog(self) -> None:
-        """Stop watching the other ranks, and tell them that this one is about to end."""
+    def stop_watchdog(self, *, says_goodbye: bool) -> None:
+        """Stop watching the other ranks. Without a goodbye, they see this one as lost as soon as its process ends."""
         if self.watchdog is not None:
-            self.watchdog.stop()
+            self.watchdog.stop(says_goodbye=says_goodbye)
 
     def published_error(self) -> StrettoError | None:
         """Return the error that another rank has published; None if there is none."""
@@ -208,8 +211,11 @@ class World:
 
     def find_fatal_error(self, lost: int | None) -> StrettoError | None:
         """Return the error that must end this rank, for its watchdog; `lost` is a rank that it found to be lost."""
+        if self.liveness is None:
+            return None
+        self.liveness.retry_store()
         error = self._fatal_error(lost)
-        if error is not None and self.liveness is not None:
+        if error is not None:
             self.liveness.share_before_exit()
         return error
 
@@ -220,7 +226,8 @@ class World:
             return published
         if lost is not None:
             self.liveness.report_lost(lost)
-        lost, status = self.liveness.lost_rank(), str(self.publisher.status)
+        reported, status = self.liveness.lost_rank(), str(self.publisher.status)
+        lost = lost if reported is None else reported  # the first report counts
         is_waiting = status.startswith(WAITING)
         activity = status if is_waiting else "running"
         if lost is not None:

@@ -16,6 +16,7 @@ class PreemptedError(StrettoError):
     """The run was asked to stop; it has saved its last step and resumes from there when it is started again."""
 
     exit_code = os.EX_TEMPFAIL
+    ends_all_ranks = True
 
 
 @dataclass(frozen=True)
