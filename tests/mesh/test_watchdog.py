@@ -110,7 +110,11 @@ def run_script(body: str, size: int = 3) -> list[tuple[int, str]]:
         )
         for rank in range(size)
     ]
-    outputs = [process.communicate(timeout=60)[1] for process in processes]
+    try:
+        outputs = [process.communicate(timeout=60)[1] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 

@@ -81,7 +81,7 @@ def find_cast(rnn: nn.RNNBase, dtype: torch.dtype) -> CastRnn:
 
 
 class CastWeights:
-    """The copies of all RNN modules in `module`; none if `dtype` is None."""
+    """The copies of all RNN modules in `module`. If `dtype` is None, there are none."""
 
     def __init__(self, module: nn.Module, dtype: torch.dtype | None) -> None:
         self._module = module
