@@ -103,6 +103,7 @@ def test_the_gradient_of_a_hand_written_ddp_step_is_off_and_ours_is_not(data: Pa
 
 
 @pytest.mark.long
+@pytest.mark.short
 def test_the_hand_written_ddp_script_runs_and_its_successor_is_the_same_on_one_rank_and_two(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_the_hand_written_ddp_script_runs_and_its_successor_is_the_same_on_one_r
 
 
 @pytest.mark.long
+@pytest.mark.short
 def test_two_stages_have_the_losses_of_a_layer_on_each_device(
     data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -48,7 +48,7 @@ LAYOUTS = [
     Layout(replicas=3, micro_batches=2),
     Layout(stages=2, chunks=4),
     Layout(stages=2, micro_batches=3, chunks=2),
-    Layout(replicas=2, stages=2, micro_batches=2, chunks=3),
+    pytest.param(Layout(replicas=2, stages=2, micro_batches=2, chunks=3), marks=pytest.mark.short),
 ]
 KINDS = ["classes", "tokens", "values", "both ways"]
 

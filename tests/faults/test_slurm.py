@@ -45,6 +45,7 @@ def losses(folder: Path) -> list[float]:
     return [row["loss"] for row in rows if row["kind"] == "step"]
 
 
+@pytest.mark.short
 def test_tasks_of_srun_are_ranks_with_the_losses_of_one_rank(byte_corpus: Corpus, tmp_path: Path) -> None:
     with slurm(tmp_path / "slurm") as cluster:
         step = ["srun", "--nodes=2", "--ntasks=3"]

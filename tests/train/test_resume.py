@@ -67,7 +67,13 @@ def layout_of(grid: tuple[int, int]) -> Layout:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("model", "optimizer"), [("lstm", "adamw"), ("lstm", "sgd"), ("lstm", "asgd"), ("custom_blocks", "adamw")]
+    ("model", "optimizer"),
+    [
+        pytest.param("lstm", "adamw", marks=pytest.mark.short),
+        ("lstm", "sgd"),
+        ("lstm", "asgd"),
+        ("custom_blocks", "adamw"),
+    ],
 )
 @pytest.mark.parametrize("grids", [TO_ONE_DEVICE, TO_ANY_NUMBER], ids=["to one device", "to any number"])
 def test_a_run_resumed_in_other_layouts_has_the_same_curve(
