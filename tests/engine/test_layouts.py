@@ -76,7 +76,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 @pytest.mark.long
 @given(
     layout=layouts(),
-    model=st.sampled_from(["lstm", "lstm", "noncausal", "custom_blocks"]),
+    model=st.sampled_from(["lstm", "fused", "noncausal", "custom_blocks"]),
     is_ragged=st.booleans(),
     num_rows=st.integers(8, 11),
     window=st.integers(2, 14),
@@ -102,7 +102,7 @@ COMMON_LAYOUTS = [
 
 
 @pytest.mark.parametrize("layout", COMMON_LAYOUTS, ids=str)
-@pytest.mark.parametrize("model", ["lstm", "noncausal"])
+@pytest.mark.parametrize("model", ["lstm", "fused", "noncausal"])
 def test_common_layouts_equal_one_device_in_float32(layout: Layout, model: str, pools: RankPools) -> None:
     check(pools, layout, Case(model, dtype=torch.float32), tolerance=1e-5)
 

@@ -117,8 +117,22 @@ def token_model() -> list[Block]:
     return [Pointwise(NextToken()), Embedding(NUM_TOKENS, WIDTH), GRU(WIDTH, WIDTH), Linear(WIDTH, NUM_TOKENS)]
 
 
+def fused_model() -> list[Block]:
+    """Adjacent LSTMs, and adjacent GRUs, which run in one call where a stage holds several."""
+    return [
+        Embedding(NUM_TOKENS, 5),
+        LSTM(5, WIDTH),
+        LSTM(WIDTH, WIDTH),
+        LSTM(WIDTH, WIDTH),
+        GRU(WIDTH, WIDTH),
+        GRU(WIDTH, WIDTH),
+        Linear(WIDTH, NUM_TOKENS),
+    ]
+
+
 MODELS = {
     "custom_blocks": custom_block_model,
+    "fused": fused_model,
     "lstm": lstm_model,
     "noncausal": noncausal_model,
     "tokens": token_model,

@@ -25,15 +25,21 @@ def _batch_first(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.transpose(0, 1).to(dtype)
 
 
+def autocast_dtype(device_type: str) -> torch.dtype | None:
+    """Return the dtype that autocast asks for on a type of device; None if it is off."""
+    is_enabled = device_type != "meta" and torch.is_autocast_enabled(device_type)
+    return torch.get_autocast_dtype(device_type) if is_enabled else None
+
+
 def run_rnn(
     rnn: nn.RNNBase, x: RnnSequence, state: Tensor | tuple[Tensor, Tensor] | None = None
 ) -> tuple[RnnSequence, Any]:
     """Call torch's module; under autocast, in autocast's dtype."""
     device_type = x.data.device.type
-    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
+    dtype = autocast_dtype(device_type)
+    if dtype is None:
         return rnn(x, state)  # type: ignore[no-any-return]
     # torch's autocast runs cuDNN's RNNs in fp16 even if bf16 is requested, and none in fp16 on a CPU, so we cast here.
-    dtype = torch.get_autocast_dtype(device_type)
     with torch.autocast(device_type, enabled=False):
         return run_in_dtype(rnn, x, state, dtype)
 
@@ -53,7 +59,8 @@ class LSTM(Block):
     """An `nn.LSTM` as a block: its `num_layers` layers run in one fused call.
 
     State: `(h, c)`, each `[batch, layers, features]`. With `proj_size`, outputs and `h` have that many features. A
-    pipeline stage holds whole blocks, so fused layers are never split between stages.
+    pipeline stage holds whole blocks, so the layers of a block are never split between stages. In an engine, adjacent
+    LSTM blocks of a stage run in one fused call too: see `Stack.fuse`.
     """
 
     def __init__(

@@ -11,6 +11,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
+from stretto.blocks.fused import find_fused, flatten_weights, fused_runs, run_fused
 
 
 class Stack(Block):
@@ -37,6 +38,7 @@ class Stack(Block):
         # The stack's state is one flat tuple; each slice selects the tensors of one block.
         tensor_counts = [len(block.initial_state(Rows.of(0))) for block in block_list]
         self._state_slices = [slice(start, stop) for start, stop in pairwise(accumulate(tensor_counts, initial=0))]
+        self._runs = fused_runs(len(block_list), ())  # which blocks `forward` calls together: see `fuse`
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -81,9 +83,26 @@ class Stack(Block):
         """Return the state of each block from the stack's flat state."""
         return [state[state_slice] for state_slice in self._state_slices]
 
+    def fuse(self) -> None:
+        """From now on, run adjacent LSTM (or GRU) blocks of the same size in one call, which is faster on a GPU.
+
+        Engines call this, once the weights are on their device. Outputs, states, gradients and names stay the same. The
+        hooks of blocks that run in one call are not called.
+        """
+        blocks = list(self)
+        self._runs = fused_runs(len(blocks), find_fused(blocks))
+        for run in self._runs:
+            if run.stop - run.start > 1:
+                flatten_weights(blocks[run])
+
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        blocks, states = list(self), self.split_state(state)
         new_state: list[Tensor] = []
-        for block, block_state in zip(self, self.split_state(state), strict=True):
-            x, new_block_state = block(x, block_state)
-            new_state.extend(new_block_state)
+        for run in self._runs:
+            if run.stop - run.start == 1:
+                x, after = blocks[run.start](x, states[run.start])
+                new_state.extend(after)
+            else:
+                x, states_after = run_fused(blocks[run], x, states[run])
+                new_state.extend(tensor for after in states_after for tensor in after)
         return x, tuple(new_state)

@@ -90,6 +90,7 @@ class PipelineEngine:
         precision: Precision = "fp32",
         is_causal: bool | None = None,
     ) -> None:
+        stack.fuse()
         self.stack = stack
         self.is_causal = stack.causal if is_causal is None else is_causal
         self.mesh = mesh
