@@ -25,7 +25,7 @@ RUN = (
     "--layout.stages 2 --layout.chunks 4 --model.layers 2 --model.hidden 128 --model.residual true --model.dropout 0.05"
 )
 TIMES = "--train.epochs 3 --run.eval_every 100 --run.log_every 20 --save.minutes 0.4 --run.folder runs/manual"
-PLAN = "--hardware H100 --devices 8 --model.layers 8 --model.hidden 1024 --html plan.html"
+PLAN = "--hardware H100 --devices 8 --model.layers 8 --model.hidden 1024 --model.dropout 0 --html plan.html"
 COLUMNS = 116
 # As rich has it, but without fonts from the network.
 SVG = """<svg viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg"><style>{styles}

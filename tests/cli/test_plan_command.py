@@ -48,6 +48,7 @@ def test_a_plan_recommends_a_layout_and_says_why(run_toml: Path, capsys: pytest.
     plan = json.loads(Path("plan.json").read_text())
     assert plan["advice"] in said
     assert plan["best"][0]["speed_up"] > 1.5 and plan["one_device"]["fits"]
+    assert plan["speed_up_over"] == "the best layout on one device" and plan["fused_blocks"] == []
     page = Path("plan.html").read_text()
     assert page.startswith("<!doctype html>") and "<svg" in page
     assert "src=" not in page and "href=" not in page and "http:" not in page, "it opens without a network"
@@ -63,8 +64,14 @@ def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pyt
     assert main(["plan", "run.toml", "--hardware", "H100", "--devices", "16", "--nodes", "2"]) == 0
     said = capsys.readouterr().out
     assert "16 x H100 80 GB SXM on 2 nodes, estimated from the data sheet" in said.replace("\n", " ").replace("  ", " ")
+    assert "speed-up over the fastest form on one device, with adjacent recurrent layers fused" in said
     assert main(["profile", "run.toml", "--hardware", "A100", "--out", "a100.json"]) == 0
-    assert main(["plan", "run.toml", "--profile", "a100.json", "--devices", "8"]) == 0
+    files = ["--json", "plan.json", "--html", "plan.html"]
+    assert main(["plan", "run.toml", "--profile", "a100.json", "--devices", "8", *files]) == 0
+    plan = json.loads(Path("plan.json").read_text())
+    assert plan["fused_blocks"] == [2], "the second of two LSTM layers"
+    assert plan["speed_up_over"].startswith("the fastest form on one device, with adjacent recurrent layers fused")
+    assert f"Speed-up over {plan['speed_up_over']}." in Path("plan.html").read_text()
 
 
 @pytest.mark.parametrize(

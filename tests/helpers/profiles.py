@@ -8,8 +8,12 @@ from stretto.plan.profile import AllReduceCost, CostPoint, KindCosts, Link, Prof
 def kind(
     forward: float = 1e-3, backward: float = 2e-3, *, start: float = 0.0, weight_bytes: int = 1000,
     saved: float = 100.0, output_bytes: float = 8.0, accumulate: float = 0.0, optimizer: float = 0.0,
+    fused: float | None = None,
 ) -> KindCosts:  # fmt: skip
-    """A block that costs `start` per chunk, plus a share in proportion to rows and steps (of 8 x 16)."""
+    """A block that costs `start` per chunk, plus a share in proportion to rows and steps (of 8 x 16).
+
+    In one call with the block before it, it costs the fraction `fused` of that.
+    """
     points = [
         CostPoint(
             rows=rows,
@@ -21,16 +25,21 @@ def kind(
         for rows in (1, 8)
         for steps in (1, 16)
     ]
+    fused_points = [
+        point.model_copy(update={name: fused * getattr(point, name) for name in ("forward", "backward", "saved")})
+        for point in points
+        if fused is not None
+    ]
     return KindCosts(
         weight_bytes=weight_bytes, output_bytes=output_bytes, state_bytes=16, accumulate=accumulate,
-        optimizer=optimizer, points=tuple(points),
+        optimizer=optimizer, points=tuple(points), fused_points=tuple(fused_points),
     )  # fmt: skip
 
 
 def profile(
     kinds: list[KindCosts], *, intra_node: Link | None = None, inter_node: Link | None = None, memory: float = 1e9,
     speeds: tuple[RankSpeed, ...] = (), all_reduces: tuple[AllReduceCost, ...] = (), overlap: float = 0.0,
-    action_overhead: float = 0.0,
+    action_overhead: float = 0.0, fused_blocks: tuple[int, ...] = (), communicator_bytes: float = 0.0,
 ) -> Profile:  # fmt: skip
     return Profile(
         device="test", memory=memory, kinds={str(index): kind for index, kind in enumerate(kinds)},
@@ -39,18 +48,20 @@ def profile(
         intra_node=intra_node or Link(latency=1e-6, bandwidth=1e10),
         inter_node=inter_node or Link(latency=1e-5, bandwidth=1e9),
         speeds=speeds, all_reduces=all_reduces, overlap=overlap, action_overhead=action_overhead,
+        fused_blocks=fused_blocks, communicator_bytes=communicator_bytes,
     )  # fmt: skip
 
 
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
-    """Any small profile, with or without contention."""
+    """Any small profile, with or without contention and fused blocks."""
     seconds = st.floats(1e-6, 1e-2)
     kinds = [
         kind(
             draw(seconds), draw(seconds), start=draw(st.sampled_from([0.0, 1e-4])),
             weight_bytes=draw(st.integers(0, 10**7)), saved=draw(st.floats(0, 1e6)),
             output_bytes=draw(st.floats(0, 1e4)), accumulate=draw(st.floats(0, 1e-3)), optimizer=draw(seconds),
+            fused=draw(st.sampled_from([None, 0.1, 0.7])),
         )
         for _ in range(draw(st.integers(1, 5)))
     ]  # fmt: skip
@@ -69,4 +80,6 @@ def profiles(draw: st.DrawFn) -> Profile:
     return profile(
         kinds, speeds=speeds, overlap=draw(st.sampled_from([0.0, 0.9])),
         action_overhead=draw(st.sampled_from([0.0, 1e-5])), memory=draw(st.sampled_from([1e9, 2e7])),
+        fused_blocks=tuple(index for index in range(1, len(kinds)) if draw(st.booleans())),
+        communicator_bytes=draw(st.sampled_from([0.0, 1e6])),
     )  # fmt: skip

@@ -57,6 +57,13 @@ def test_all_ranks_get_the_same_profile_with_each_kind_once(measured: list[Profi
     assert lstm.weight_bytes == 4 * (8 * 32 * 32 + 8 * 32)
     assert lstm.output_bytes == 4 * 32 and lstm.state_bytes == 2 * 4 * 32
     assert all(point.forward > 0 and point.backward > 0 and point.saved > 0 for point in lstm.points)
+    assert profile.fused_blocks == (2,), "the second LSTM runs in one call with the first"
+    assert [(point.rows, point.steps) for point in lstm.fused_points] == [(p.rows, p.steps) for p in lstm.points]
+    for alone, fused in zip(lstm.points, lstm.fused_points, strict=True):
+        # The faster of both forms counts. What is saved for the backward does not depend on time.
+        assert fused.forward <= alone.forward and fused.backward <= alone.backward
+        assert fused.saved == pytest.approx(alone.saved, rel=0.3)
+    assert profile.communicator_bytes == 0, "gloo's buffers are not on a device"
     assert profile.weight_bytes == 4 * sum(weight.numel() for weight in model().parameters())
     assert profile.optimizer_state_ratio == 2, "the two moments of AdamW"
     assert profile.intra_node is not None and profile.intra_node.bandwidth > 1e6 and profile.inter_node is None
@@ -71,7 +78,7 @@ def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: 
         load_profile(tmp_path / "bad.json")
     old = measured[0].model_dump(mode="json") | {"version": 0, "a field that version 3 lacks": 1}
     (tmp_path / "old.json").write_text(json.dumps(old))
-    with pytest.raises(PlanError, match="version: 0 is not 6; make it with"):
+    with pytest.raises(PlanError, match="version: 0 is not 7; make it with"):
         load_profile(tmp_path / "old.json")
 
 

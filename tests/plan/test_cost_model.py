@@ -16,8 +16,18 @@ def test_measured_points_are_exact_and_ranges_of_blocks_are_sums(drawn: Profile)
             assert (chunk.forward, chunk.backward) == pytest.approx((point.forward, point.backward), abs=1e-12)
     whole = costs.chunk_cost(0, costs.num_blocks, 4, 8)
     each = [costs.chunk_cost(index, index + 1, 4, 8) for index in range(costs.num_blocks)]
-    assert whole.forward == pytest.approx(sum(chunk.forward for chunk in each))
-    assert whole.saved == pytest.approx(sum(chunk.saved for chunk in each))
+    savings = costs.fusion_savings(4, 8)
+    for name in ("forward", "backward", "saved"):
+        total = sum(getattr(chunk, name) for chunk in each) - sum(getattr(saving, name) for saving in savings)
+        assert getattr(whole, name) == pytest.approx(total)
+
+
+def test_fused_blocks_cost_less_only_if_they_are_in_the_same_range() -> None:
+    # The first is an embedding; of four recurrent blocks, each but the first adds a quarter of its cost.
+    costs = CostModel(profile([kind(), *[kind(fused=0.25)] * 4, kind()], fused_blocks=(2, 3, 4)))
+    for (start, stop), blocks in {(0, 6): 3.75, (1, 5): 1.75, (2, 5): 1.5, (4, 6): 2, (0, 1): 1, (2, 4): 1.25}.items():
+        chunk = costs.chunk_cost(start, stop, 8, 16)
+        assert (chunk.forward, chunk.backward) == pytest.approx((blocks * 1e-3, blocks * 2e-3))
 
 
 @given(st.integers(1, 64), st.integers(1, 64))

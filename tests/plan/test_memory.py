@@ -1,12 +1,16 @@
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
 from helpers.profiles import kind, profile, profiles
-from stretto import Layout
+from helpers.rank_pool import RankPools
+from stretto import Layout, World
+from stretto.mesh.mesh import Mesh
+from stretto.mesh.topology import Topology
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
-from stretto.plan.memory import all_memory_totals, rank_memory
+from stretto.plan.memory import all_memory_totals, num_communicators, rank_memory
 from stretto.plan.predict import predict
 from stretto.plan.profile import Profile
 from stretto.plan.workload import Workload
@@ -24,6 +28,40 @@ def test_the_memory_of_all_ranges_at_once_equals_that_of_each(
             for stop in range(start + 1, costs.num_blocks + 1):
                 one = rank_memory(costs, layout, stage, slice(start, stop), 4, 6).total
                 assert totals(stage)[start, stop] == pytest.approx(one)
+
+
+def count_groups(world: World, replicas: int, stages: int) -> tuple[int, int]:
+    """Return this rank's stage, and how many groups of several ranks it is in: those of its mesh, and the world."""
+    sizes = []
+    new_group = dist.new_group
+
+    def record(ranks: list[int], **options: object) -> object:
+        sizes.append(len(ranks))
+        return new_group(ranks, **options)  # type: ignore[arg-type]
+
+    dist.new_group = record  # type: ignore[assignment]
+    try:
+        mesh = Mesh(world, Topology(replicas, stages))
+    finally:
+        dist.new_group = new_group
+    return mesh.stage, sum(size > 1 for size in [*sizes, world.size])
+
+
+@pytest.mark.parametrize(("replicas", "stages"), [(1, 1), (2, 1), (1, 2), (1, 4), (2, 2)])
+def test_a_rank_has_as_many_communicators_as_its_mesh_has_groups(replicas: int, stages: int, pools: RankPools) -> None:
+    layout = Layout(replicas=replicas, stages=stages)
+    for stage, num_groups in pools[replicas * stages].run(count_groups, replicas, stages):
+        assert num_communicators(layout, stage) == num_groups
+
+
+def test_communicators_count_as_memory_on_several_devices() -> None:
+    costs = CostModel(profile([kind()] * 3, communicator_bytes=1e8))
+    assert predict(costs, Workload.of(8, 16), Layout(), Cluster(1)).stages[0].memory.communicators == 0
+    hybrid = predict(costs, Workload.of(8, 16), Layout(replicas=2, stages=3, blocks=(1, 1, 1)), Cluster(6))
+    # All ranks, the replicas of the stage, and two for each neighbor.
+    assert [stage.memory.communicators for stage in hybrid.stages] == [4e8, 6e8, 4e8]
+    without = predict(CostModel(profile([kind()] * 3)), Workload.of(8, 16), hybrid.layout, Cluster(6))
+    assert hybrid.memory == without.memory + 6e8
 
 
 @pytest.mark.parametrize("chunks", [1, 3, 4, 6, 12])

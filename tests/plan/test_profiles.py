@@ -10,6 +10,8 @@ from helpers.profiles import kind, profile
 from stretto.errors import PlanError
 from stretto.plan import load_profile
 
+POINT = {"rows": 1, "steps": 1, "forward": 0, "backward": 0, "saved": 0}
+
 
 def change(values: dict[str, Any], path: str, value: object) -> None:
     *outer, last = path.split(".")
@@ -28,12 +30,14 @@ def change(values: dict[str, Any], path: str, value: object) -> None:
         ("kinds.0.points.0.forward", 1e308, "kinds.0.points.0.forward"),
         ("kinds.0.weight_bytes", 10**400, "kinds.0.weight_bytes"),
         ("kinds.0.points.0.rows", 8, "exactly one for each of "),
+        ("kinds.0.fused_points", [POINT, POINT], "fused_points has 2 entries; it needs exactly one for each of "),
+        ("fused_blocks", [1], "fused_blocks has 1, which is not the index of a block after another"),
         ("speeds", [{"ranks": 1, "contended": 5e-324, "solo": 1}], "speeds.0.contended"),
         ("blocks", ["0", "7"], "blocks has '7', which is not one of kinds"),
         ("blocks", [], "blocks"),
         ("memory", 0, "memory"),
         ("colour", "red", "colour"),
-        ("kinds.0.points", [{"rows": 1, "steps": 1, "forward": 0, "backward": 0, "saved": 0}], "takes any time"),
+        ("kinds.0.points", [POINT], "takes any time"),
     ],
 )
 def test_a_value_out_of_range_is_rejected_in_one_sentence(

@@ -1,7 +1,7 @@
 """Measures each kind of block, forward and backward, for several numbers of rows and time steps."""
 
 import copy
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ from stretto.base.optimizer import OptimizerFactory
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.cast_weights import CastWeights
+from stretto.blocks.fused import find_fused, fused_runs
 from stretto.blocks.initialize import initialize
 from stretto.blocks.stack import Stack
 from stretto.engine.engine import window_tensor
@@ -31,6 +32,9 @@ _MAX_RUN_SECONDS = 6.0
 _POINT_SECONDS = 0.1
 # Points are measured at the global batch's rows and steps divided by these. An error message contains the 16.
 _ROW_DIVISORS, _STEP_DIVISORS = (1, 2, 4, 16), (1, 4, 16)
+
+# A longer fused run is measured as a run of this many blocks.
+_MAX_FUSED_BLOCKS = 8
 
 
 def name_kinds(model: Stack) -> list[str]:
@@ -67,12 +71,66 @@ def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[
     yield "loss", _measure_loss(profile_input, inputs, memory_limit)
 
 
+def measure_fused_kinds(
+    profile_input: ProfileInput, kinds: Mapping[str, KindCosts], memory_limit: float
+) -> dict[str, KindCosts]:
+    """Return the kinds of blocks that can run in one call with the block before them, with `fused_points` measured."""
+    names, blocks = name_kinds(profile_input.model), list(profile_input.model)
+    runs = fused_runs(len(blocks), find_fused(blocks))
+    # The longest run of each kind; the first block of a run is not fused with the block before it.
+    longest = {
+        name: run
+        for run in sorted(runs, key=lambda run: run.stop - run.start)
+        for name in names[run.start + 1 : run.stop]
+    }
+    fused = {}
+    for name, run in longest.items():
+        measured = slice(run.start, min(run.stop, run.start + _MAX_FUSED_BLOCKS))
+        whole = _measure_run(profile_input, measured, memory_limit)
+        run_points = [kinds[kind_name].points for kind_name in names[measured]]
+        fused[name] = kinds[name].model_copy(update={"fused_points": _fused_points(kinds[name], run_points, whole)})
+    return fused
+
+
+def _measure_run(profile_input: ProfileInput, run: slice, memory_limit: float) -> tuple[CostPoint, ...]:
+    """Measure a fused run of blocks as a whole."""
+    stack = initialize(copy.deepcopy(profile_input.model[run]), profile_input.seed, profile_input.device).train()
+    stack.fuse()
+    cell = next(module for module in stack.modules() if isinstance(module, nn.RNNBase))
+    example = torch.zeros(1, 1, cell.input_size, dtype=stack.dtype, device=profile_input.device)
+    block = _MeasuredBlock(profile_input, stack, example, needs_input_gradient=True)
+    return _measure_grid(profile_input, block.trial, list(stack.parameters()), memory_limit)
+
+
+def _fused_points(
+    kind: KindCosts, run: Sequence[tuple[CostPoint, ...]], whole: tuple[CostPoint, ...]
+) -> tuple[CostPoint, ...]:
+    """Return what a block of a kind adds to the block before it: at most what it costs alone.
+
+    `run` has the points of each block of a run by itself, and `whole` those of all in one call. What the blocks after
+    the first add is shared in proportion to their own costs. Points that are too large to be measured are left out.
+    """
+    by_size = [{(point.rows, point.steps): point for point in points} for points in (*run, whole)]
+    shared_sizes = set.intersection(*map(set, by_size))
+
+    def fused_point(point: CostPoint) -> CostPoint:
+        first, *further, together = (points[point.rows, point.steps] for points in by_size)
+        costs = {}
+        for field in ("forward", "backward", "saved"):
+            added = getattr(together, field) - getattr(first, field)
+            alone = sum(getattr(block, field) for block in further)
+            costs[field] = getattr(point, field) * min(max(added / alone, 0.0), 1.0) if alone else 0.0
+        return point.model_copy(update=costs)
+
+    return tuple(fused_point(point) for point in kind.points if (point.rows, point.steps) in shared_sizes)
+
+
 @dataclass(frozen=True)
 class _MeasuredBlock:
-    """A block and an example input: the whole batch, or the previous block's output for one time step of one row."""
+    """Blocks and an example input: the whole batch, or the previous block's output for one time step of one row."""
 
     profile_input: ProfileInput
-    stack: Stack  # of this one block
+    stack: Stack  # one block, or a fused run
     example: Tensor
     needs_input_gradient: bool
 

@@ -13,11 +13,12 @@ from stretto.base.keys import derive_key
 from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
 from stretto.base.units import pluralize
+from stretto.blocks.fused import find_fused
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.engine.precision import Precision
-from stretto.measure.block_kinds import measure_kinds, name_kinds
+from stretto.measure.block_kinds import measure_fused_kinds, measure_kinds, name_kinds
 from stretto.measure.link_costs import measure_all_reduce, measure_bare_all_reduce, measure_links
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.rank_speeds import guess_rank_speeds, measure_rank_speeds
@@ -26,7 +27,7 @@ from stretto.mesh.device import find_device
 from stretto.mesh.world import World
 from stretto.plan.cluster import Cluster, divisors
 from stretto.plan.cost_model import CostModel
-from stretto.plan.hardware import GPU_OVERLAP
+from stretto.plan.hardware import COMMUNICATOR_BYTES, GPU_OVERLAP
 from stretto.plan.predict import predict
 from stretto.plan.profile import KindCosts, Profile
 from stretto.plan.workload import Workload
@@ -106,6 +107,8 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
         next_name = names[min(len(kinds), len(names) - 1)]
         progress(f"measuring {next_name}", 0.7 * len(kinds) / len(names))  # kinds count as 70% of the work
     loss = kinds.pop("loss")
+    progress("measuring fused blocks", 0.7)
+    kinds |= measure_fused_kinds(profile_input, kinds, memory_limit)
     profile = Profile(
         device=_describe_device(profile_input),
         memory=profile_input.device_memory,
@@ -113,10 +116,12 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
         notes={"torch": torch.__version__, "python": platform.python_version(), "measured": time.strftime("%F")},
         kinds=kinds,
         blocks=tuple(name_kinds(profile_input.model)),
+        fused_blocks=find_fused(list(profile_input.model)),
         loss=loss,
         shares_memory=profile_input.is_cpu,
         overlap=0.0 if profile_input.is_cpu else GPU_OVERLAP,
         optimizer_state_ratio=_optimizer_state_ratio(profile_input),
+        communicator_bytes=0.0 if profile_input.is_cpu else COMMUNICATOR_BYTES,
         step_overhead=fastest_time(lambda: profile_input.windows.read(Position()), torch.device("cpu")),
     )
     if not _fits_single_rank(profile, profile_input, world):
@@ -207,11 +212,14 @@ def _time_steps(profile_input: ProfileInput, *chunk_counts: int) -> list[float]:
 
 
 def _scale(kind: KindCosts, factor: float) -> KindCosts:
-    points = tuple(
-        point.model_copy(update={"forward": point.forward * factor, "backward": point.backward * factor})
-        for point in kind.points
+    points, fused_points = (
+        tuple(
+            point.model_copy(update={"forward": point.forward * factor, "backward": point.backward * factor})
+            for point in grid
+        )
+        for grid in (kind.points, kind.fused_points)
     )
-    return kind.model_copy(update={"points": points})
+    return kind.model_copy(update={"points": points, "fused_points": fused_points})
 
 
 def _optimizer_state_ratio(profile_input: ProfileInput) -> float:

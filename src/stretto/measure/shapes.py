@@ -1,6 +1,7 @@
 """block_shapes: the sizes of a model's blocks, from which their cost on other hardware is estimated."""
 
 import torch
+from torch import nn
 
 from stretto.base.position import Position
 from stretto.base.window import Rows
@@ -41,4 +42,18 @@ def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, state_size: int) -> B
         recurrent = num_weights
     # An LSTM's state has two elements per hidden feature, h and c. Other blocks with a state are estimated alike.
     saved = x[0, 0].numel() + _SAVED_PER_FEATURE * state_size // 2
-    return BlockShape(class_name, num_weights, recurrent=recurrent, outputs=outputs, saved=saved, state=state_size)
+    return BlockShape(
+        class_name,
+        num_weights,
+        recurrent=recurrent,
+        outputs=outputs,
+        saved=saved,
+        state=state_size,
+        layers=_num_layers(block),
+    )
+
+
+def _num_layers(block: Block) -> int:
+    """Return how many recurrent layers of a block overlap in time; 1 for a bidirectional one, whose layers can't."""
+    cells = [module for module in block.modules() if isinstance(module, nn.RNNBase) and not module.bidirectional]
+    return max(1, sum(cell.num_layers for cell in cells))

@@ -2,6 +2,7 @@
 
 from stretto.base.units import format_bytes
 from stretto.plan.predict import Prediction
+from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
 
 
@@ -26,6 +27,13 @@ def advise(plan: Plan) -> str:
         f"use {layout}: {speed_up:.2f} times as fast as one device ({speed_up / num_ranks:.0%} of linear scaling); "
         f"{_bottleneck(plan, chosen)}{_idle_devices(plan)}"
     )
+
+
+def describe_baseline(profile: Profile) -> str:
+    """Return what speed-ups are relative to."""
+    if not profile.fused_blocks:
+        return "the best layout on one device"
+    return "the fastest form on one device, with adjacent recurrent layers fused (one call, as in a deep nn.LSTM)"
 
 
 def layout_name(prediction: Prediction) -> str:

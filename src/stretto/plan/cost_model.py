@@ -19,8 +19,15 @@ class ChunkCost:
     saved: float  # bytes kept from forward to backward
 
 
+_NOTHING = ChunkCost(0.0, 0.0, 0.0)
+
+
 class CostModel:
-    """The costs of ranges of blocks, `start` up to but not including `stop`; the last block includes the loss."""
+    """The costs of ranges of blocks, `start` up to but not including `stop`; the last block includes the loss.
+
+    Adjacent blocks that can run in one call do so if they are in the same range: then each but the first of them costs
+    less than by itself.
+    """
 
     def __init__(self, profile: Profile) -> None:
         self.profile = profile
@@ -35,14 +42,27 @@ class CostModel:
         self._accumulate = _prefix_sums([kind.accumulate for kind in self.block_kinds])
         self._optimizer = _prefix_sums([kind.optimizer for kind in self.block_kinds])
         self._state = _prefix_sums([kind.state_bytes for kind in self.block_kinds])
-        self._chunk_sums: Callable[[int, int], list[ChunkCost]] = cache(self._prefix_chunk_costs)
+        # Of the fused blocks, the costs in one call with the block before them.
+        fused = {name: _fused_costs(profile.kinds[name]) for name in profile.kinds}
+        self._fused_kinds = {index: fused[profile.blocks[index]] for index in profile.fused_blocks}
+        self._chunk_sums: Callable[[int, int], tuple[list[ChunkCost], list[ChunkCost]]] = cache(self._sum_chunk_costs)
 
     def chunk_cost(self, start: int, stop: int, rows: int, steps: int) -> ChunkCost:
         """Return the cost of a chunk on a range of blocks, without `Profile.action_overhead`."""
-        sums = self._chunk_sums(rows, steps)
+        sums, savings = self._chunk_sums(rows, steps)
         # The loss is one more entry after the last block.
         low, high = sums[start], sums[stop + 1 if stop == self.num_blocks else stop]
-        return ChunkCost(high.forward - low.forward, high.backward - low.backward, high.saved - low.saved)
+        # The first block of a range has no block before it to be fused with.
+        saving = savings[start]
+        return ChunkCost(
+            high.forward - low.forward + saving.forward,
+            high.backward - low.backward + saving.backward,
+            high.saved - low.saved + saving.saved,
+        )
+
+    def fusion_savings(self, rows: int, steps: int) -> list[ChunkCost]:
+        """Return how much less each block costs in one call with the block before it; one more entry at the end."""
+        return self._chunk_sums(rows, steps)[1]
 
     def accumulate_seconds(self, start: int, stop: int) -> float:
         """Return the extra seconds that a backward takes if it adds to existing gradients."""
@@ -63,15 +83,29 @@ class CostModel:
         """Return the bytes per row and time step that a stage ending before block `stop` sends to the next stage."""
         return self.block_kinds[stop - 1].output_bytes
 
-    def _prefix_chunk_costs(self, rows: int, steps: int) -> list[ChunkCost]:
+    def _sum_chunk_costs(self, rows: int, steps: int) -> tuple[list[ChunkCost], list[ChunkCost]]:
+        """Return prefix sums of the blocks' and the loss's costs, fused where possible, and what fusing saves."""
         by_kind: dict[int, ChunkCost] = {}  # by id: all blocks of a kind share one KindCosts
-        sums = [ChunkCost(0.0, 0.0, 0.0)]
-        for kind in [*self.block_kinds, self.profile.loss]:
+
+        def cost_of(kind: KindCosts) -> ChunkCost:
             if id(kind) not in by_kind:
                 by_kind[id(kind)] = interpolate(kind, rows, steps)
-            cost, last = by_kind[id(kind)], sums[-1]
-            sums.append(ChunkCost(last.forward + cost.forward, last.backward + cost.backward, last.saved + cost.saved))
-        return sums
+            return by_kind[id(kind)]
+
+        sums, savings = [_NOTHING], []
+        for index, kind in enumerate([*self.block_kinds, self.profile.loss]):
+            cost, saving, last = cost_of(kind), _NOTHING, sums[-1]
+            if index in self._fused_kinds:
+                saving = _saving(cost, cost_of(self._fused_kinds[index]))
+            savings.append(saving)
+            sums.append(
+                ChunkCost(
+                    last.forward + cost.forward - saving.forward,
+                    last.backward + cost.backward - saving.backward,
+                    last.saved + cost.saved - saving.saved,
+                )
+            )
+        return sums, savings
 
     def all_reduce_seconds(self, num_bytes: float, num_ranks: int, num_nodes: int) -> float:
         """Return the duration in seconds of an all-reduce over ranks that are spread evenly over nodes.
@@ -143,6 +177,19 @@ def interpolate(kind: KindCosts, rows: int, steps: int) -> ChunkCost:
 
     return ChunkCost(
         blend(lambda point: point.forward), blend(lambda point: point.backward), blend(lambda point: point.saved)
+    )
+
+
+def _fused_costs(kind: KindCosts) -> KindCosts:
+    return KindCosts(points=kind.fused_points) if kind.fused_points else kind
+
+
+def _saving(alone: ChunkCost, fused: ChunkCost) -> ChunkCost:
+    """Return the difference of two costs, at least 0: extrapolation can make a fused block seem slower."""
+    return ChunkCost(
+        max(0.0, alone.forward - fused.forward),
+        max(0.0, alone.backward - fused.backward),
+        max(0.0, alone.saved - fused.saved),
     )
 
 

@@ -1,10 +1,10 @@
 """Hardware from data sheets, and the estimated profile of a model on it.
 
 The estimate is a roofline: each time is the longer of arithmetic (at a fraction of its peak) and memory traffic, plus
-the time to launch kernels.
+the time to launch kernels. Recurrent layers in one call overlap: see `_recurrent_seconds`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -31,6 +31,9 @@ class Hardware:
 
 # Assumed for any GPU: the fraction of the last backward that overlaps with the all-reduce of gradients.
 GPU_OVERLAP = 0.9
+# Assumed for any GPU: the memory of one NCCL communicator. https://github.com/NVIDIA/nccl/issues/964 reports 544 MB for
+# one of two ranks and 688 MB for one of more, on A100s with NVLink.
+COMMUNICATOR_BYTES = 688e6
 _LINKS = "links: half of NVLink's two-way figure; between nodes a 400 Gb/s port per GPU (A100: 200); latencies assumed"
 
 KNOWN_HARDWARE = {
@@ -68,6 +71,7 @@ class BlockShape:
     outputs: int = 0  # output features
     saved: int = 0  # elements that the forward saves for each time step of each row
     state: int = 0  # elements of a row's state
+    layers: int = 1  # recurrent layers that run in one call
 
 
 def find_hardware(name: str) -> Hardware:
@@ -79,23 +83,34 @@ def find_hardware(name: str) -> Hardware:
 
 
 def derive_profile(
-    hardware: Hardware, blocks: Sequence[BlockShape], num_rows: int, num_steps: int, *, is_half: bool = True
+    hardware: Hardware,
+    blocks: Sequence[BlockShape],
+    num_rows: int,
+    num_steps: int,
+    *,
+    fused_blocks: Sequence[int] = (),
+    is_half: bool = True,
 ) -> Profile:
-    """Estimate a model's profile with fp32 weights and AdamW, for up to `num_rows` rows and `num_steps` time steps."""
+    """Estimate a model's profile with fp32 weights and AdamW, for up to `num_rows` rows and `num_steps` time steps.
+
+    `fused_blocks` are the indices of the blocks that can run in one call with the block before them.
+    """
     if not is_half:
         hardware = replace(hardware, flops=hardware.fp32_flops, element_size=4)
     shapes = list(dict.fromkeys(blocks))
     names = {shape: f"{shape.name}-{index}" for index, shape in enumerate(shapes)}
     # All rows, half, a quarter and so on: the slope of the cost changes where memory stops limiting a matrix product.
     rows = sorted({max(1, num_rows >> power) for power in range(num_rows.bit_length())})
-    steps = sorted({1, num_steps})
+    steps = sorted({1, *(max(1, num_steps // divisor) for divisor in (1, 4, 16))})
+    lengths = _longest_runs(blocks, fused_blocks)
     return Profile(
         device=hardware.name,
         memory=hardware.memory,
         notes={"source": hardware.source, "assumed": _assumptions(hardware)},
         is_estimated=True,
-        kinds={names[shape]: _derive_kind(hardware, shape, rows, steps) for shape in shapes},
+        kinds={names[shape]: _derive_kind(hardware, shape, rows, steps, lengths.get(shape, 1)) for shape in shapes},
         blocks=tuple(names[shape] for shape in blocks),
+        fused_blocks=tuple(fused_blocks),
         loss=_derive_loss(hardware, blocks[-1].outputs, rows, steps),
         intra_node=hardware.intra_node,
         inter_node=hardware.inter_node,
@@ -103,25 +118,50 @@ def derive_profile(
         action_overhead=20 * hardware.launch_seconds,
         step_overhead=100 * hardware.launch_seconds,
         overlap=GPU_OVERLAP,
+        communicator_bytes=COMMUNICATOR_BYTES,
     )
+
+
+def _longest_runs(blocks: Sequence[BlockShape], fused_blocks: Collection[int]) -> dict[BlockShape, int]:
+    """Return, for each shape of fused blocks, how many blocks its longest fused run has."""
+    lengths: dict[BlockShape, int] = {}
+    length = 1
+    for index, shape in enumerate(blocks):
+        length = length + 1 if index in fused_blocks else 1
+        if length > 1:
+            lengths[shape] = max(length, lengths.get(shape, 1))
+    return lengths
 
 
 def _assumptions(hardware: Hardware) -> str:
     return (
         f"{'bf16' if hardware.element_size == 2 else 'fp32'} matrix products at {hardware.utilization:.0%} of peak; "
         f"at each time step, {hardware.launch_seconds * 1e6:.0f} us of overhead and one read of all recurrent weights; "
+        f"adjacent recurrent layers of a stage in one call; {COMMUNICATOR_BYTES / 1e6:.0f} MB per NCCL communicator; "
         f"gradients in fp32, all-reduced during {GPU_OVERLAP:.0%} of the last backward"
     )
 
 
-def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], steps: Sequence[int]) -> KindCosts:
+def _derive_kind(
+    hardware: Hardware, shape: BlockShape, rows: Sequence[int], steps: Sequence[int], run_length: int
+) -> KindCosts:
+    """Estimate the costs of a kind of block; its longest fused run has `run_length` blocks, 1 if it is never fused."""
     weight_bytes = 4 * (shape.weights + shape.embedding_weights)  # fp32
-    points = []
-    for num_rows, num_steps in product(rows, steps):
-        forward = _forward_seconds(hardware, shape, num_rows, num_steps)
+
+    def point(num_rows: int, num_steps: int, forward: float) -> CostPoint:
         saved = hardware.element_size * shape.saved * num_rows * num_steps
         # Two matrix products for each one in the forward: the gradients of the input and of the weights.
-        points.append(CostPoint(rows=num_rows, steps=num_steps, forward=forward, backward=2 * forward, saved=saved))
+        return CostPoint(rows=num_rows, steps=num_steps, forward=forward, backward=2 * forward, saved=saved)
+
+    points, fused_points = [], []
+    for num_rows, num_steps in product(rows, steps):
+        inputs = _input_seconds(hardware, shape, num_rows, num_steps)
+        alone = _recurrent_seconds(hardware, shape, num_rows, num_steps, 1)
+        points.append(point(num_rows, num_steps, inputs + alone))
+        if run_length > 1:
+            # An equal share of what the run takes longer than its first block.
+            whole = _recurrent_seconds(hardware, shape, num_rows, num_steps, run_length)
+            fused_points.append(point(num_rows, num_steps, inputs + (whole - alone) / (run_length - 1)))
     return KindCosts(
         weight_bytes=weight_bytes,
         output_bytes=hardware.element_size * shape.outputs,
@@ -130,6 +170,7 @@ def _derive_kind(hardware: Hardware, shape: BlockShape, rows: Sequence[int], ste
         # Reads weights, gradients and two moments, writes all but the gradients; the norm reads the gradients again.
         optimizer=8 * weight_bytes / hardware.bandwidth,
         points=tuple(points),
+        fused_points=tuple(fused_points),
     )
 
 
@@ -143,15 +184,28 @@ def _derive_loss(hardware: Hardware, num_outputs: int, rows: Sequence[int], step
     return KindCosts(points=tuple(points))
 
 
-def _forward_seconds(hardware: Hardware, shape: BlockShape, rows: int, steps: int) -> float:
-    peak = hardware.flops * hardware.utilization
-    # The inputs of all time steps need one matrix product; the state needs one per time step.
+def _input_seconds(hardware: Hardware, shape: BlockShape, rows: int, steps: int) -> float:
+    """Return the seconds of the matrix product with the inputs of all time steps."""
     input_weights = shape.weights - shape.recurrent
-    arithmetic = 2 * input_weights * rows * steps / peak
+    arithmetic = 2 * input_weights * rows * steps / (hardware.flops * hardware.utilization)
     memory = hardware.element_size * (input_weights + shape.outputs * rows * steps) / hardware.bandwidth
-    seconds = hardware.launch_seconds + max(arithmetic, memory)
-    if shape.recurrent:
-        arithmetic = 2 * shape.recurrent * rows / peak
-        memory = hardware.element_size * shape.recurrent / hardware.bandwidth
-        seconds += steps * (hardware.launch_seconds + max(arithmetic, memory))
-    return seconds
+    return hardware.launch_seconds + max(arithmetic, memory)
+
+
+def _recurrent_seconds(hardware: Hardware, shape: BlockShape, rows: int, steps: int, num_blocks: int) -> float:
+    """Return the seconds of the matrix products with the state, for some blocks of one shape in one call.
+
+    With L layers and T time steps, the call computes T + L - 1 diagonals of cells: at the same time, each layer is one
+    time step behind the layer before it. A diagonal takes at least as long as one cell, and the device has to do the
+    work of all L x T cells.
+    """
+    if not shape.recurrent:
+        return 0.0
+    num_layers = num_blocks * shape.layers
+    recurrent_weights = shape.recurrent / shape.layers  # of one layer
+    arithmetic = 2 * recurrent_weights * rows / (hardware.flops * hardware.utilization)
+    memory = hardware.element_size * recurrent_weights / hardware.bandwidth
+    work = max(arithmetic, memory)
+    latency_bound = (steps + num_layers - 1) * (hardware.launch_seconds + work)
+    throughput_bound = num_layers * steps * work
+    return max(latency_bound, throughput_bound)

@@ -23,10 +23,23 @@ class RankMemory:
     optimizer: float
     activations: float  # activations and states of all live chunks
     messages: float
+    communicators: float  # their buffers
 
     @property
     def total(self) -> float:
-        return self.weights + self.gradients + self.optimizer + self.activations + self.messages
+        model = self.weights + self.gradients + self.optimizer
+        return model + self.activations + self.messages + self.communicators
+
+
+def num_communicators(layout: Layout, stage: int) -> int:
+    """Return how many communicators a rank of a stage has.
+
+    One for all ranks; one for the replicas of its stage; and two for each neighboring stage, one per direction.
+    """
+    if layout.num_ranks == 1:
+        return 0
+    num_neighbors = (stage > 0) + (stage < layout.stages - 1)
+    return 1 + (layout.replicas > 1) + 2 * num_neighbors
 
 
 def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows: int, steps: int) -> RankMemory:
@@ -46,6 +59,7 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
         optimizer=weights * costs.profile.optimizer_state_ratio,
         activations=num_live * (received + state) + saved if layout.recompute else num_live * (saved + state),
         messages=_NUM_MESSAGE_BUFFERS * (received + sent),
+        communicators=num_communicators(layout, stage) * costs.profile.communicator_bytes,
     )
 
 
@@ -54,6 +68,8 @@ def all_memory_totals(costs: CostModel, layout: Layout, rows: int, steps: int) -
     edges = range(costs.num_blocks + 1)
     # The loss belongs to the last block, and so to every range that ends with it.
     saved = range_costs(np.array([costs.chunk_cost(0, stop, rows, steps).saved for stop in edges]))
+    # The first block of a range is not fused with the block before it.
+    saved += np.array([saving.saved for saving in costs.fusion_savings(rows, steps)])[:, None]
     copies = 2 + costs.profile.optimizer_state_ratio  # weights, gradients, optimizer
     weights = range_costs(np.array([costs.weight_bytes(0, stop) for stop in edges])) * copies
     state = range_costs(np.array([costs.state_bytes(0, stop) for stop in edges])) * rows
@@ -62,9 +78,10 @@ def all_memory_totals(costs: CostModel, layout: Layout, rows: int, steps: int) -
 
     def totals(stage: int) -> RangeCosts:
         num_live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)
+        rest = fixed + num_communicators(layout, stage) * costs.profile.communicator_bytes
         if layout.recompute:
-            return np.asarray(fixed + num_live * (boundary[:, None] + state) + saved)
-        return np.asarray(fixed + num_live * (saved + state))
+            return np.asarray(rest + num_live * (boundary[:, None] + state) + saved)
+        return np.asarray(rest + num_live * (saved + state))
 
     return totals
 

@@ -4,6 +4,7 @@ A profile is one JSON file: measured, derived from a data sheet, or written by h
 """
 
 from functools import cached_property
+from itertools import product
 from pathlib import Path
 from typing import Annotated, Self
 
@@ -14,7 +15,7 @@ from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
 from stretto.base.strict_model import StrictModel, first_error
 
-VERSION = 6
+VERSION = 7
 
 # Every real figure is within these bounds. Without them a plan could divide by zero or overflow.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -49,13 +50,19 @@ class KindCosts(StrictModel):
     """Seconds to compute the gradient norm, scale the gradients and take the optimizer step."""
     points: tuple[CostPoint, ...] = Field(min_length=1, strict=False)
     """A full grid: one point for each combination of a number of rows and a number of time steps."""
+    fused_points: tuple[CostPoint, ...] = Field((), strict=False)
+    """What a block of this kind adds to the cost of the block before it if both run in one call; a full grid as well,
+    or empty if blocks of this kind always run by themselves."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        pairs = [(point.rows, point.steps) for point in self.points]
-        if sorted(pairs) != [(rows, steps) for rows in self.rows for steps in self.steps]:
-            expected = f"{len(self.rows)} x {len(self.steps)} pairs of rows and steps"
-            raise ValueError(f"points has {len(self.points)} entries; it needs exactly one for each of the {expected}")
+        for name in ("points", "fused_points"):
+            grid: tuple[CostPoint, ...] = getattr(self, name)
+            all_rows, all_steps = ({getattr(point, field) for point in grid} for field in ("rows", "steps"))
+            pairs = [(point.rows, point.steps) for point in grid]
+            if sorted(pairs) != sorted(product(all_rows, all_steps)):
+                expected = f"{len(all_rows)} x {len(all_steps)} pairs of rows and steps"
+                raise ValueError(f"{name} has {len(grid)} entries; it needs exactly one for each of the {expected}")
         return self
 
     @cached_property
@@ -116,6 +123,8 @@ class Profile(StrictModel):
     """The cost of each kind of block, by name."""
     blocks: tuple[str, ...] = Field(min_length=1, strict=False)
     """The kind of each block of the model, in order."""
+    fused_blocks: tuple[int, ...] = Field((), strict=False)
+    """The indices of the blocks that run in one call with the block before them, if both are in the same stage."""
     loss: KindCosts
     """The cost of the loss, with the same fields as an entry of `kinds`."""
     intra_node: Link | None = None
@@ -133,6 +142,8 @@ class Profile(StrictModel):
     """The fraction of the last backward that overlaps with the all-reduce of gradients."""
     optimizer_state_ratio: float = Field(2, ge=0, le=100, allow_inf_nan=False)
     """Bytes of optimizer state per byte of weights."""
+    communicator_bytes: Bytes = 0
+    """Bytes of device memory that each communicator of a rank takes for its buffers; 0 on a CPU."""
 
     @field_validator("version")
     @classmethod
@@ -147,6 +158,9 @@ class Profile(StrictModel):
         unknown = [name for name in self.blocks if name not in self.kinds]
         if unknown:
             raise ValueError(f"blocks has {unknown[0]!r}, which is not one of kinds ({', '.join(self.kinds)})")
+        outside = [index for index in self.fused_blocks if not 0 < index < len(self.blocks)]
+        if outside:
+            raise ValueError(f"fused_blocks has {outside[0]}, which is not the index of a block after another")
         points = (point for name in self.blocks for point in self.kinds[name].points)
         if all(point.forward + point.backward == 0 for point in points):
             raise ValueError("no block takes any time; at least one needs a forward or backward above 0")

@@ -44,11 +44,11 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Plan:
-    """The best layouts, the chosen one first, and the best layout on one device to compare with."""
+    """The best layouts, the chosen one first, and the fastest form on one device to compare with."""
 
     cluster: Cluster
     best: tuple[Prediction, ...]
-    single_device: Prediction  # if no layout fits on one device, as if its memory were unlimited
+    single_device: Prediction  # with adjacent recurrent layers fused; if no layout fits, as if memory were unlimited
     fits_single_device: bool
     rejected: tuple[Rejection, ...]
     num_layouts: int  # that were considered
@@ -60,7 +60,7 @@ class Plan:
         return self.best[0]
 
     def speed_up(self, prediction: Prediction) -> float:
-        """Return the speed relative to one device, whether or not the model fits on one."""
+        """Return the speed relative to the fastest form on one device, whether or not the model fits on one."""
         return self.single_device.seconds / prediction.seconds
 
 
@@ -253,12 +253,15 @@ class _LayoutSearch:
         """Return a function that gives the seconds per chunk on a stage, with messages, for every range of blocks."""
         costs, num_blocks = self.costs, self.costs.num_blocks
         prefixes = [costs.chunk_cost(0, stop, rows, steps) for stop in range(num_blocks + 1)]
+        savings = costs.fusion_savings(rows, steps)
         num_forwards = 2 if recompute else 1
         sums = [
             num_forwards * cost.forward + cost.backward + costs.accumulate_seconds(0, stop)
             for stop, cost in enumerate(prefixes)
         ]
-        work = range_costs(np.array(sums))
+        # The first block of a range is not fused with the block before it.
+        unfused = np.array([num_forwards * saving.forward + saving.backward for saving in savings])
+        work = range_costs(np.array(sums)) + unfused[:, None]
         num_bytes = np.array([0.0, *(costs.sent_bytes(stop) * rows * steps for stop in range(1, num_blocks)), 0.0])
 
         def message_seconds(stage: int) -> NDArray[np.float64]:

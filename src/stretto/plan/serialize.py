@@ -6,7 +6,7 @@ from typing import Any
 from stretto.config.layout import Layout
 from stretto.config.toml import dump_section
 from stretto.plan.actions import Action, ActionKind
-from stretto.plan.advice import advise
+from stretto.plan.advice import advise, describe_baseline
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
@@ -27,6 +27,8 @@ def plan_to_dict(plan: Plan, profile: Profile, timeline: Timeline) -> dict[str, 
         "memory": plan.cluster.memory or profile.memory,
         "num_layouts": plan.num_layouts,
         "num_simulated": plan.num_simulated,
+        "speed_up_over": describe_baseline(profile),
+        "fused_blocks": list(profile.fused_blocks),
         "one_device": {**prediction_to_dict(plan, plan.single_device), "fits": plan.fits_single_device},
         "best": [prediction_to_dict(plan, prediction) for prediction in plan.best],
         "timeline": timeline_to_dict(plan.chosen.layout, timeline),

@@ -8,6 +8,7 @@ import torch
 
 from stretto.base.errors import PlanError
 from stretto.base.tf32 import set_tf32
+from stretto.blocks.fused import find_fused
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config
@@ -79,7 +80,14 @@ def derive_from_data_sheet(hardware: str, profile_input: ProfileInput) -> Profil
     workload = profile_input.workload
     shapes = block_shapes(profile_input.model, profile_input.windows)
     is_half = profile_input.precision != "fp32"
-    return derive_profile(find_hardware(hardware), shapes, workload.max_rows, workload.num_steps, is_half=is_half)
+    return derive_profile(
+        find_hardware(hardware),
+        shapes,
+        workload.max_rows,
+        workload.num_steps,
+        fused_blocks=find_fused(list(profile_input.model)),
+        is_half=is_half,
+    )
 
 
 def launch_profile(config: RunConfig, path: Path, num_ranks: int, threads: int) -> None:

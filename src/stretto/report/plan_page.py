@@ -1,7 +1,7 @@
 """A plan as one HTML page: advice, time per step of the best layouts, balance of the stages, and the step timeline."""
 
 from stretto.base.units import format_bytes, format_seconds
-from stretto.plan.advice import advise, layout_name
+from stretto.plan.advice import advise, describe_baseline, layout_name
 from stretto.plan.cluster import Cluster
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
@@ -26,7 +26,7 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
         tag("p", advise(plan), class_="advice"),
         note(_describe(plan, profile, workload)),
         section("phases", "Time per step", figure(_phases_chart(plan), "full-width")),
-        section("layouts", "Best layouts", _table(plan)),
+        section("layouts", "Best layouts", note(f"Speed-up over {describe_baseline(profile)}."), _table(plan)),
         section("toml", "Config of the chosen layout", tag("pre", layout_toml(plan.chosen.layout))),
     ]
     if plan.chosen.layout.stages > 1:

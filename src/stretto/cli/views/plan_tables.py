@@ -6,7 +6,7 @@ from rich.table import Table
 
 from stretto.base.units import format_bytes, format_seconds
 from stretto.config.layout import Layout
-from stretto.plan.advice import advise
+from stretto.plan.advice import advise, describe_baseline
 from stretto.plan.draw import draw_text
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
@@ -26,6 +26,7 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
     console.print(_table(plan, f"{describe_devices(plan.cluster, profile)}{estimated}"))
     if "disturbed" in profile.notes:
         console.print(f"note: {profile.notes['disturbed']}; measure again with `stretto profile`")
+    console.print(f"speed-up over {describe_baseline(profile)}", soft_wrap=True)
     layouts = [prediction.layout for prediction in plan.best[:_MAX_ROWS]]
     if any(layout.recompute for layout in layouts):
         console.print("* recomputes activations")
