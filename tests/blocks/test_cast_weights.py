@@ -43,8 +43,9 @@ def gradients(stack: Stack) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("is_fused", [False, True], ids=["separate", "fused"])
 @pytest.mark.parametrize("kind", ["lstm", "projected", "no bias", "gru"])
-def test_gradients_equal_those_of_weights_that_every_call_casts(kind: str, dtype: torch.dtype) -> None:
+def test_gradients_equal_those_of_weights_that_every_call_casts(kind: str, is_fused: bool, dtype: torch.dtype) -> None:
     chunks = [torch.randn(5, 3, 8) for _ in range(NUM_CHUNKS)]
     stack = stack_of(kind)
     for total in run_chunks(stack, chunks, dtype):
@@ -52,7 +53,10 @@ def test_gradients_equal_those_of_weights_that_every_call_casts(kind: str, dtype
     expected = [gradient.clone() for gradient in gradients(stack)]
 
     stack.zero_grad(set_to_none=True)
-    cast_weights = CastWeights(stack, dtype)
+    if is_fused:
+        stack.fuse()
+    assert len(stack.rnn_modules()) == (1 if is_fused else 2)
+    cast_weights = CastWeights(stack.rnn_modules(), dtype)
     for _ in range(2):  # a second step starts anew
         stack.zero_grad(set_to_none=True)
         with cast_weights.for_step():
@@ -81,7 +85,7 @@ class CountCasts(TorchDispatchMode):
 
 def test_weights_are_cast_once_per_step() -> None:
     stack = stack_of("lstm")
-    cast_weights = CastWeights(stack, torch.bfloat16)
+    cast_weights = CastWeights(stack.rnn_modules(), torch.bfloat16)
     with CountCasts() as mode, cast_weights.for_step():
         totals = run_chunks(stack, [torch.randn(5, 3, 8) for _ in range(NUM_CHUNKS)], torch.bfloat16)
         for index, total in enumerate(totals):
@@ -94,7 +98,7 @@ def test_weights_are_cast_once_per_step() -> None:
 
 def test_the_weights_of_the_step_are_used_not_those_of_an_earlier_one() -> None:
     stack, x = stack_of("lstm"), torch.randn(5, 3, 8)
-    cast_weights = CastWeights(stack, torch.bfloat16)
+    cast_weights = CastWeights(stack.rnn_modules(), torch.bfloat16)
     outputs = []
     for _ in range(2):
         with cast_weights.for_step():
@@ -108,7 +112,7 @@ def test_the_weights_of_the_step_are_used_not_those_of_an_earlier_one() -> None:
 
 def test_frozen_and_bidirectional_modules() -> None:
     stack = Stack([LSTM(8, 8).requires_grad_(False), BidirectionalLSTM(8, 4)])
-    cast_weights = CastWeights(stack, torch.bfloat16)
+    cast_weights = CastWeights(stack.rnn_modules(), torch.bfloat16)
     with cast_weights.for_step():
         total = run_chunks(stack, [torch.randn(5, 3, 8)], torch.bfloat16)[0]
         torch.autograd.backward([total, *cast_weights.roots_of_last_backward()])
@@ -119,7 +123,7 @@ def test_frozen_and_bidirectional_modules() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs CUDA")
 def test_cudnn_accepts_the_copies_as_one_buffer() -> None:
     stack = stack_of("lstm").cuda()
-    cast_weights = CastWeights(stack, torch.float16)
+    cast_weights = CastWeights(stack.rnn_modules(), torch.float16)
     with cast_weights.for_step(), torch.autocast("cuda", torch.float16):  # a warning about the buffer is an error
         y, _ = stack(torch.randn(5, 3, 8, device="cuda"), stack.begin(Rows.of(3, 5, device=torch.device("cuda"))))
         torch.autograd.backward([y.float().sum(), *cast_weights.roots_of_last_backward()])

@@ -3,6 +3,7 @@
 import copy
 import warnings
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -82,26 +83,20 @@ def test_only_plain_blocks_of_the_same_size_are_fused() -> None:
     assert find_fused(parametrized) == ()
 
 
-@pytest.fixture
-def layers_per_call(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The number of layers of each call to `torch.lstm`."""
-    calls: list[int] = []
-    original = torch.lstm
-
-    def record(*arguments: object) -> object:
-        calls.append(int(str(arguments[4])))
-        return original(*arguments)  # type: ignore[call-overload]
-
-    monkeypatch.setattr(torch, "lstm", record)
-    return calls
-
-
-def test_an_engine_runs_the_adjacent_layers_of_its_stage_in_one_call(layers_per_call: list[int]) -> None:
+def test_an_engine_runs_the_adjacent_layers_of_its_stage_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     from helpers.layout_cases import Case, RandomWindows
     from stretto.base.position import Position
 
     model = Stack([Embedding(29, 6), LSTM(6, 6), LSTM(6, 6), LSTM(6, 6), Linear(6, 29)])
     engine = make_engine(model, TokenLoss(), Layout(), seed=1)
+    layers_per_call: list[int] = []
+    call = nn.LSTM.forward
+
+    def record(lstm: nn.LSTM, *arguments: Any) -> object:  # noqa: ANN401
+        layers_per_call.append(lstm.num_layers)
+        return call(lstm, *arguments)
+
+    monkeypatch.setattr(nn.LSTM, "forward", record)
     engine.step(RandomWindows(Case()).read(Position()), None, 1)
     assert layers_per_call == [3]
 

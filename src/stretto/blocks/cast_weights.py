@@ -81,10 +81,10 @@ def find_cast(rnn: nn.RNNBase, dtype: torch.dtype) -> CastRnn:
 
 
 class CastWeights:
-    """The copies of all RNN modules in `module`. If `dtype` is None, there are none."""
+    """The copies of RNN modules. If `dtype` is None, there are none."""
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype | None) -> None:
-        self._module = module
+    def __init__(self, rnns: Sequence[nn.RNNBase], dtype: torch.dtype | None) -> None:
+        self._rnns = rnns
         self._dtype = dtype
         self._copies: list[CastRnn] | None = None  # made in the first step
 
@@ -95,8 +95,7 @@ class CastWeights:
             yield
             return
         if self._copies is None:
-            rnns = [module for module in self._module.modules() if isinstance(module, nn.RNNBase)]
-            self._copies = [CastRnn(rnn, self._dtype) for rnn in rnns]
+            self._copies = [CastRnn(rnn, self._dtype) for rnn in self._rnns]
         for cast in self._copies:
             cast.update()
             _casts[cast.rnn] = cast

@@ -10,7 +10,6 @@ Outputs, parameters and states are those of the separate blocks.
 """
 
 from collections.abc import Sequence
-from contextlib import nullcontext
 from itertools import pairwise
 from typing import cast
 
@@ -19,7 +18,7 @@ from torch import Tensor, nn
 
 from stretto.base.state import State
 from stretto.blocks.block import Block
-from stretto.blocks.recurrent import GRU, LSTM, autocast_dtype
+from stretto.blocks.recurrent import GRU, LSTM, run_rnn
 
 
 def find_fused(blocks: Sequence[Block]) -> tuple[int, ...]:
@@ -33,47 +32,40 @@ def fused_runs(num_blocks: int, fused: Sequence[int]) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
-def run_fused(blocks: Sequence[Block], x: Tensor, states: Sequence[State]) -> tuple[Tensor, list[State]]:
-    """Run the blocks of a fused run in one call; return the output, and the state of each block."""
-    cells = [_cell(block) for block in blocks]
-    layer_counts = [cell.num_layers for cell in cells]
-    weights = _weights(cells)
-    # Each tensor of the states for all layers together, [layers, batch, features]; `cat` makes it contiguous.
-    hx = [torch.cat([tensor.transpose(0, 1) for tensor in tensors]) for tensors in zip(*states, strict=True)]
-    dtype = autocast_dtype(x.device.type)
-    if dtype is not None:
-        x, hx, weights = x.to(dtype), [h.to(dtype) for h in hx], [weight.to(dtype) for weight in weights]
-    # Biases, layers, dropout, training, bidirectional, batch_first: as `nn.LSTM` and `nn.GRU` call these functions.
-    settings = (cells[0].bias, sum(layer_counts), 0.0, cells[0].training, False, False)
-    with nullcontext() if dtype is None else torch.autocast(x.device.type, enabled=False):
-        if isinstance(cells[0], nn.LSTM):
-            y, *after = torch.lstm(x, hx, weights, *settings)
-        else:
-            y, *after = torch.gru(x, hx[0], weights, *settings)
-    parts = [
-        torch.split(tensor.transpose(0, 1).to(before.dtype), layer_counts, dim=1)
-        for tensor, before in zip(after, states[0], strict=True)
-    ]
-    return y, list(zip(*parts, strict=True))
+class FusedRun:
+    """Blocks that run in one call: torch's module with the layers of all of them, which shares their weights.
 
-
-def flatten_weights(blocks: Sequence[Block]) -> None:
-    """Move the weights of a fused run into one buffer on a GPU; otherwise cuDNN would copy them in every call.
-
-    The parameters stay the same objects, with the same values and names.
+    On a GPU the weights are in one buffer; otherwise cuDNN would copy them in every call. The parameters stay the same
+    objects, with the same values and names.
     """
-    cells = [_cell(block) for block in blocks]
-    first = cells[0]
-    sizes = (first.input_size, first.hidden_size, sum(cell.num_layers for cell in cells))
-    whole: nn.RNNBase
-    if isinstance(first, nn.LSTM):
-        whole = nn.LSTM(*sizes, bias=first.bias, proj_size=first.proj_size, device="meta")
-    else:
-        whole = nn.GRU(*sizes, bias=first.bias, device="meta")
-    names = [name for name, _ in whole.named_parameters()]
-    for name, weight in zip(names, _weights(cells), strict=True):
-        setattr(whole, name, weight)
-    whole.flatten_parameters()
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.cells = [_cell(block) for block in blocks]
+        first, num_layers = self.cells[0], sum(cell.num_layers for cell in self.cells)
+        if isinstance(first, nn.LSTM):
+            self.rnn: nn.RNNBase = nn.LSTM(
+                first.input_size, first.hidden_size, num_layers, first.bias, proj_size=first.proj_size, device="meta"
+            )
+        else:
+            self.rnn = nn.GRU(first.input_size, first.hidden_size, num_layers, first.bias, device="meta")
+        names = [name for name, _ in self.rnn.named_parameters()]
+        weights = [weight for cell in self.cells for layer in cell.all_weights for weight in layer]
+        for name, weight in zip(names, weights, strict=True):
+            setattr(self.rnn, name, weight)
+        self.rnn.flatten_parameters()
+
+    def __call__(self, x: Tensor, states: Sequence[State]) -> tuple[Tensor, list[State]]:
+        """Return the output, and the state of each block."""
+        # Each tensor of the states for all layers together, [layers, batch, features]; `cat` makes it contiguous.
+        hx = tuple(torch.cat([tensor.transpose(0, 1) for tensor in tensors]) for tensors in zip(*states, strict=True))
+        self.rnn.training = self.cells[0].training
+        y, after = run_rnn(self.rnn, x, hx if len(hx) > 1 else hx[0])
+        layer_counts = [cell.num_layers for cell in self.cells]
+        parts = [
+            torch.split(tensor.transpose(0, 1).to(before.dtype), layer_counts, dim=1)
+            for tensor, before in zip(after if len(hx) > 1 else [after], states[0], strict=True)
+        ]
+        return y, list(zip(*parts, strict=True))
 
 
 def _can_fuse(before: Block, block: Block) -> bool:
@@ -89,8 +81,3 @@ def _can_fuse(before: Block, block: Block) -> bool:
 
 def _cell(block: Block) -> nn.RNNBase:
     return cast(LSTM | GRU, block).cell
-
-
-def _weights(cells: Sequence[nn.RNNBase]) -> list[Tensor]:
-    """Return the weights of all layers, in the order in which torch's functions take them."""
-    return [weight for cell in cells for layer in cell.all_weights for weight in layer]

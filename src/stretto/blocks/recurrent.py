@@ -25,31 +25,25 @@ def _batch_first(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     return tensor.transpose(0, 1).to(dtype)
 
 
-def autocast_dtype(device_type: str) -> torch.dtype | None:
-    """Return the dtype that autocast asks for on a type of device; None if it is off."""
-    is_enabled = device_type != "meta" and torch.is_autocast_enabled(device_type)
-    return torch.get_autocast_dtype(device_type) if is_enabled else None
-
-
 def run_rnn(
-    rnn: nn.RNNBase, x: RnnSequence, state: Tensor | tuple[Tensor, Tensor] | None = None
+    rnn: nn.RNNBase, x: RnnSequence, state: Tensor | tuple[Tensor, ...] | None = None
 ) -> tuple[RnnSequence, Any]:
     """Call torch's module; under autocast, in autocast's dtype."""
     device_type = x.data.device.type
-    dtype = autocast_dtype(device_type)
-    if dtype is None:
+    if device_type == "meta" or not torch.is_autocast_enabled(device_type):
         return rnn(x, state)  # type: ignore[no-any-return]
     # torch's autocast runs cuDNN's RNNs in fp16 even if bf16 is requested, and none in fp16 on a CPU, so we cast here.
+    dtype = torch.get_autocast_dtype(device_type)
     with torch.autocast(device_type, enabled=False):
         return run_in_dtype(rnn, x, state, dtype)
 
 
 def run_in_dtype(
-    rnn: nn.RNNBase, x: RnnSequence, state: Tensor | tuple[Tensor, Tensor] | None, dtype: torch.dtype
+    rnn: nn.RNNBase, x: RnnSequence, state: Tensor | tuple[Tensor, ...] | None, dtype: torch.dtype
 ) -> tuple[RnnSequence, Any]:
     """Call torch's module with its weights, the input and the state in `dtype`."""
     if isinstance(state, tuple):
-        state = (state[0].to(dtype), state[1].to(dtype))
+        state = tuple(tensor.to(dtype) for tensor in state)
     elif state is not None:
         state = state.to(dtype)
     return find_cast(rnn, dtype)(x.to(dtype), state)  # type: ignore[no-any-return]

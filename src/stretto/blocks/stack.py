@@ -11,7 +11,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
-from stretto.blocks.fused import find_fused, flatten_weights, fused_runs, run_fused
+from stretto.blocks.fused import FusedRun, find_fused, fused_runs
 
 
 class Stack(Block):
@@ -38,7 +38,7 @@ class Stack(Block):
         # The stack's state is one flat tuple; each slice selects the tensors of one block.
         tensor_counts = [len(block.initial_state(Rows.of(0))) for block in block_list]
         self._state_slices = [slice(start, stop) for start, stop in pairwise(accumulate(tensor_counts, initial=0))]
-        self._runs = fused_runs(len(block_list), ())  # which blocks `forward` calls together: see `fuse`
+        self._fused_runs: dict[int, FusedRun] = {}  # by the position of their first block: see `fuse`
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -90,19 +90,28 @@ class Stack(Block):
         hooks of blocks that run in one call are not called.
         """
         blocks = list(self)
-        self._runs = fused_runs(len(blocks), find_fused(blocks))
-        for run in self._runs:
-            if run.stop - run.start > 1:
-                flatten_weights(blocks[run])
+        runs = fused_runs(len(blocks), find_fused(blocks))
+        self._fused_runs = {run.start: FusedRun(blocks[run]) for run in runs if run.stop - run.start > 1}
+
+    def rnn_modules(self) -> list[nn.RNNBase]:
+        """Return torch's RNN modules that `forward` calls; a fused run has one for all its blocks."""
+        fused_cells = {cell for run in self._fused_runs.values() for cell in run.cells}
+        cells = [module for module in self.modules() if isinstance(module, nn.RNNBase) and module not in fused_cells]
+        return [*cells, *(run.rnn for run in self._fused_runs.values())]
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         blocks, states = list(self), self.split_state(state)
         new_state: list[Tensor] = []
-        for run in self._runs:
-            if run.stop - run.start == 1:
-                x, after = blocks[run.start](x, states[run.start])
+        position = 0
+        while position < len(blocks):
+            run = self._fused_runs.get(position)
+            if run is None:
+                x, after = blocks[position](x, states[position])
                 new_state.extend(after)
+                position += 1
             else:
-                x, states_after = run_fused(blocks[run], x, states[run])
+                stop = position + len(run.cells)
+                x, states_after = run(x, states[position:stop])
                 new_state.extend(tensor for after in states_after for tensor in after)
+                position = stop
         return x, tuple(new_state)

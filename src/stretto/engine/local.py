@@ -49,7 +49,7 @@ class LocalEngine:
         self.recorder = ActionRecorder(self._device)
         self._loss = loss
         self.precision = check_precision(precision)
-        self._cast_weights = CastWeights(stack, compute_dtype(precision))
+        self._cast_weights = CastWeights(stack.rnn_modules(), compute_dtype(precision))
 
     @flush_denormals()
     def step(

@@ -101,7 +101,7 @@ class PipelineEngine:
         self.num_started_windows = 0  # shown in this rank's status
         self._loss = loss
         self.precision = check_precision(precision)
-        self.cast_weights = CastWeights(stack, compute_dtype(precision))
+        self.cast_weights = CastWeights(stack.rnn_modules(), compute_dtype(precision))
         self._boundaries: tuple[BoundarySpec | None, BoundarySpec | None] | None = None
 
     @flush_denormals()

@@ -147,7 +147,7 @@ class _MeasuredBlock:
             initial_state = self._initial_state(rows, steps)
         state = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in initial_state)
         device = self.profile_input.device
-        cast_weights = CastWeights(self.stack, compute_dtype(self.profile_input.precision))
+        cast_weights = CastWeights(self.stack.rnn_modules(), compute_dtype(self.profile_input.precision))
 
         def run() -> tuple[float, float]:
             self.stack.zero_grad(set_to_none=True)
