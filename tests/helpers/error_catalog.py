@@ -79,6 +79,24 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --layout 2",
             ),
             ErrorCase(
+                "--<option>=<value> is an option of --gpu; add --gpu, or leave it out",
+                "Without `--gpu`, `stretto doctor` starts ranks with the backend of their device, and writes findings to `--json`.",
+                "Add `--gpu` to check GPUs.",
+                "stretto doctor --backend strict",
+            ),
+            ErrorCase(
+                "--<option>=<value> can't be combined with --gpu; leave it out, or use --output",
+                "`stretto doctor --gpu` checks no folders of a run, and writes its results to `--output`.",
+                "Use two commands: `stretto doctor --run RUN.toml` and `stretto doctor --gpu`.",
+                "stretto doctor --gpu --json findings.json",
+            ),
+            ErrorCase(
+                "--output=<file> can't be written; choose a file in a folder that you can write to",
+                "The folder of the file does not exist, or you have no permission to write there.",
+                "Choose a different file, or create its folder.",
+                "stretto doctor --gpu --output absent/gpu.json",
+            ),
+            ErrorCase(
                 "<file> does not exist; use the path of a run's TOML file",
                 "The first argument of `train`, `plan`, `profile` and `verify` is the file that describes the run.",
                 "Check the path, and the folder that you are in.",
@@ -681,6 +699,12 @@ ERROR_SECTIONS = (
                 "A chunk has at least one time step.",
                 "Use fewer chunks; `stretto plan` says how many are best.",
                 "stretto train run.toml --layout.chunks 99",
+            ),
+            ErrorCase(
+                "torch finds no GPU, so there is nothing to check; use --backend=strict, which runs on CPUs",
+                "`stretto doctor --gpu` checks GPUs.",
+                "If the machine has GPUs, `stretto doctor` says why torch does not find them. Else use `--backend strict`: the same checks on CPU ranks that follow NCCL's rules.",
+                "stretto doctor --gpu",
             ),
             ErrorCase(
                 "device=<name> (run.device in a config) is not a device of this machine; use auto or cpu",

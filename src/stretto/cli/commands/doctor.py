@@ -2,10 +2,12 @@
 
 Check what a run depends on: Python, torch, devices, cores, memory, shared memory, open files, disks, locks, loopback,
 host name, environment variables, extras, and the link between ranks that this command launches. Under torchrun, srun,
-mpirun or TF_CONFIG, use the job's ranks, and compare versions and clocks too. Exit code 0: no problems. 1: problems.
+mpirun or TF_CONFIG, use the job's ranks, and compare versions and clocks too. With --gpu, train on this machine's GPUs
+in several layouts instead, kill a rank, save and resume. Exit code 0: no problems. 1: problems.
 
 example:
   stretto doctor --run run.toml
+  stretto doctor --gpu
   torchrun --nnodes 2 --nproc-per-node 8 ... --no-python stretto doctor
 """
 
@@ -31,6 +33,9 @@ if TYPE_CHECKING:
     from stretto.launch.finding import Finding
 
 
+_GPU_OUTPUT = "stretto-doctor.json"
+
+
 class ProblemsFoundError(StrettoError):
     """The checks found a problem; the table says which."""
 
@@ -38,19 +43,35 @@ class ProblemsFoundError(StrettoError):
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.usage = "stretto doctor [--ranks N] [--run RUN.toml] [--json FILE] [--device NAME]"
+    parser.usage = (
+        "stretto doctor [--ranks N] [--run RUN.toml] [--json FILE] [--device NAME]\n"
+        "       stretto doctor --gpu [--backend nccl|strict|gloo] [--ranks N] [--output FILE]"
+    )
     add = parser.add_argument
-    add("--ranks", type=int, default=2, metavar="N", help="ranks to launch locally; 1 launches none (default: 2)")
+    ranks_help = "ranks to launch locally; 1 launches none (default: 2, or with --gpu one per GPU)"
+    add("--ranks", type=int, metavar="N", help=ranks_help)
     add("--run", type=Path, metavar="RUN.toml", help="check the folders that this run writes to, not the default ones")
     add("--json", type=Path, metavar="FILE", help="also write the findings to this file")
     add("--device", default="auto", metavar="NAME", help="device that the ranks use (default: auto)")
+    add("--gpu", action="store_true", help="check that ranks connect, train, fail and save on this machine's GPUs")
+    backend_help = "with --gpu: nccl, or on CPUs strict (NCCL's rules) or gloo (default: nccl)"
+    add("--backend", choices=("nccl", "strict", "gloo"), metavar="NAME", help=backend_help)
+    output_help = f"with --gpu: file for the results, as JSON (default: {_GPU_OUTPUT})"
+    add("--output", type=Path, metavar="FILE", help=output_help)
     add("--links", type=Path, help=argparse.SUPPRESS)  # internal, see `_measure_links`
 
 
 def run(options: argparse.Namespace) -> None:
     """Run the checks, and print the findings."""
-    if options.ranks < 1:
+    if options.ranks is not None and options.ranks < 1:
         raise ConfigError(f"--ranks={options.ranks} must be at least 1; 1 launches no ranks")
+    if options.gpu:
+        _check_gpus(options)
+        return
+    for name in ("backend", "output"):
+        if (value := getattr(options, name)) is not None:
+            raise ConfigError(f"--{name}={value} is an option of --gpu; add --gpu, or leave it out")
+    options.ranks = options.ranks or 2
     config = None if options.run is None else load_config(options.run)
     if options.links is not None:
         _measure_links(options)
@@ -67,6 +88,34 @@ def run(options: argparse.Namespace) -> None:
             config, ranks=ranks, device=device, on_check=lambda name: status.update(f"checking {name} ...")
         )
     _report_findings(console, findings, options.json)
+
+
+def _check_gpus(options: argparse.Namespace) -> None:
+    """Check the GPUs: print a line for each check, then a table; write the results as JSON."""
+    for name in ("run", "json"):
+        if (value := getattr(options, name)) is not None:
+            raise ConfigError(f"--{name}={value} can't be combined with --gpu; leave it out, or use --output")
+    if find_launch_info(os.environ) is not None:
+        raise ConfigError("--gpu starts ranks itself; run it without torchrun, srun or mpirun, once per machine")
+    from stretto.cli.views.gpu_report_view import GpuProgress, gpu_table, summarize
+    from stretto.launch.gpu_checks.run_checks import diagnose_gpus
+
+    console = make_console(is_wrapped=True)
+    path = options.output or Path(_GPU_OUTPUT)
+    if not os.access(path.parent, os.W_OK):  # say so before minutes are spent
+        raise ConfigError(f"--output={path} can't be written; choose a file in a folder that you can write to")
+    progress = GpuProgress(console)
+    report = diagnose_gpus(options.backend, ranks=options.ranks, on_check=progress.begin, on_result=progress.end)
+    console.print(gpu_table(report))
+    for check in report.checks:
+        if check.result != "passed":
+            console.print(f"{check.result}: {check.name}: {check.message}")
+    console.print(f"{summarize(report)}; backend {report.backend}")
+    with explain_write_errors(f"--output={path}"):
+        write_atomic(path, report.to_json().encode())
+    console.print(f"{path} has all figures; paste it into an issue", soft_wrap=True)
+    if report.has_failures:
+        raise ProblemsFoundError
 
 
 def _check_on_ranks(
