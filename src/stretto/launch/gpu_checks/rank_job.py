@@ -18,7 +18,7 @@ from stretto.mesh.secret import SECRET_VARIABLE, new_secret
 # Importing torch from a network file system, and starting CUDA and NCCL, takes a while.
 START_SECONDS = 180.0
 # If a rank fails, the others have this long to end too.
-_END_SECONDS = 15.0
+_END_SECONDS = 3.0
 _STACK_SECONDS = 2.0
 _MAX_OUTPUT_LINES = 20
 # Variables of launchers and backends, which our own ranks must not inherit.
@@ -32,7 +32,6 @@ class RankJob:
 
     def __init__(self, check: GpuCheck, num_ranks: int, backend: Backend, device: str, folder: Path) -> None:
         self.folder = folder
-        self._hang: list[str] | None = None  # what each rank did when the time was over
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = int(server.getsockname()[1])
         environment = _environment(num_ranks, backend, port, folder)
@@ -79,9 +78,8 @@ class RankJob:
         if any(process.poll() for process in self.processes):
             self._wait_for_others()
             return self._describe_failure()
-        self._hang = self._describe_hang()
-        did = f"hung after {seconds:.0f} s" if has_joined else f"did not start within {START_SECONDS:.0f} s"
-        return f"{did}; {'; '.join(f'rank {rank}: {text}' for rank, text in enumerate(self._hang))}"
+        problem = f"hung after {seconds:.0f} s" if has_joined else f"did not start within {START_SECONDS:.0f} s"
+        return f"{problem}; {self._describe_hang()}"
 
     def status(self, rank: int) -> str:
         """Return what a rank was doing last; empty before it has joined the others."""
@@ -97,7 +95,7 @@ class RankJob:
         """Return each rank's exit code, status and last output, and its stack if it hung."""
         return [
             {
-                "exit_code": None if self._hang is not None and process.returncode is None else process.poll(),
+                "exit_code": process.poll(),
                 "status": self.status(rank),
                 "stack": self._stack(rank),
                 "output": self.output(rank),
@@ -121,7 +119,7 @@ class RankJob:
             f"rank {rank} was killed by {signal.Signals(-code).name}" if code < 0 else f"rank {rank} failed: {reason}"
         )
 
-    def _describe_hang(self) -> list[str]:
+    def _describe_hang(self) -> str:
         """Return what each rank is doing: its status, and where in our code its main thread is."""
         for process in self.processes:
             if process.poll() is None:
@@ -132,8 +130,8 @@ class RankJob:
             stack = self._stack(rank)
             place = f" ({stack[0]})" if stack else ""
             ended = "" if process.poll() is None else "ended, "
-            descriptions.append(f"{ended}{self.status(rank) or 'starting'}{place}")
-        return descriptions
+            descriptions.append(f"rank {rank}: {ended}{self.status(rank) or 'starting'}{place}")
+        return "; ".join(descriptions)
 
     def _stack(self, rank: int) -> list[str]:
         """Return the lines of our code in a rank's stack, innermost first, such as `mesh/channel.py:49 in receive`."""
@@ -154,7 +152,7 @@ class RankJob:
 def _environment(num_ranks: int, backend: Backend, port: int, folder: Path) -> dict[str, str]:
     """Return the variables that a launcher sets for ranks of one machine; users may set the first four."""
     defaults = {
-        "OMP_NUM_THREADS": str(max(1, (os.cpu_count() or 1) // num_ranks)),
+        "OMP_NUM_THREADS": "1",  # the model is small
         "GLOO_SOCKET_IFNAME": "lo",
         "TORCH_CPP_LOG_LEVEL": "FATAL",  # otherwise torch prints a stack trace for each connection to a lost rank
         "NCCL_DEBUG": "WARN",  # NCCL then says why it fails
