@@ -90,11 +90,11 @@ def test_a_layout_equals_one_device_plain_and_recorded() -> None:
 def test_a_layout_that_hangs_is_a_failure_that_says_where_each_rank_is(inject: Inject) -> None:
     inject(POST_RECEIVES_BEFORE_CONNECTING)
     started = time.monotonic()
-    result = run("two stages, chunks", seconds=5)
-    assert result.result == "failed" and result.message.startswith("hung after 5 s; rank 0: "), result
-    assert "; rank 1: " in result.message and "mesh/channel.py:" in result.message
+    result = run("two stages, chunks", seconds=10)
+    assert result.result == "failed" and result.message.startswith("hung after 10 s; rank 0: "), result
+    assert "; rank 1: waiting for the activations of F0.0 (" in result.message
     assert len(result.ranks) == 2 and all(rank["stack"] and rank["exit_code"] is None for rank in result.ranks)
-    assert time.monotonic() - started < 60
+    assert time.monotonic() - started < 120
 
 
 def test_a_layout_that_differs_is_a_failure_with_the_difference(inject: Inject) -> None:
@@ -114,13 +114,6 @@ def test_an_error_of_one_rank_is_a_failure_that_names_it(inject: Inject) -> None
 def test_a_checkpoint_reads_back_and_resumes_with_the_same_bits() -> None:
     result = run("checkpoint", 1)
     assert result.result == "passed" and result.figures["resume_difference"] == 0, result
-
-
-def test_bf16_is_compared_with_fp32() -> None:
-    result = run("bf16", 1)
-    assert result.result == "passed", result
-    assert result.figures["difference"] <= result.figures["tolerance"] < 0.04
-    assert result.figures["bf16_losses"] != result.figures["fp32_losses"]
 
 
 def test_a_check_that_needs_more_ranks_is_skipped() -> None:
@@ -163,6 +156,8 @@ def test_all_checks_pass_on_the_strict_backend(tmp_path: Path) -> None:
     report = json.loads((tmp_path / "stretto-doctor.json").read_text())
     assert [check["name"] for check in report["checks"]] == [check.name for check in CHECKS]
     assert report["backend"] == "strict" and report["versions"]["torch"]
+    bf16 = next(check["figures"] for check in report["checks"] if check["name"] == "bf16")
+    assert bf16["difference"] <= bf16["tolerance"] < 0.04 and bf16["bf16_losses"] != bf16["fp32_losses"]
     results = {check["name"]: check["result"] for check in report["checks"]}
     assert {name for name, result in results.items() if result != "passed"} <= {"fp16"}
     assert done.stdout.splitlines()[-1] == "stretto-doctor.json has all figures; paste it into an issue"

@@ -46,4 +46,4 @@ def kill_peer(job: RankJob) -> CheckResult:
     message = (
         f"rank {KILLED_RANK} was killed; all others named it and ended within {seconds:.1f} s (limit {limit:.0f} s)"
     )
-    return CheckResult("passed", message, f"ended after {seconds:.1f} s", figures)
+    return CheckResult("passed", message, f"ended after {seconds:.1f} s (limit {limit:.0f} s)", figures)

@@ -58,7 +58,7 @@ def run(world: World, name: str, folder: Path) -> CheckResult | None:
     worst, step, quantity = max(
         (value, step, quantity) for step, values in by_step.items() for quantity, value in values.items()
     )
-    figure = f"difference {worst:.1e}"
+    figure = f"difference {worst:.1e} (limit {TOLERANCE:.0e})"
     if not worst <= TOLERANCE:
         message = (
             f"the {step} steps differ from those on one device by {worst:.1e} in {quantity} (tolerance {TOLERANCE:.0e})"

@@ -137,10 +137,11 @@ class RankJob:
         """Return the lines of our code in a rank's stack, innermost first, such as `mesh/channel.py:49 in receive`."""
         path = self.folder / f"rank-{rank}.stack"
         text = path.read_text(errors="replace") if path.exists() else ""
-        # One paragraph per thread; the main thread's is the one that begins with a module.
-        main_thread = next((part for part in text.split("\n\n") if "in <module>" in part), "")
+        # The first line is the main thread's number, then there is one paragraph per thread.
+        main_thread, *threads = text.split("\n\n")
+        main_stack = next((thread for thread in threads if main_thread in thread), "")
         lines = []
-        for line in main_thread.splitlines():
+        for line in main_stack.splitlines():
             location, _, function = line.strip().rpartition(" in ")
             file, _, number = location.removeprefix("File ").partition(", line ")
             _, is_ours, path_in_package = file.strip('"').rpartition("/stretto/")

@@ -30,6 +30,8 @@ def main(name: str, device: str, folder: Path) -> None:
     exit_when_launcher_dies()
     rank, check = os.environ["RANK"], find_check(name)
     with (folder / f"rank-{rank}.stack").open("w") as stack_file:
+        stack_file.write(f"{threading.get_ident():#018x}\n\n")  # the main thread, as faulthandler prints it
+        stack_file.flush()
         faulthandler.register(STACK_SIGNAL, file=stack_file)
         timeout = timedelta(seconds=PEER_TIMEOUT_SECONDS) if check == KILLED_PEER else TIMEOUT
         try:

@@ -13,7 +13,7 @@ from stretto.launch.gpu_checks.result import CheckResult
 from stretto.launch.gpu_checks.sample import SEED, sample_model, sample_trainer
 from stretto.mesh.world import World
 
-_NUM_STEPS = 20
+_NUM_STEPS = 10
 # bf16 has 8 significant bits and fp16 has 11; allow 8 times the rounding error.
 _TOLERANCES: dict[Precision, float] = {"bf16": 8 * 2**-8, "fp16": 8 * 2**-11}
 

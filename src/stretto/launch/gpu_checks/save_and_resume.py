@@ -42,14 +42,14 @@ def run(world: World, name: str, folder: Path) -> CheckResult:
     difference = max_difference(_copy_tensors(resumed), _copy_tensors(trainer))
     tolerance = 0.0 if device.type == "cpu" else _TOLERANCE
     figures = {"device": str(device), "resume_difference": difference, "tolerance": tolerance, "changed": changed}
-    figure = f"{device}, difference {difference:.1e}"
+    bits = "the same bits" if difference == 0 else f"values within {difference:.1e}"
+    figure = f"{device}, {bits} after resuming"
     if changed:
         message = f"a checkpoint saved from {device} reads back with other values for {', '.join(changed[:3])}"
         return CheckResult("failed", message, figure, figures)
     if not difference <= tolerance:
         message = f"resumed training on {device} differs by {difference:.1e} (tolerance {tolerance:.0e})"
         return CheckResult("failed", message, figure, figures)
-    bits = "the same bits" if difference == 0 else f"the same values within {tolerance:.0e}"
     message = f"saved from {device}, read back with the same bits; resumed training has {bits}"
     return CheckResult("passed", message, figure, figures)
 
