@@ -104,6 +104,7 @@ def test_a_layout_that_differs_is_a_failure_with_the_difference(inject: Inject) 
     assert "(tolerance 1e-04)" in result.message
 
 
+@pytest.mark.long
 def test_an_error_of_one_rank_is_a_failure_that_names_it(inject: Inject) -> None:
     inject(FAILING_RANK_1)
     result = run("connect")
@@ -111,6 +112,7 @@ def test_an_error_of_one_rank_is_a_failure_that_names_it(inject: Inject) -> None
     assert result.message == "rank 1 failed: RuntimeError: NCCL error: unhandled cuda error"
 
 
+@pytest.mark.long
 def test_a_checkpoint_reads_back_and_resumes_with_the_same_bits() -> None:
     result = run("checkpoint", 1)
     assert result.result == "passed" and result.figures["resume_difference"] == 0, result

@@ -1,6 +1,7 @@
 """Connects all neighbors in both directions, as stages are, sends messages both ways, and sums over all ranks."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -49,9 +50,8 @@ def _pass_on(world: World, channel: Channel, source: int | None) -> bool:
     return is_right
 
 
-def _time_link(world: World, source: int) -> dict[str, float | str]:
+def _time_link(world: World, source: int) -> dict[str, Any]:
     times = time_messages(world, source, source + 1, _MESSAGE_SIZES)
     # All ranks but the source add zeros.
     short, long = world.all_reduce(times if world.rank == source else [0.0, 0.0])
-    bandwidth = (_MESSAGE_SIZES[1] - _MESSAGE_SIZES[0]) / max(long - short, 1e-9)
-    return {"ranks": f"{source}-{source + 1}", "latency_seconds": short, "bytes_per_second": bandwidth}
+    return {"ranks": f"{source}-{source + 1}", "latency_seconds": short, "bytes_per_second": _MESSAGE_SIZES[1] / long}

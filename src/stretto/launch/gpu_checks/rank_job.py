@@ -1,6 +1,7 @@
 """RankJob: the ranks of one check, each a new process, which can hang or crash without harm to this one."""
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -32,9 +33,7 @@ class RankJob:
 
     def __init__(self, check: GpuCheck, num_ranks: int, backend: Backend, device: str, folder: Path) -> None:
         self.folder = folder
-        with socket.create_server(("127.0.0.1", 0)) as server:
-            port = int(server.getsockname()[1])
-        environment = _environment(num_ranks, backend, port, folder)
+        environment = _environment(num_ranks, backend, _free_port(), folder)
         command = [sys.executable, "-P", "-m", "stretto.launch.gpu_checks.rank_main", check.name, device, str(folder)]
         self.processes = []
         for rank in range(num_ranks):
@@ -148,6 +147,17 @@ class RankJob:
             if is_ours:
                 lines.append(f"{path_in_package}:{number} in {function}")
         return lines
+
+
+def _free_port() -> int:
+    """Return a free port. It is below the ephemeral ports, so no connection takes it until rank 0 listens there."""
+    while True:
+        port = random.randrange(10_000, 30_000)
+        try:
+            socket.create_server(("127.0.0.1", port)).close()
+        except OSError:
+            continue
+        return port
 
 
 def _environment(num_ranks: int, backend: Backend, port: int, folder: Path) -> dict[str, str]:

@@ -42,8 +42,8 @@ def find_versions() -> dict[str, Any]:
         "backends": find_backends(),
         "cuda": torch.version.cuda,
         "hip": torch.version.hip,
-        "cudnn": _or_none(lambda: _format_cudnn(torch.backends.cudnn.version())),
-        "nccl": _or_none(lambda: ".".join(map(str, torch.cuda.nccl.version()))),
+        "cudnn": _or_none(lambda: _format_cudnn(torch.backends.cudnn.version())),  # type: ignore[no-untyped-call]
+        "nccl": _or_none(lambda: ".".join(map(str, torch.cuda.nccl.version()))),  # type: ignore[no-untyped-call]
         "driver": _or_none(lambda: _DRIVER_FILE.read_text().splitlines()[0].split("  ")[1]),
         "driver_cuda": _or_none(driver_cuda_version),
         "gpus": [_describe_gpu(index) for index in range(num_gpus)],
