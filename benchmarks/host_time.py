@@ -37,8 +37,7 @@ def run_by_hand(stack: Stack, window: Window) -> None:
     assert window.inputs is not None and window.targets is not None
     stack.zero_grad(set_to_none=True)
     loss, state, chunks = TokenLoss(), stack.begin(window.rows(1, torch.device("cpu"), torch.float32)), []
-    inputs = window.inputs.split(NUM_STEPS // NUM_CHUNKS)
-    targets = window.targets.split(NUM_STEPS // NUM_CHUNKS)
+    inputs, targets = window.inputs.chunk(NUM_CHUNKS), window.targets.chunk(NUM_CHUNKS)
     for x, y in zip(inputs, targets, strict=True):
         state = tuple(tensor.detach().requires_grad_() for tensor in state)
         output, after = stack(x, state)

@@ -108,7 +108,7 @@ def test_a_locked_mask_is_computed_once_per_window_and_micro_batch(monkeypatch: 
         return keep_mask(keys, num_features, keep)
 
     monkeypatch.setattr(dropout, "keep_mask", count_mask)
-    monkeypatch.setattr(dropout, "can_fuse", lambda x: False)
+    monkeypatch.setattr(dropout, "has_kernel", lambda x: False)
     block = LockedDropout(0.5)
     for key in (3, 4):
         rows = Rows.of(6, key=key)

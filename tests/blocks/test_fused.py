@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto import Layout, make_engine
-from stretto.blocks.fused import find_fused, fused_runs
+from stretto.blocks.fused import FusedStack, find_fused, fused_runs
 from stretto.nn import GRU, LSTM, Block, Dropout, Embedding, Linear, Residual, Rows, Stack, State, TokenLoss
 
 STEPS, BATCH, IN, HIDDEN = 7, 3, 5, 6
@@ -23,13 +23,11 @@ STACKS: dict[str, Callable[[], Sequence[Block]]] = {
 }
 
 
-def fused_copy(stack: Stack) -> Stack:
-    fused = copy.deepcopy(stack)
-    fused.fuse()
-    return fused
+def fused_copy(stack: Stack) -> FusedStack:
+    return FusedStack(copy.deepcopy(stack))
 
 
-def run(stack: Stack, x: Tensor, state: State, *, num_chunks: int) -> tuple[list[Tensor], list[Tensor]]:
+def run(stack: Stack | FusedStack, x: Tensor, state: State, *, num_chunks: int) -> tuple[list[Tensor], list[Tensor]]:
     """Return outputs and state, and the gradients of the input, the state and the weights."""
     x, state = x.detach().requires_grad_(), tuple(tensor.detach().requires_grad_() for tensor in state)
     outputs, after = [], state
@@ -37,8 +35,9 @@ def run(stack: Stack, x: Tensor, state: State, *, num_chunks: int) -> tuple[list
         y, after = stack(chunk, after)
         outputs.append(y)
     results = [torch.cat(outputs), *after]
+    parameters = (stack.stack if isinstance(stack, FusedStack) else stack).parameters()
     total = sum((tensor.double() * torch.arange(tensor.numel()).view_as(tensor).cos()).sum() for tensor in results)
-    return results, list(torch.autograd.grad(total, [x, *state, *stack.parameters()]))  # type: ignore[arg-type]
+    return results, list(torch.autograd.grad(total, [x, *state, *parameters]))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("num_chunks", [1, 3])
@@ -52,7 +51,7 @@ def test_one_call_equals_separate_calls_in_outputs_states_and_gradients(name: st
     for these, those in zip(actual, expected, strict=True):
         for this, that in zip(these, those, strict=True):
             torch.testing.assert_close(this, that, rtol=1e-12, atol=1e-12)
-    assert fused.state_dict().keys() == separate.state_dict().keys()
+    assert len(fused.rnns) == 1
 
 
 @pytest.mark.parametrize("name", STACKS)
@@ -108,10 +107,38 @@ def test_the_weights_of_a_fused_run_are_put_into_one_buffer(monkeypatch: pytest.
         nn.RNNBase, "flatten_parameters", lambda cell: flattened.append((cell.num_layers, list(cell.parameters())))
     )
     stack = Stack([LSTM(IN, HIDDEN), LSTM(HIDDEN, HIDDEN, 2), Linear(HIDDEN, 2)])
-    stack.fuse()
+    FusedStack(stack)
     num_layers, weights = flattened[-1]
     assert num_layers == 3
     assert [id(weight) for weight in weights] == [id(weight) for weight in stack[:2].parameters()]
+
+
+def test_weights_that_are_replaced_are_the_ones_that_count() -> None:
+    stack = Stack([LSTM(IN, HIDDEN), LSTM(HIDDEN, HIDDEN)])
+    fused = FusedStack(stack)
+    x, state = torch.randn(STEPS, BATCH, IN), stack.begin(Rows.of(BATCH))
+    before, _ = fused(x, state)
+    stack.load_state_dict({name: weight + 1 for name, weight in stack.state_dict().items()}, assign=True)
+    y, _ = fused(x, state)
+    expected, _ = stack(x, state)
+    assert torch.equal(y, expected) and not torch.equal(y, before)
+
+
+def test_a_stack_with_hooks_or_a_forward_of_its_own_runs_as_it_is() -> None:
+    class OwnStack(Stack):
+        def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+            y, after = super().forward(x, state)
+            return 2 * y, after
+
+    blocks = [LSTM(IN, HIDDEN), LSTM(HIDDEN, HIDDEN)]
+    x = torch.randn(STEPS, BATCH, IN)
+    own, plain = OwnStack(blocks), Stack(blocks)
+    state = plain.begin(Rows.of(BATCH))
+    torch.testing.assert_close(FusedStack(own)(x, state)[0], 2 * plain(x, state)[0])
+    calls: list[nn.Module] = []
+    blocks[1].register_forward_hook(lambda block, *_: calls.append(block))
+    FusedStack(plain)(x, state)
+    assert calls == [blocks[1]]
 
 
 @pytest.mark.gpu
@@ -120,7 +147,7 @@ def test_the_weights_of_a_fused_run_are_put_into_one_buffer(monkeypatch: pytest.
 def test_one_call_on_a_gpu_equals_separate_calls_and_copies_no_weights(name: str) -> None:
     separate = Stack(STACKS[name]()).double().cuda()
     fused = fused_copy(separate)
-    assert len({weight.untyped_storage().data_ptr() for weight in fused.parameters()}) == 1
+    assert len({weight.untyped_storage().data_ptr() for weight in fused.stack.parameters()}) == 1
     x = torch.randn(STEPS, BATCH, IN, dtype=torch.float64, device="cuda")
     state = separate.begin(Rows.of(BATCH, dtype=torch.float64, device="cuda"))
     with warnings.catch_warnings():
@@ -131,5 +158,5 @@ def test_one_call_on_a_gpu_equals_separate_calls_and_copies_no_weights(name: str
     expected.sum().backward()  # type: ignore[no-untyped-call]
     for this, that in zip((y, *after), (expected, *states_expected), strict=True):
         torch.testing.assert_close(this, that)
-    for weight, other in zip(fused.parameters(), separate.parameters(), strict=True):
+    for weight, other in zip(fused.stack.parameters(), separate.parameters(), strict=True):
         torch.testing.assert_close(weight.grad, other.grad)

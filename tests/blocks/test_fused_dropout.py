@@ -42,7 +42,7 @@ def test_values_and_gradients_equal_those_of_torchs_operations(
     rows = Rows.of(shape[1], key=2**61 + 5)
     results = []
     for is_fused in (True, False):
-        monkeypatch.setattr(dropout, "can_fuse", lambda x, is_fused=is_fused: is_fused)
+        monkeypatch.setattr(dropout, "has_kernel", lambda x, is_fused=is_fused: is_fused)
         leaf = x.clone().requires_grad_()
         _, state = block(leaf, block.begin(rows))
         y, _ = block(leaf, state)  # a second chunk: time goes on

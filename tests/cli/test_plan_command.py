@@ -64,13 +64,15 @@ def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pyt
     assert main(["plan", "run.toml", "--hardware", "H100", "--devices", "16", "--nodes", "2"]) == 0
     said = capsys.readouterr().out
     assert "16 x H100 80 GB SXM on 2 nodes, estimated from the data sheet" in said.replace("\n", " ").replace("  ", " ")
-    assert "speed-up over the fastest form on one device, with adjacent recurrent layers fused" in said
+    assert "speed-up over the fastest way to run on one device, with adjacent recurrent layers fused" in said
     assert main(["profile", "run.toml", "--hardware", "A100", "--out", "a100.json"]) == 0
     files = ["--json", "plan.json", "--html", "plan.html"]
     assert main(["plan", "run.toml", "--profile", "a100.json", "--devices", "8", *files]) == 0
     plan = json.loads(Path("plan.json").read_text())
     assert plan["fused_blocks"] == [2], "the second of two LSTM layers"
-    assert plan["speed_up_over"].startswith("the fastest form on one device, with adjacent recurrent layers fused")
+    assert plan["speed_up_over"].startswith(
+        "the fastest way to run on one device, with adjacent recurrent layers fused"
+    )
     assert f"Speed-up over {plan['speed_up_over']}." in Path("plan.html").read_text()
 
 

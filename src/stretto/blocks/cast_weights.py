@@ -11,6 +11,7 @@ the sum in the step's last backward, so DDP sees each gradient once:
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class CastRnn:
 
     def __init__(self, rnn: nn.RNNBase, dtype: torch.dtype) -> None:
         self.rnn = rnn
+        self.dtype = dtype
         self.is_last_backward = True  # whether the next backward hands its gradients over; else they are summed
         self._sums: list[Tensor] | None = None
         self._copy = copy.deepcopy(rnn).requires_grad_(False).to(dtype)
@@ -35,10 +37,15 @@ class CastRnn:
         """The weights of the module itself."""
         return self.rnn._flat_weights  # type: ignore[return-value]
 
+    @property
+    def copies(self) -> list[Tensor]:
+        """The weights of the copy."""
+        return self._copy._flat_weights  # type: ignore[return-value]
+
     def update(self) -> None:
         """Cast the weights again; the gradients of earlier steps are discarded."""
         with torch.no_grad():
-            copy_all(self._copy._flat_weights, self.weights)  # type: ignore[arg-type]
+            copy_all(self.copies, self.weights)
         self._sums = None
         self.is_last_backward = False
 
@@ -77,7 +84,26 @@ _casts: dict[nn.RNNBase, CastRnn] = {}  # of the steps that run now
 
 def find_cast(rnn: nn.RNNBase, dtype: torch.dtype) -> CastRnn:
     """Return the copy for the step that runs now; outside a step, a new one."""
-    return _casts.get(rnn) or CastRnn(rnn, dtype)
+    cast = _casts.get(rnn)
+    return cast if cast is not None and cast.dtype == dtype else CastRnn(rnn, dtype)
+
+
+def rnn_modules(module: nn.Module) -> list[nn.RNNBase]:
+    """Return torch's RNN modules in `module`."""
+    return [part for part in module.modules() if isinstance(part, nn.RNNBase)]
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Return whether a call of `module` calls more than its `forward`."""
+    return bool(
+        module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    )
+
+
+def is_plain(rnn: nn.RNNBase) -> bool:
+    """Return whether `rnn` is one of torch's own classes, without hooks and parametrizations."""
+    has_parameters = all(name in rnn._parameters for name in rnn._flat_weights_names)
+    return type(rnn) in (nn.LSTM, nn.GRU) and has_parameters and not has_hooks(rnn)
 
 
 class CastWeights:
@@ -86,28 +112,32 @@ class CastWeights:
     def __init__(self, rnns: Sequence[nn.RNNBase], dtype: torch.dtype | None) -> None:
         self._rnns = rnns
         self._dtype = dtype
-        self._copies: list[CastRnn] | None = None  # made in the first step
+
+    @cached_property
+    def _cast_rnns(self) -> list[CastRnn]:
+        """Created when the first step needs it."""
+        return [] if self._dtype is None else [CastRnn(rnn, self._dtype) for rnn in self._rnns if is_plain(rnn)]
+
+    @property
+    def copies(self) -> list[Tensor]:
+        """The weights in `dtype`."""
+        return [weight for cast in self._cast_rnns for weight in cast.copies]
 
     @contextmanager
     def for_step(self) -> Iterator[None]:
         """Cast the weights, and use these copies within the context."""
-        if self._dtype is None:
-            yield
-            return
-        if self._copies is None:
-            self._copies = [CastRnn(rnn, self._dtype) for rnn in self._rnns]
-        for cast in self._copies:
-            cast.update()
-            _casts[cast.rnn] = cast
         try:
+            for cast in self._cast_rnns:
+                cast.update()
+                _casts[cast.rnn] = cast
             yield
         finally:
-            for cast in self._copies:
+            for cast in self._cast_rnns:
                 _casts.pop(cast.rnn, None)
 
     def roots_of_last_backward(self) -> list[Tensor]:
         """Return one more root for the step's last backward, which hands the summed gradients to the weights."""
-        casts = [cast for cast in self._copies or () if any(weight.requires_grad for weight in cast.weights)]
+        casts = [cast for cast in self._cast_rnns if any(weight.requires_grad for weight in cast.weights)]
         for cast in casts:
             cast.is_last_backward = True
         weights = [weight for cast in casts for weight in cast.weights]

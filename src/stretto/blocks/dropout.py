@@ -11,7 +11,7 @@ from stretto.base.randomness import keep_mask, mix
 from stretto.base.state import State, where_rows
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
-from stretto.blocks.fused_dropout import can_fuse, fused_dropout
+from stretto.blocks.fused_dropout import fused_dropout, has_kernel
 
 
 def _lane_keys(rows: Rows) -> Tensor:
@@ -57,7 +57,7 @@ class Dropout(_DropoutBase):
         if not self.training or self.probability == 0:
             return x, new_state
         keep = 1 - self.probability
-        if can_fuse(x):
+        if has_kernel(x):
             return fused_dropout(x, keys, time, keep), new_state
         time_steps = time + torch.arange(num_steps, device=x.device).unsqueeze(1)  # [time, batch]
         mask = keep_mask(keys ^ mix(time_steps), math.prod(x.shape[2:]), keep)
@@ -72,23 +72,20 @@ class LockedDropout(_DropoutBase):
 
     def __init__(self, probability: float) -> None:
         super().__init__(probability)
-        self._window_key: int | None = None
         self._scales: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}  # (keys, scale) of the window's micro-batches
 
     def initial_state(self, rows: Rows) -> State:
         return (_lane_keys(rows),)
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
-        if rows.key != self._window_key:
-            self._window_key = rows.key
-            self._scales.clear()
+        self._scales.clear()  # all micro-batches of a window begin before the first chunk
         return self.initial_state(rows)  # carries nothing: the keys are new in every training step
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         if not self.training or self.probability == 0:
             return x, state
         (keys,) = state
-        if can_fuse(x):
+        if has_kernel(x):
             return fused_dropout(x, keys, None, 1 - self.probability), state
         return (x * self._scale(x, keys)).to(x.dtype), state
 

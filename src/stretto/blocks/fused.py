@@ -18,7 +18,9 @@ from torch import Tensor, nn
 
 from stretto.base.state import State
 from stretto.blocks.block import Block
+from stretto.blocks.cast_weights import has_hooks, is_plain, rnn_modules
 from stretto.blocks.recurrent import GRU, LSTM, run_rnn
+from stretto.blocks.stack import Stack
 
 
 def find_fused(blocks: Sequence[Block]) -> tuple[int, ...]:
@@ -32,7 +34,52 @@ def fused_runs(num_blocks: int, fused: Sequence[int]) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(edges)]
 
 
-class FusedRun:
+class FusedStack:
+    """Runs a stack, with adjacent LSTM (or GRU) blocks of the same size in one call, which is faster on a GPU.
+
+    Outputs, states, gradients and names of parameters are those of the stack itself, which stays as it is.
+    """
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self._runs: dict[int, _FusedRun] = {}  # by the position of their first block
+        # A subclass may do something else, and hooks of a stack are called by the stack only.
+        if type(stack).forward is Stack.forward and not has_hooks(stack):
+            blocks = list(stack)
+            runs = fused_runs(len(blocks), find_fused(blocks))
+            self._runs = {run.start: _FusedRun(blocks[run]) for run in runs if run.stop - run.start > 1}
+
+    @property
+    def rnns(self) -> list[nn.RNNBase]:
+        """Torch's RNN modules that are called; blocks in one call share one."""
+        fused_cells = {cell for run in self._runs.values() for cell in run.cells}
+        cells = [cell for cell in rnn_modules(self.stack) if cell not in fused_cells]
+        return [*cells, *(run.rnn for run in self._runs.values())]
+
+    def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return the output and the state after it, as the stack does."""
+        if not all(run.is_current for run in self._runs.values()):
+            self._runs = {}  # a weight was replaced, so the blocks run one by one from now on
+        if not self._runs:
+            return self.stack(x, state)
+        blocks, states = list(self.stack), self.stack.split_state(state)
+        new_state: list[Tensor] = []
+        position = 0
+        while position < len(blocks):
+            run = self._runs.get(position)
+            if run is None:
+                x, after = blocks[position](x, states[position])
+                new_state.extend(after)
+                position += 1
+            else:
+                stop = position + len(run.cells)
+                x, states_after = run(x, states[position:stop])
+                new_state.extend(tensor for after in states_after for tensor in after)
+                position = stop
+        return x, tuple(new_state)
+
+
+class _FusedRun:
     """Blocks that run in one call: torch's module with the layers of all of them, which shares their weights.
 
     On a GPU the weights are in one buffer; otherwise cuDNN would copy them in every call. The parameters stay the same
@@ -49,10 +96,14 @@ class FusedRun:
         else:
             self.rnn = nn.GRU(first.input_size, first.hidden_size, num_layers, first.bias, device="meta")
         names = [name for name, _ in self.rnn.named_parameters()]
-        weights = [weight for cell in self.cells for layer in cell.all_weights for weight in layer]
-        for name, weight in zip(names, weights, strict=True):
+        for name, weight in zip(names, self._weights(), strict=True):
             setattr(self.rnn, name, weight)
         self.rnn.flatten_parameters()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the blocks still have the weights that this run shares with them."""
+        return all(own is weight for own, weight in zip(self.rnn._flat_weights, self._weights(), strict=True))
 
     def __call__(self, x: Tensor, states: Sequence[State]) -> tuple[Tensor, list[State]]:
         """Return the output, and the state of each block."""
@@ -67,13 +118,16 @@ class FusedRun:
         ]
         return y, list(zip(*parts, strict=True))
 
+    def _weights(self) -> list[Tensor]:
+        return [weight for cell in self.cells for weight in cell._flat_weights if weight is not None]
+
 
 def _can_fuse(before: Block, block: Block) -> bool:
-    # Exact types only: a subclass may compute something else, and torch's parametrizations subclass a cell.
-    if type(block) not in (LSTM, GRU) or type(before) is not type(block):
+    # Exact types only: a subclass may compute something else.
+    if type(block) not in (LSTM, GRU) or type(before) is not type(block) or has_hooks(before) or has_hooks(block):
         return False
     cell, cell_before = _cell(block), _cell(before)
-    if type(cell) not in (nn.LSTM, nn.GRU) or type(cell_before) is not type(cell):
+    if not is_plain(cell) or not is_plain(cell_before):
         return False
     same = all(getattr(cell, name) == getattr(cell_before, name) for name in ("hidden_size", "proj_size", "bias"))
     return same and cell.input_size == (cell_before.proj_size or cell_before.hidden_size)

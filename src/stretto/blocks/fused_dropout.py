@@ -15,7 +15,7 @@ _log = logging.getLogger(__name__)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
-def can_fuse(x: Tensor) -> bool:
+def has_kernel(x: Tensor) -> bool:
     """Return whether the kernel can run on `x`: on a GPU, or in Triton's interpreter."""
     return (x.is_cuda or os.environ.get("TRITON_INTERPRET") == "1") and x.dtype in _DTYPES and _runs(x.device)
 

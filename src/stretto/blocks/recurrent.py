@@ -9,7 +9,7 @@ from torch.nn.utils.rnn import PackedSequence
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
-from stretto.blocks.cast_weights import find_cast
+from stretto.blocks.cast_weights import find_cast, is_plain
 
 RnnSequence = TypeVar("RnnSequence", Tensor, PackedSequence)
 """The input or output of torch's RNN modules."""
@@ -46,15 +46,18 @@ def run_in_dtype(
         state = tuple(tensor.to(dtype) for tensor in state)
     elif state is not None:
         state = state.to(dtype)
-    return find_cast(rnn, dtype)(x.to(dtype), state)  # type: ignore[no-any-return]
+    if is_plain(rnn):
+        return find_cast(rnn, dtype)(x.to(dtype), state)  # type: ignore[no-any-return]
+    weights = {name: weight.to(dtype) for name, weight in rnn.named_parameters()}
+    return torch.func.functional_call(rnn, weights, (x.to(dtype), state))  # type: ignore[no-any-return]
 
 
 class LSTM(Block):
     """An `nn.LSTM` as a block: its `num_layers` layers run in one fused call.
 
     State: `(h, c)`, each `[batch, layers, features]`. With `proj_size`, outputs and `h` have that many features. A
-    pipeline stage holds whole blocks, so the layers of a block are never split between stages. In an engine, adjacent
-    LSTM blocks of a stage run in one fused call too: see `Stack.fuse`.
+    pipeline stage holds whole blocks, so the layers of a block are never split between stages. The engines of
+    `make_engine` also run adjacent LSTM blocks of a stage in one call.
     """
 
     def __init__(

@@ -11,7 +11,6 @@ from stretto.base.errors import ConfigError
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
-from stretto.blocks.fused import FusedRun, find_fused, fused_runs
 
 
 class Stack(Block):
@@ -38,7 +37,6 @@ class Stack(Block):
         # The stack's state is one flat tuple; each slice selects the tensors of one block.
         tensor_counts = [len(block.initial_state(Rows.of(0))) for block in block_list]
         self._state_slices = [slice(start, stop) for start, stop in pairwise(accumulate(tensor_counts, initial=0))]
-        self._fused_runs: dict[int, FusedRun] = {}  # by the position of their first block: see `fuse`
 
     def __len__(self) -> int:
         return len(self.blocks)
@@ -83,35 +81,9 @@ class Stack(Block):
         """Return the state of each block from the stack's flat state."""
         return [state[state_slice] for state_slice in self._state_slices]
 
-    def fuse(self) -> None:
-        """From now on, run adjacent LSTM (or GRU) blocks of the same size in one call, which is faster on a GPU.
-
-        Engines call this, once the weights are on their device. Outputs, states, gradients and names stay the same. The
-        hooks of blocks that run in one call are not called.
-        """
-        blocks = list(self)
-        runs = fused_runs(len(blocks), find_fused(blocks))
-        self._fused_runs = {run.start: FusedRun(blocks[run]) for run in runs if run.stop - run.start > 1}
-
-    def rnn_modules(self) -> list[nn.RNNBase]:
-        """Return torch's RNN modules that `forward` calls; a fused run has one for all its blocks."""
-        fused_cells = {cell for run in self._fused_runs.values() for cell in run.cells}
-        cells = [module for module in self.modules() if isinstance(module, nn.RNNBase) and module not in fused_cells]
-        return [*cells, *(run.rnn for run in self._fused_runs.values())]
-
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        blocks, states = list(self), self.split_state(state)
         new_state: list[Tensor] = []
-        position = 0
-        while position < len(blocks):
-            run = self._fused_runs.get(position)
-            if run is None:
-                x, after = blocks[position](x, states[position])
-                new_state.extend(after)
-                position += 1
-            else:
-                stop = position + len(run.cells)
-                x, states_after = run(x, states[position:stop])
-                new_state.extend(tensor for after in states_after for tensor in after)
-                position = stop
+        for block, block_state in zip(self, self.split_state(state), strict=True):
+            x, new_block_state = block(x, block_state)
+            new_state.extend(new_block_state)
         return x, tuple(new_state)

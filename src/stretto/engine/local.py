@@ -10,7 +10,7 @@ from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError
 from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
-from stretto.blocks.cast_weights import CastWeights
+from stretto.blocks.cast_weights import CastWeights, rnn_modules
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.stack import Stack
 from stretto.engine.engine import (
@@ -49,7 +49,7 @@ class LocalEngine:
         self.recorder = ActionRecorder(self._device)
         self._loss = loss
         self.precision = check_precision(precision)
-        self._cast_weights = CastWeights(stack.rnn_modules(), compute_dtype(precision))
+        self._cast_weights = CastWeights(rnn_modules(stack), compute_dtype(precision))
 
     @flush_denormals()
     def step(

@@ -33,6 +33,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights
+from stretto.blocks.fused import FusedStack
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
@@ -90,8 +91,8 @@ class PipelineEngine:
         precision: Precision = "fp32",
         is_causal: bool | None = None,
     ) -> None:
-        stack.fuse()
         self.stack = stack
+        self._fused_stack = FusedStack(stack)
         self.is_causal = stack.causal if is_causal is None else is_causal
         self.mesh = mesh
         self.layout = layout
@@ -101,7 +102,7 @@ class PipelineEngine:
         self.num_started_windows = 0  # shown in this rank's status
         self._loss = loss
         self.precision = check_precision(precision)
-        self.cast_weights = CastWeights(stack.rnn_modules(), compute_dtype(precision))
+        self.cast_weights = CastWeights(self._fused_stack.rnns, compute_dtype(precision))
         self._boundaries: tuple[BoundarySpec | None, BoundarySpec | None] | None = None
 
     @flush_denormals()
@@ -154,7 +155,7 @@ class PipelineEngine:
     def run_blocks(self, x: Tensor, state: State, targets: Tensor | None) -> tuple[Tensor | LossSum, State]:
         """Run the stage over one chunk; return its output, or the loss if there are targets, and the state after it."""
         with autocast(self.device, self.precision):
-            y, after = self.stack(x, state)
+            y, after = self._fused_stack(x, state)
         return (y if targets is None else self._loss(y, targets)), after
 
 
@@ -226,7 +227,7 @@ class _PipelineStep:
             self.mesh.backward_channel.post_receives(self._buffers(actions, ActionKind.BACKWARD, output_spec))
 
     def _buffers(self, actions: list[Action], kind: ActionKind, spec: BoundarySpec) -> Iterator[Tensor]:
-        # A generator: a buffer is allocated only when its receive is posted.
+        # A generator: a buffer is allocated only when it is the next one.
         return (spec.empty(self.cut.dims(action), self.engine.device) for action in actions if action.kind is kind)
 
     def _forward(self, action: Action) -> None:

@@ -3,6 +3,7 @@
 import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from stretto.base.optimizer import OptimizerFactory
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.cast_weights import CastWeights
-from stretto.blocks.fused import find_fused, fused_runs
+from stretto.blocks.fused import FusedStack, find_fused, fused_runs
 from stretto.blocks.initialize import initialize
 from stretto.blocks.stack import Stack
 from stretto.engine.engine import window_tensor
@@ -64,7 +65,7 @@ def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[
             # The model's first block needs no gradient w.r.t. its input, but later blocks of its kind, if any, do.
             needs_input_gradient = index > 0 or names.count(name) > 1
             block = _MeasuredBlock(profile_input, stack.train(), inputs, needs_input_gradient)
-            points = _measure_grid(profile_input, block.trial, list(stack.parameters()), memory_limit)
+            points = _measure_grid(profile_input, block.trial, block.weights, memory_limit)
             outputs[name] = block.output()
             yield name, _kind_costs(profile_input, stack, outputs[name], points)
         inputs = outputs[name]
@@ -95,11 +96,10 @@ def measure_fused_kinds(
 def _measure_run(profile_input: ProfileInput, run: slice, memory_limit: float) -> tuple[CostPoint, ...]:
     """Measure a fused run of blocks as a whole."""
     stack = initialize(copy.deepcopy(profile_input.model[run]), profile_input.seed, profile_input.device).train()
-    stack.fuse()
     cell = next(module for module in stack.modules() if isinstance(module, nn.RNNBase))
     example = torch.zeros(1, 1, cell.input_size, dtype=stack.dtype, device=profile_input.device)
     block = _MeasuredBlock(profile_input, stack, example, needs_input_gradient=True)
-    return _measure_grid(profile_input, block.trial, list(stack.parameters()), memory_limit)
+    return _measure_grid(profile_input, block.trial, block.weights, memory_limit)
 
 
 def _fused_points(
@@ -134,6 +134,19 @@ class _MeasuredBlock:
     example: Tensor
     needs_input_gradient: bool
 
+    @cached_property
+    def _fused_stack(self) -> FusedStack:
+        return FusedStack(self.stack)
+
+    @cached_property
+    def _cast_weights(self) -> CastWeights:
+        return CastWeights(self._fused_stack.rnns, compute_dtype(self.profile_input.precision))
+
+    @property
+    def weights(self) -> list[Tensor]:
+        """The weights, and their copies in half precision: one each, however many chunks there are."""
+        return [*self.stack.parameters(), *self._cast_weights.copies]
+
     def trial(self, rows: int, steps: int) -> Trial:
         """Return a trial of one chunk of `rows` rows and `steps` time steps."""
         window = self.profile_input.window
@@ -147,15 +160,14 @@ class _MeasuredBlock:
             initial_state = self._initial_state(rows, steps)
         state = tuple(tensor.detach().requires_grad_(tensor.is_floating_point()) for tensor in initial_state)
         device = self.profile_input.device
-        cast_weights = CastWeights(self.stack.rnn_modules(), compute_dtype(self.profile_input.precision))
 
         def run() -> tuple[float, float]:
             self.stack.zero_grad(set_to_none=True)
             x.grad = None
-            with cast_weights.for_step():
+            with self._cast_weights.for_step():
                 started = synchronized_time(device)
                 with self.profile_input.autocast():
-                    y, next_state = self.stack(x, state)
+                    y, next_state = self._fused_stack(x, state)
                 forward_seconds = synchronized_time(device) - started
             outputs = [tensor for tensor in (y, *next_state) if tensor.requires_grad]
             gradients = [torch.ones_like(tensor) for tensor in outputs]

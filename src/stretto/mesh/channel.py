@@ -44,7 +44,6 @@ class Channel:
         self._next_buffer = next(buffers, None)
         for _ in range(self._num_receives_ahead):
             self._post_next_receive()
-            self._next_buffer = next(buffers, None)
 
     def receive(self, description: str) -> Tensor:
         """Wait for the next message and return it; `description` names it in this rank's status and in errors."""
@@ -56,7 +55,8 @@ class Channel:
         self._wait(work, self._source, status=activity, activity=activity)
         if self._num_receives_ahead:
             self._post_next_receive()
-        self._next_buffer = next(self._buffers, None)
+        else:
+            self._next_buffer = next(self._buffers, None)
         return buffer
 
     def send(self, tensor: Tensor) -> None:
@@ -80,11 +80,13 @@ class Channel:
             self._wait(work, self._target, status=f"{WAITING} to send to rank {self._target}", activity="sending")
 
     def _post_next_receive(self) -> None:
-        buffer = self._next_buffer
+        buffer, self._next_buffer = self._next_buffer, None
         if buffer is not None:
             assert self._source is not None
             work = self._start(lambda: dist.irecv(buffer, self._source, self._source_group), self._source, "receiving")
             self._pending_receives.append((buffer, work))
+        if self._num_receives_ahead:
+            self._next_buffer = next(self._buffers, None)
 
     def _start(self, start: Callable[[], dist.Work | None], peer: int, activity: str) -> dist.Work:
         try:

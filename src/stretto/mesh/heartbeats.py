@@ -26,40 +26,48 @@ _TOKEN_LENGTH = 32
 
 
 class Heartbeats:
-    """Sends heartbeats to the previous rank and receives those of the next one. Every rank must create it."""
+    """Sends heartbeats to the previous rank and receives those of the next one. Every rank must create it.
+
+    `problem` says why this rank can't watch the next one; None if it can.
+    """
 
     def __init__(self, store: SignedStore, launch_info: LaunchInfo, timeout: timedelta) -> None:
         self.next_rank = (launch_info.rank + 1) % launch_info.size
+        self.problem: str | None = None
         self._timeout = timeout.total_seconds()
+        self._last_heard = time.monotonic()
+        self._is_connected, self._has_said_goodbye = True, False
+        self._stopped, self._says_goodbye = threading.Event(), False
         self._token = secrets.token_hex(_TOKEN_LENGTH // 2)  # proves to us that a connection is from the previous rank
+        self._to_previous: socket.socket | None = None
+        # Threads of their own: both wait for as long as the other rank makes them wait.
+        self._sender = threading.Thread(target=self._send, daemon=True)
         key = f"heartbeats/{launch_info.rank}"
         try:
             host = _own_host(launch_info)
             self._server = socket.create_server((host, 0), family=_family(host))
+            store.set(key, f"{self._token} {self._server.getsockname()[1]} {host}")
+            self._sender.start()
         except OSError:
             store.set(key, "")  # so that the previous rank doesn't wait for it
-            raise
-        store.set(key, f"{self._token} {self._server.getsockname()[1]} {host}")
-        self._from_next = self._connect(store)
-        self._to_previous: socket.socket | None = None
-        self._last_heard = time.monotonic()
-        self._is_connected, self._has_said_goodbye = True, False
-        self._stopped, self._says_goodbye = threading.Event(), False
-        # Threads of their own: both wait for as long as the other rank makes them wait.
-        self._sender = threading.Thread(target=self._send, daemon=True)
-        self._sender.start()
-        threading.Thread(target=self._listen, daemon=True).start()
+        try:
+            self._from_next = self._connect(store)
+            threading.Thread(target=self._listen, daemon=True).start()
+        except (OSError, RuntimeError) as error:
+            self.problem = str(error).splitlines()[0]
 
     def stop(self, *, says_goodbye: bool) -> None:
         """Stop sending. Without a goodbye, the previous rank sees this one as lost as soon as its process ends."""
         self._says_goodbye = says_goodbye
         self._stopped.set()
-        self._sender.join(_PERIOD_SECONDS)
+        if self._sender.is_alive():
+            self._sender.join(_PERIOD_SECONDS)
 
     def is_next_rank_lost(self) -> bool:
         """Return whether the next rank's process is gone, or has been silent for too long."""
-        is_silent = time.monotonic() - self._last_heard > self._timeout
-        return not self._has_said_goodbye and (is_silent or not self._is_connected)
+        if self.problem is not None or self._has_said_goodbye:
+            return False
+        return not self._is_connected or time.monotonic() - self._last_heard > self._timeout
 
     def _connect(self, store: SignedStore) -> socket.socket:
         key = f"heartbeats/{self.next_rank}"
@@ -74,17 +82,19 @@ class Heartbeats:
 
     def _send(self) -> None:
         with suppress(OSError):  # the previous rank is lost; the rank before it finds out
-            self._to_previous = self._accept()
+            with self._server:
+                self._to_previous = self._accept()
             while not self._stopped.wait(_PERIOD_SECONDS):
                 self._to_previous.sendall(_HEARTBEAT)
             if self._says_goodbye:
                 self._to_previous.sendall(_GOODBYE)
+                self._to_previous.close()
 
     def _accept(self) -> socket.socket:
         """Return the connection from the previous rank; others don't know the token, and are turned away."""
         while True:
             connection, _ = self._server.accept()
-            connection.settimeout(_CONNECT_SECONDS)
+            connection.settimeout(_PERIOD_SECONDS)
             with suppress(OSError):
                 token = connection.recv(_TOKEN_LENGTH, socket.MSG_WAITALL)
                 if hmac.compare_digest(token, self._token.encode()):
@@ -93,7 +103,7 @@ class Heartbeats:
             connection.close()
 
     def _listen(self) -> None:
-        with suppress(OSError):
+        with self._from_next, suppress(OSError):
             while data := self._from_next.recv(64):
                 self._last_heard = time.monotonic()
                 if _GOODBYE in data:

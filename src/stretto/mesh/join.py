@@ -113,6 +113,7 @@ def _join(
             "run; set %s to the same random text on all nodes",
             launch_info.address, launch_info.port, SECRET_VARIABLE,
         )  # fmt: skip
+    backend = _find_backend(device)
     _touch(device)
     torch_store = open_store(launch_info, timeout)
     if rank == 0:
@@ -124,9 +125,8 @@ def _join(
     publisher = StatusPublisher(store, rank, size)
     messages = RankStore(store.in_scope("messages"))
     joined = World(rank, size, device, liveness, messages, publisher, timeout, launch_info.local_size)
-    if _find_backend(device) != dist.Backend.GLOO:
-        watchdog = Watchdog(_open_heartbeats(store, launch_info, timeout), size, joined.find_fatal_error)
-        joined = replace(joined, watchdog=watchdog)
+    if backend != dist.Backend.GLOO:
+        joined = replace(joined, watchdog=_start_watchdog(joined, store, launch_info))
     return joined, store
 
 
@@ -154,14 +154,11 @@ def _initialize_process_groups(joined: World, store: SignedStore) -> None:
     joined.set_status("starting")
 
 
-def _open_heartbeats(store: SignedStore, launch_info: LaunchInfo, timeout: timedelta) -> Heartbeats | None:
-    """Connect to the next and the previous rank; None if they can't be reached."""
-    try:
-        return Heartbeats(store, launch_info, timeout)
-    except (OSError, RuntimeError) as error:
-        reason = str(error).splitlines()[0]
+def _start_watchdog(joined: World, store: SignedStore, launch_info: LaunchInfo) -> Watchdog:
+    heartbeats = Heartbeats(store, launch_info, joined.timeout)
+    if heartbeats.problem is not None:
         _log.warning(
             "rank %d can't watch the next rank (%s), so it takes up to run.timeout to notice that a rank is lost; set "
-            "MASTER_ADDR to an address that all nodes reach", launch_info.rank, reason,
+            "MASTER_ADDR to an address that all nodes reach", joined.rank, heartbeats.problem,
         )  # fmt: skip
-        return None
+    return Watchdog(heartbeats, joined.size, joined.find_fatal_error)

@@ -31,12 +31,11 @@ class Watchdog:
     """Runs the thread that ends this rank if it waits for a lost rank, or after an error on another rank.
 
     `find_error` is called about once per second, with the number of the next rank if that is lost, else None; it
-    returns the error that ends this rank, or None. Without `heartbeats`, a lost rank is found only when the main thread
-    has waited too long.
+    returns the error that ends this rank, or None.
     """
 
     def __init__(
-        self, heartbeats: Heartbeats | None, size: int, find_error: Callable[[int | None], StrettoError | None]
+        self, heartbeats: Heartbeats, size: int, find_error: Callable[[int | None], StrettoError | None]
     ) -> None:
         self.find_error = find_error
         self._heartbeats = heartbeats
@@ -50,19 +49,17 @@ class Watchdog:
         """End the thread. Without a goodbye, the other ranks see this one as lost as soon as its process ends."""
         self._stopped.set()
         self._thread.join(_PERIOD_SECONDS)
-        if self._heartbeats is not None:
-            self._heartbeats.stop(says_goodbye=says_goodbye)
+        self._heartbeats.stop(says_goodbye=says_goodbye)
 
-    def check_results(self) -> None:
-        """Return, unless this process is about to end: operations have been aborted, so their results are not valid."""
+    def block_if_ending(self) -> None:
+        """Never return if this process is about to end: operations were aborted, so their results are not valid."""
         while self._is_ending:
             time.sleep(_PERIOD_SECONDS)
 
     def _watch(self) -> None:
         next_read = 0.0
         while not self._stopped.wait(_PERIOD_SECONDS):
-            heartbeats = self._heartbeats
-            lost = heartbeats.next_rank if heartbeats is not None and heartbeats.is_next_rank_lost() else None
+            lost = self._heartbeats.next_rank if self._heartbeats.is_next_rank_lost() else None
             if lost is None and time.monotonic() < next_read:
                 continue
             next_read = time.monotonic() + self._read_period

@@ -87,7 +87,7 @@ class World:
             dist.all_reduce(tensor)
             values = [float(value) for value in tensor.tolist()]
         if self.watchdog is not None:
-            self.watchdog.check_results()
+            self.watchdog.block_if_ending()
         return values
 
     def gather(self, values: Sequence[float]) -> list[list[float]] | None:

@@ -33,7 +33,7 @@ def describe_baseline(profile: Profile) -> str:
     """Return what speed-ups are relative to."""
     if not profile.fused_blocks:
         return "the best layout on one device"
-    return "the fastest form on one device, with adjacent recurrent layers fused (one call, as in a deep nn.LSTM)"
+    return "the fastest way to run on one device, with adjacent recurrent layers fused (one call, as in a deep nn.LSTM)"
 
 
 def layout_name(prediction: Prediction) -> str:

@@ -44,7 +44,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Plan:
-    """The best layouts, the chosen one first, and the fastest form on one device to compare with."""
+    """The best layouts, the chosen one first, and the fastest way to run on one device to compare with."""
 
     cluster: Cluster
     best: tuple[Prediction, ...]
@@ -60,7 +60,7 @@ class Plan:
         return self.best[0]
 
     def speed_up(self, prediction: Prediction) -> float:
-        """Return the speed relative to the fastest form on one device, whether or not the model fits on one."""
+        """Return the speed relative to the fastest way to run on one device, whether or not the model fits on one."""
         return self.single_device.seconds / prediction.seconds
 
 

@@ -102,7 +102,9 @@ def _check_gpus(options: argparse.Namespace) -> None:
 
     console = make_console(is_wrapped=True)
     path = options.output or Path(_GPU_OUTPUT)
-    if not os.access(path.parent, os.W_OK):  # say so before minutes are spent
+    if options.device != "auto":
+        raise ConfigError(f"--device={options.device} can't be combined with --gpu; choose GPUs with --ranks")
+    if path.is_dir() or not os.access(path.parent, os.W_OK):  # say so before minutes are spent
         raise ConfigError(f"--output={path} can't be written; choose a file in a folder that you can write to")
     progress = GpuProgress(console)
     report = diagnose_gpus(options.backend, ranks=options.ranks, on_check=progress.begin, on_result=progress.end)

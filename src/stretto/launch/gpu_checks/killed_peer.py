@@ -25,7 +25,7 @@ def kill_peer(job: RankJob) -> CheckResult:
         return job.status(KILLED_RANK) == ASLEEP and all(job.status(rank).startswith("waiting") for rank in others)
 
     if not job.wait_until(is_ready, START_SECONDS):
-        return CheckResult("failed", f"the ranks did not start: {job.wait(0.0)}", ranks=job.describe_ranks())
+        return CheckResult("failed", f"the ranks did not start; {job.describe_hang()}", ranks=job.describe_ranks())
     time.sleep(_BLOCKED_SECONDS)  # until their main threads are blocked on their devices
     job.processes[KILLED_RANK].send_signal(signal.SIGKILL)
     started, limit = time.monotonic(), PEER_TIMEOUT_SECONDS + _END_SECONDS
@@ -34,7 +34,7 @@ def kill_peer(job: RankJob) -> CheckResult:
     seconds = time.monotonic() - started
     figures = {"seconds_until_all_ended": seconds, "limit_seconds": limit}
     if not job.has_ended():
-        message = f"rank {KILLED_RANK} was killed, but after {limit:.0f} s others still wait: {job.wait(0.0)}"
+        message = f"rank {KILLED_RANK} was killed, but after {limit:.0f} s others still wait; {job.describe_hang()}"
         return CheckResult("failed", message, figures=figures, ranks=job.describe_ranks())
     for rank in others:
         code = job.processes[rank].returncode

@@ -65,7 +65,9 @@ def run(world: World, name: str, folder: Path) -> CheckResult | None:
         )
         return CheckResult("failed", message, figure, figures)
     if not num_actions:
-        return CheckResult("failed", "the recorded step has recorded no actions, or some that end too early", figure)
+        return CheckResult(
+            "failed", "the recorded step has recorded no actions, or some that end before they start", figure
+        )
     message = f"{_NUM_STEPS} plain and {_NUM_STEPS} recorded steps equal those on one device within {TOLERANCE:.0e}"
     return CheckResult("passed", message, figure, figures)
 

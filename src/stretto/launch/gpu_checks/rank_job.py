@@ -33,7 +33,7 @@ class RankJob:
 
     def __init__(self, check: GpuCheck, num_ranks: int, backend: Backend, device: str, folder: Path) -> None:
         self.folder = folder
-        environment = _environment(num_ranks, backend, _free_port(), folder)
+        environment = _environment(num_ranks, backend, free_port(), folder)
         command = [sys.executable, "-P", "-m", "stretto.launch.gpu_checks.rank_main", check.name, device, str(folder)]
         self.processes = []
         for rank in range(num_ranks):
@@ -72,13 +72,13 @@ class RankJob:
         `seconds` counts from when all ranks have joined each other.
         """
         has_joined = self.wait_until(self.has_joined, START_SECONDS)
-        if has_joined and self.wait_until(self.has_ended, seconds):
+        if has_joined and self.wait_until(self.has_ended, seconds) and not any(p.returncode for p in self.processes):
             return None
         if any(process.poll() for process in self.processes):
             self._wait_for_others()
             return self._describe_failure()
         problem = f"hung after {seconds:.0f} s" if has_joined else f"did not start within {START_SECONDS:.0f} s"
-        return f"{problem}; {self._describe_hang()}"
+        return f"{problem}; {self.describe_hang()}"
 
     def status(self, rank: int) -> str:
         """Return what a rank was doing last; empty before it has joined the others."""
@@ -118,7 +118,7 @@ class RankJob:
             f"rank {rank} was killed by {signal.Signals(-code).name}" if code < 0 else f"rank {rank} failed: {reason}"
         )
 
-    def _describe_hang(self) -> str:
+    def describe_hang(self) -> str:
         """Return what each rank is doing: its status, and where in our code its main thread is."""
         for process in self.processes:
             if process.poll() is None:
@@ -149,7 +149,7 @@ class RankJob:
         return lines
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """Return a free port. It is below the ephemeral ports, so no connection takes it until rank 0 listens there."""
     while True:
         port = random.randrange(10_000, 30_000)

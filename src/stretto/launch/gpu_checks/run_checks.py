@@ -83,5 +83,5 @@ def _choose_ranks(backend: Backend | None, ranks: int | None, versions: CheckRes
         missing = "torch finds no GPU" if not num_gpus else "this build of torch has no NCCL"
         raise ConfigError(f"{missing}, so there is nothing to check; use backend=strict, which runs on CPUs")
     if ranks is not None and ranks > num_gpus:
-        raise ConfigError(f"ranks={ranks} exceeds the {pluralize(num_gpus, 'GPU')} of this machine; use at most that")
+        raise ConfigError(f"ranks={ranks}, but this machine has {pluralize(num_gpus, 'GPU')}; use at most {num_gpus}")
     return "nccl", ranks or num_gpus
