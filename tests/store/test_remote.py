@@ -196,6 +196,12 @@ def test_an_object_that_is_gone_is_one_sentence(bucket: MemoryFileSystem, tmp_pa
         store.pages.read([ByteRange(VALUES, 0, 9)])
 
 
+@pytest.fixture
+def _no_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stretto.base.remote.jitter", lambda seconds: seconds)
+
+
+@pytest.mark.usefixtures("_no_jitter")
 def test_only_failed_pages_are_requested_again(calls: Calls, folder: Path, tmp_path: Path) -> None:
     def change(call: int, answers: list[Any]) -> list[Any]:
         if call == 0:
@@ -213,6 +219,7 @@ def test_only_failed_pages_are_requested_again(calls: Calls, folder: Path, tmp_p
     assert time.monotonic() - start >= 0.2 + 0.4
 
 
+@pytest.mark.usefixtures("_no_jitter")
 def test_the_end_of_the_retries_is_one_sentence(calls: Calls, tmp_path: Path) -> None:
     calls.change = lambda call, answers: [ConnectionError("nobody\nhome")] * len(answers)
     store = Store.open(URL, Cache(tmp_path, retry_seconds=1.0))
