@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor, nn
 
 from stretto import Layout
 from stretto.data import Window
@@ -18,11 +19,32 @@ from stretto.engine.pipeline import PipelineEngine
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
-from stretto.nn import LSTM, Block, Embedding, Linear, Stack, TokenLoss, initialize
+from stretto.nn import LSTM, Block, Embedding, Linear, Rows, Stack, State, TokenLoss, initialize
 from timing import parse_quick, show
 
 NUM_CHUNKS, NUM_STEPS, NUM_ROWS, HIDDEN, NUM_TOKENS = 32, 64, 4, 8, 16
+
+
+class Tiny(Block):
+    """Does almost nothing, so that almost all time is the engine's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(HIDDEN))
+
+    def reset_parameters(self) -> None:
+        nn.init.ones_(self.weight)
+
+    def initial_state(self, rows: Rows) -> State:
+        return (rows.zeros(HIDDEN),)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y = x * self.weight + state[0]
+        return y, (y[-1],)
+
+
 MODELS: dict[str, Callable[[], list[Block]]] = {
+    "tiny block": lambda: [Embedding(NUM_TOKENS, HIDDEN), Tiny()],
     "one LSTM": lambda: [Embedding(NUM_TOKENS, HIDDEN), LSTM(HIDDEN, HIDDEN), Linear(HIDDEN, NUM_TOKENS)],
     "four LSTMs": lambda: [
         Embedding(NUM_TOKENS, HIDDEN),
@@ -43,7 +65,7 @@ def run_by_hand(stack: Stack, window: Window) -> None:
         output, after = stack(x, state)
         chunks.append((state, loss(output, y).total, after))
         state = after
-    gradients: list[torch.Tensor | None] = []
+    gradients: list[Tensor | None] = []
     for before, total, after in reversed(chunks):
         roots = [total, *(after if gradients else ())]
         torch.autograd.backward(roots, [None, *gradients])

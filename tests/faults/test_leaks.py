@@ -32,7 +32,7 @@ def shared_memory() -> set[str]:
 
 
 @pytest.mark.timeout(3000)
-@pytest.mark.parametrize("num_restarts", [pytest.param(3, marks=pytest.mark.short), 200])
+@pytest.mark.parametrize("num_restarts", [3, 200])
 def test_restarts_leave_nothing_behind(num_restarts: int, faults_data: Path, tmp_path: Path) -> None:
     before = shared_memory()
     temporary = tmp_path / "tmp"

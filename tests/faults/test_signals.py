@@ -154,7 +154,6 @@ def test_a_stopped_rank_is_named_with_its_last_action(faults_data: Path, tmp_pat
     assert named < 6 + 3 + 5, f"it took {named:.1f} s"
 
 
-@pytest.mark.short
 def test_a_run_on_one_machine_listens_on_loopback_only(faults_data: Path, tmp_path: Path) -> None:
     if shutil.which("ss") is None:
         assert "CI" not in os.environ
@@ -179,7 +178,6 @@ def test_a_run_on_one_machine_listens_on_loopback_only(faults_data: Path, tmp_pa
     )
 
 
-@pytest.mark.short
 def test_a_full_disk_leaves_the_last_checkpoint_intact(faults_data: Path, tmp_path: Path) -> None:
     folder = tmp_path / "disk"
     folder.mkdir()

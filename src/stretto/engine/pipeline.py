@@ -24,6 +24,7 @@ through the whole window. Worked example with 2 stages and 3 chunks, on stage 0 
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -53,6 +54,16 @@ from stretto.engine.recorder import ActionRecorder
 from stretto.mesh.mesh import Mesh
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.schedule import forward_schedule, stage_schedule
+
+
+class _ActionStatus(NamedTuple):
+    """A rank's status while it runs an action; it becomes text only when it is published."""
+
+    action: Action
+    window: int
+
+    def __str__(self) -> str:
+        return f"in {self.action} of window {self.window}"
 
 
 @dataclass
@@ -176,6 +187,7 @@ class _PipelineStep:
         self.cut = cut
         self.before_last_backward = before_last_backward
         self.loss_scale = 1.0
+        self.loss_gradient: Tensor | None = None  # the gradient that each backward of the last stage starts with
         engine.num_started_windows += 1
         self.has_backward = torch.is_grad_enabled()
         self.recompute = engine.layout.recompute
@@ -202,7 +214,7 @@ class _PipelineStep:
         self._post_receives(actions)
         last_backward = next((action for action in reversed(actions) if action.kind is ActionKind.BACKWARD), None)
         for action in actions:
-            self.mesh.world.set_status(f"in {action} of window {self.engine.num_started_windows}")
+            self.mesh.world.set_status(_ActionStatus(action, self.engine.num_started_windows))
             if action.kind is ActionKind.FORWARD:
                 self._forward(action)
             else:
@@ -266,7 +278,9 @@ class _PipelineStep:
                 y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
                 live.y = y.total if isinstance(y, LossSum) else y
             if self.mesh.is_last_stage:
-                y_gradient = torch.full_like(live.y, self.loss_scale)
+                if self.loss_gradient is None:
+                    self.loss_gradient = torch.full_like(live.y, self.loss_scale)
+                y_gradient = self.loss_gradient
             roots, gradients = self._roots(live, y_gradient, progress.after_gradients)
             if is_last:
                 roots += [*self.before_last_backward(), *self.engine.cast_weights.roots_of_last_backward()]
@@ -292,7 +306,7 @@ class _PipelineStep:
         for tensor, gradient in zip(live.after, after_gradients or [None] * len(live.after), strict=True):
             if gradient is not None and tensor.requires_grad:
                 roots.append(tensor)
-                gradients.append(_pad_rows(gradient, len(tensor)))
+                gradients.append(_pad_rows(gradient, tensor.shape[0]))
         return roots, gradients
 
     def _input(self, action: Action) -> Tensor:
@@ -307,7 +321,7 @@ class _PipelineStep:
     def _drop_ended(self, progress: _MicroBatchProgress, action: Action) -> State:
         """Set aside the states of rows that ended before this chunk; return the state of the others."""
         _, num_rows = self.cut.dims(action)
-        if len(progress.state) and num_rows < len(progress.state[0]):
+        if len(progress.state) and num_rows < progress.state[0].shape[0]:
             progress.ended_states.append(slice_rows(progress.state, slice(num_rows, None)))
             return slice_rows(progress.state, slice(num_rows))
         return progress.state
@@ -322,8 +336,8 @@ class _PipelineStep:
 
 def _pad_rows(gradient: Tensor, num_rows: int) -> Tensor:
     """Return the gradient with zeros for the rows that were dropped after this chunk."""
-    if len(gradient) == num_rows:
+    if gradient.shape[0] == num_rows:
         return gradient
     padded = gradient.new_zeros(num_rows, *gradient.shape[1:])
-    padded[: len(gradient)] = gradient
+    padded[: gradient.shape[0]] = gradient
     return padded

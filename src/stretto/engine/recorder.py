@@ -1,13 +1,15 @@
 """ActionRecorder: records when each action of a training step ran."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
 from stretto.mesh.device_clock import DeviceClock, Timestamp
 from stretto.plan.actions import Action
 from stretto.plan.timeline import TimedAction
+
+_NOT_RECORDED = nullcontext()
 
 
 class ActionRecorder:
@@ -33,12 +35,14 @@ class ActionRecorder:
         times = iter(self._clock.host_times([time for _, _, start, stop in recorded for time in (start, stop)]))
         return [TimedAction(stage, action, next(times), next(times)) for stage, action, _, _ in recorded]
 
+    def action(self, stage: int, action: Action) -> AbstractContextManager[None]:
+        """Return the context of an action of a stage, which is recorded if recording is on."""
+        return _NOT_RECORDED if self._recorded is None else self._record(self._recorded, stage, action)
+
     @contextmanager
-    def action(self, stage: int, action: Action) -> Iterator[None]:
-        """Record what runs in this context as an action of a stage."""
-        if self._recorded is None:
-            yield
-            return
+    def _record(
+        self, recorded: list[tuple[int, Action, Timestamp, Timestamp]], stage: int, action: Action
+    ) -> Iterator[None]:
         started = self._clock.now()
         yield
-        self._recorded.append((stage, action, started, self._clock.now()))
+        recorded.append((stage, action, started, self._clock.now()))

@@ -29,6 +29,8 @@ class Hardware:
     launch_seconds: float = 5e-6  # per kernel, and so per time step of a recurrent layer
 
 
+# Measured (benchmarks/host_time.py): Python and torch need 0.13 to 0.44 ms per action on a cloud machine's CPU.
+_HOST_SECONDS = 0.25e-3
 # Assumed for any GPU: the fraction of the last backward that overlaps with the all-reduce of gradients.
 GPU_OVERLAP = 0.9
 # Assumed for any GPU: the memory of one NCCL communicator. https://github.com/NVIDIA/nccl/issues/964 reports 544 MB for
@@ -114,7 +116,8 @@ def derive_profile(
         loss=_derive_loss(hardware, blocks[-1].outputs, rows, steps),
         intra_node=hardware.intra_node,
         inter_node=hardware.inter_node,
-        # Guesses: the engine launches about 20 kernels per action, and 100 more per training step.
+        host_seconds=_HOST_SECONDS,
+        # Guesses: a device needs about 20 kernels' time more per action, and 100 more per training step.
         action_overhead=20 * hardware.launch_seconds,
         step_overhead=100 * hardware.launch_seconds,
         overlap=GPU_OVERLAP,

@@ -88,6 +88,7 @@ class _StepSimulation:
     def action_cost(self) -> ActionCost:
         """Return a function that gives how many seconds an action takes on a stage whose rank computes alone."""
         costs, overhead = self.costs, self.costs.profile.action_overhead
+        host = self.costs.profile.host_seconds
         last_chunk = len(self.micro_batches[0].chunk_bounds) - 1
         shapes, recompute = self.shapes, self.layout.recompute
         chunk_costs = [cache(partial(costs.chunk_cost, part.start, part.stop)) for part in self.parts]
@@ -96,11 +97,11 @@ class _StepSimulation:
         def seconds(stage: int, action: Action) -> float:
             chunk = chunk_costs[stage](*shapes[action.micro_batch][action.chunk])
             if action.kind is ActionKind.FORWARD:
-                return chunk.forward + overhead
+                return max(chunk.forward + overhead, host)
             # The first backward of a step has no gradient to add to.
             is_first = action.micro_batch == 0 and action.chunk == last_chunk
             recomputation = chunk.forward if recompute else 0.0
-            return chunk.backward + recomputation + (0.0 if is_first else accumulate[stage]) + overhead
+            return max(chunk.backward + recomputation + (0.0 if is_first else accumulate[stage]) + overhead, host)
 
         return seconds
 

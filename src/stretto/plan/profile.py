@@ -136,6 +136,8 @@ class Profile(StrictModel):
     """Relative speeds of ranks that can slow each other down, such as ranks that share cores; empty if they can't."""
     action_overhead: Seconds = 0
     """Seconds that the engine adds to each forward and backward of a chunk."""
+    host_seconds: Seconds = 0
+    """Seconds that the host needs for each forward and backward of a chunk: a device that needs less waits for it."""
     step_overhead: Seconds = 0
     """Seconds added once per training step, such as for reading data."""
     overlap: float = Field(0, ge=0, le=1, allow_inf_nan=False)
