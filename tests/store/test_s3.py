@@ -17,7 +17,7 @@ from stretto.store.cache import Cache
 from stretto.store.index import Store
 from stretto.store.pages import PAGE_BYTES, ByteRange
 
-pytestmark = [pytest.mark.s3, pytest.mark.timeout(90)]
+pytestmark = [pytest.mark.s3, pytest.mark.timeout(240)]
 
 URL = "s3://bucket/store"
 
@@ -140,7 +140,7 @@ def test_a_wrong_key_is_one_sentence_at_once(
     opened_before.pages._remotes.clear()  # type: ignore[attr-defined]
     with pytest.raises(DataError, match=rf"^{URL}: access denied \(PermissionError: .*\); check the credentials$"):
         opened_before.pages.read([ByteRange("ends-00000.bin", 0, 8)])
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     S3FileSystem.clear_instance_cache()
 
 
@@ -154,7 +154,7 @@ def test_missing_credentials_are_one_sentence_at_once(
         DataError, match=rf"^{URL} can't be accessed \(NoCredentialsError: .*\); check the URL and cred"
     ):
         Store.open(URL, Cache(tmp_path))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
     S3FileSystem.clear_instance_cache()
 
 
@@ -172,7 +172,7 @@ def test_a_location_that_does_not_exist_is_one_sentence_at_once(
     start = time.monotonic()
     with pytest.raises(DataError, match=message):
         Store.open(url, Cache(tmp_path))
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 def test_a_server_that_does_not_come_back_is_one_sentence_in_time(
@@ -206,4 +206,4 @@ def test_damaged_objects_are_one_sentence_each(server: S3Server, folder: Path, t
         store.pages.read([ByteRange("values-00003.bin", 0, 9)])
     with pytest.raises(DataError, match=r"^s3://bucket/damaged can't be accessed \(.*range is not satisfiable\)"):
         store.pages.read([ByteRange("values-00003.bin", PAGE_BYTES, PAGE_BYTES + 9)])
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stretto.base.errors import ConfigError
 from stretto.base.extras import import_optional_dependency
 from stretto.base.state import State
+from stretto.base.tf32 import use_tf32
 from stretto.blocks.block import Block
 from stretto.exchange.onnx_graph import OPSET, Graph
 
@@ -38,7 +39,8 @@ def add_custom_block(
         import_optional_dependency(submodule, "onnx", "an export to ONNX")
     dynamic = torch.export.Dim.DYNAMIC  # dimensions 0 and 1 of x are time steps and rows; 0 of a state is rows
     try:
-        with _quiet():
+        # torch's exporter reads a flag of an older API, which raises an error if TF32 is off in the new one.
+        with _quiet(), use_tf32(True):
             program = torch.onnx.export(
                 _FlatOutputs(block).eval(),
                 (example[0], example[1:]),
