@@ -55,7 +55,6 @@ def test_the_forecast_beats_the_last_day_and_is_drawn(ett: Path, tmp_path: Path)
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_texts_are_classified_alike_by_one_rank_by_two_and_by_the_command(tmp_path: Path) -> None:
     script = str(EXAMPLES / "04_classify.py")
     alone = run(tmp_path, sys.executable, script)
@@ -73,7 +72,6 @@ def test_texts_are_classified_alike_by_one_rank_by_two_and_by_the_command(tmp_pa
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_a_language_model_learns_from_articles(wikitext: Path, tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "05_documents.py"), str(wikitext))
     assert printed.startswith("60 articles to train on")
@@ -83,7 +81,6 @@ def test_a_language_model_learns_from_articles(wikitext: Path, tmp_path: Path) -
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_a_run_that_is_killed_moved_and_cut_off_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "06_survive.py"))
     assert "resume  after step 20" in printed and "preempted: exit code 75" in printed

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.faults
     [
         ((1, 1), signal.SIGTERM, "alone"),
         ((1, 1), signal.SIGUSR1, "alone"),
-        pytest.param((2, 1), signal.SIGTERM, "launcher", marks=pytest.mark.short),
+        ((2, 1), signal.SIGTERM, "launcher"),
         ((2, 1), signal.SIGUSR1, "launcher"),
         ((1, 2), signal.SIGTERM, "rank"),
         ((2, 2), signal.SIGUSR1, "rank"),

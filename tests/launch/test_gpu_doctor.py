@@ -105,7 +105,6 @@ def test_a_layout_that_differs_is_a_failure_with_the_difference(inject: Inject) 
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_an_error_of_one_rank_is_a_failure_that_names_it(inject: Inject) -> None:
     inject(FAILING_RANK_1)
     result = run("connect")
