@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import socket
 import time
 import traceback
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 import torch
 
 from stretto.base.errors import StrettoError
+from stretto.launch.gpu_checks.rank_job import free_port
 from stretto.mesh.join import world
 from stretto.mesh.world import TIMEOUT, World
 
@@ -103,12 +103,6 @@ class RankPools:
     def close(self) -> None:
         for ranks in self._started.values():
             ranks.close()
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 def _serve(rank: int, size: int, port: int, pipe: Connection, timeout: timedelta) -> None:

@@ -15,13 +15,14 @@ from typing import Any
 import pytest
 
 from helpers.output import without_gloo_lines
-from helpers.rank_pool import RankPools, free_port
+from helpers.rank_pool import RankPools
 from stretto import World
 from stretto.cli.main import main
 from stretto.launch import Finding, doctor, link_checks, machine
 from stretto.launch.doctor import check_machine
 from stretto.launch.finding import ok, run_check
 from stretto.launch.folders import check_folder
+from stretto.launch.gpu_checks.rank_job import free_port
 from stretto.launch.probe import ProbeFailedError, driver_cuda_version, probe_torch
 
 

@@ -10,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from helpers.rank_pool import RankPool, free_port
+from helpers.rank_pool import RankPool
 from helpers.stores import write_tokens
 from stretto import Layout, World, world
 from stretto.base.tf32 import fp32_precisions, use_tf32
 from stretto.cli.main import main
 from stretto.data import Batches, Corpus, LabeledItems, Lanes, Sequences
 from stretto.errors import LawError
+from stretto.launch.gpu_checks.rank_job import free_port
 from stretto.measure.verify import BlockDifference
 from stretto.nn import (
     GRU,

@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from helpers.rank_pool import free_port
 from stretto.cli.main import main
 from stretto.data import Corpus
 from stretto.errors import MeshError
+from stretto.launch.gpu_checks.rank_job import free_port
 from stretto.mesh.launch_info import LaunchInfo
 from stretto.mesh.store import listen_at, open_store
 

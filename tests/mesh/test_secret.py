@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from helpers.rank_pool import free_port
 from stretto.data import Corpus
 from stretto.errors import ConfigError, LostPeerError
+from stretto.launch.gpu_checks.rank_job import free_port
 from stretto.mesh.secret import find_secret
 
 SOON = timedelta(seconds=10)

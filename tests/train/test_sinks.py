@@ -19,13 +19,14 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from helpers.rank_pool import RankPools, free_port
+from helpers.rank_pool import RankPools
 from helpers.train_process import TrainProcess
 from stretto import Run, World, load_config
 from stretto.base.extras import install_command
 from stretto.cli.main import main
 from stretto.data import Corpus
 from stretto.errors import ConfigError, DivergedError, PreemptedError
+from stretto.launch.gpu_checks.rank_job import free_port
 from stretto.train import LoggingConfig, open_sinks
 from stretto.train.sinks.sink import iter_scalars
 from stretto.train.sinks.state import SinkState

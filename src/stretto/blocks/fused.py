@@ -42,40 +42,40 @@ class FusedStack:
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
-        self._runs: dict[int, _FusedRun] = {}  # by the position of their first block
+        self._runs: list[tuple[slice, _FusedRun | None]] = []  # all blocks in order; empty if none are fused
         # A subclass may do something else, and hooks of a stack are called by the stack only.
         if type(stack).forward is Stack.forward and not has_hooks(stack):
             blocks = list(stack)
-            runs = fused_runs(len(blocks), find_fused(blocks))
-            self._runs = {run.start: _FusedRun(blocks[run]) for run in runs if run.stop - run.start > 1}
+            fused = find_fused(blocks)
+            runs = fused_runs(len(blocks), fused) if fused else []
+            self._runs = [(run, _FusedRun(blocks[run]) if run.stop - run.start > 1 else None) for run in runs]
+
+    @property
+    def _fused_runs(self) -> list["_FusedRun"]:
+        return [fused for _, fused in self._runs if fused is not None]
 
     @property
     def rnns(self) -> list[nn.RNNBase]:
         """Torch's RNN modules that are called; blocks in one call share one."""
-        fused_cells = {cell for run in self._runs.values() for cell in run.cells}
+        fused_cells = {cell for fused in self._fused_runs for cell in fused.cells}
         cells = [cell for cell in rnn_modules(self.stack) if cell not in fused_cells]
-        return [*cells, *(run.rnn for run in self._runs.values())]
+        return [*cells, *(fused.rnn for fused in self._fused_runs)]
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the output and the state after it, as the stack does."""
-        if not all(run.is_current for run in self._runs.values()):
-            self._runs = {}  # a weight was replaced, so the blocks run one by one from now on
+        if not all(fused.is_current for fused in self._fused_runs):
+            self._runs = []  # a weight was replaced, so the blocks run one by one from now on
         if not self._runs:
             return self.stack(x, state)
         blocks, states = list(self.stack), self.stack.split_state(state)
         new_state: list[Tensor] = []
-        position = 0
-        while position < len(blocks):
-            run = self._runs.get(position)
-            if run is None:
-                x, after = blocks[position](x, states[position])
+        for run, fused in self._runs:
+            if fused is None:
+                x, after = blocks[run.start](x, states[run.start])
                 new_state.extend(after)
-                position += 1
             else:
-                stop = position + len(run.cells)
-                x, states_after = run(x, states[position:stop])
+                x, states_after = fused(x, states[run])
                 new_state.extend(tensor for after in states_after for tensor in after)
-                position = stop
         return x, tuple(new_state)
 
 
@@ -88,7 +88,8 @@ class _FusedRun:
 
     def __init__(self, blocks: Sequence[Block]) -> None:
         self.cells = [_cell(block) for block in blocks]
-        first, num_layers = self.cells[0], sum(cell.num_layers for cell in self.cells)
+        self._layer_counts = [cell.num_layers for cell in self.cells]
+        first, num_layers = self.cells[0], sum(self._layer_counts)
         if isinstance(first, nn.LSTM):
             self.rnn: nn.RNNBase = nn.LSTM(
                 first.input_size, first.hidden_size, num_layers, first.bias, proj_size=first.proj_size, device="meta"
@@ -111,9 +112,8 @@ class _FusedRun:
         hx = tuple(torch.cat([tensor.transpose(0, 1) for tensor in tensors]) for tensors in zip(*states, strict=True))
         self.rnn.training = self.cells[0].training
         y, after = run_rnn(self.rnn, x, hx if len(hx) > 1 else hx[0])
-        layer_counts = [cell.num_layers for cell in self.cells]
         parts = [
-            torch.split(tensor.transpose(0, 1).to(before.dtype), layer_counts, dim=1)
+            torch.split(tensor.transpose(0, 1).to(before.dtype), self._layer_counts, dim=1)
             for tensor, before in zip(after if len(hx) > 1 else [after], states[0], strict=True)
         ]
         return y, list(zip(*parts, strict=True))

@@ -1,10 +1,9 @@
 """What a preemption signal does to a command, from its start; torch is not imported here."""
 
 import os
-import sys
 from contextlib import AbstractContextManager, suppress
-from typing import NoReturn
 
+from stretto.base.exit import exit_immediately
 from stretto.launch.parent_exit import preempted_exit_code
 from stretto.mesh.launch_info import find_launch_info
 from stretto.train.signals import on_preemption_signal
@@ -26,12 +25,3 @@ def exit_on_preemption(message: str = "") -> AbstractContextManager[None]:
         exit_immediately(exit_code)
 
     return on_preemption_signal(exit_with_message)
-
-
-def exit_immediately(exit_code: int) -> NoReturn:
-    """End this process at once, so that other ranks see its connections close."""
-    for stream in (sys.stdout, sys.stderr):
-        # A signal handler may interrupt a write to the same stream (RuntimeError), whose reader may be gone (OSError).
-        with suppress(RuntimeError, OSError):
-            stream.flush()
-    os._exit(exit_code)

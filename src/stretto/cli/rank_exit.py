@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from stretto.base.errors import SHARED_ERRORS, LostPeerError, StrettoError
-from stretto.cli.preemption import exit_immediately
+from stretto.base.exit import exit_immediately
 from stretto.launch.parent_exit import preempted_exit_code
 from stretto.mesh.world import World
 from stretto.train.events import PreemptedError

@@ -65,11 +65,12 @@ def world(
     rank_device = find_device(device, local_rank, local_size, has_own_devices=launch_info.has_own_devices)
     folder = None if secret_folder is None else Path(secret_folder)
     secret = find_secret(os.environ, folder, launch_info.rank, timeout)
-    joined, store = _join(launch_info, rank_device, timeout, secret)
+    backend = _find_backend(rank_device)
+    joined, store = _join(launch_info, rank_device, timeout, secret, has_watchdog=backend != dist.Backend.GLOO)
     assert joined.liveness is not None and joined.publisher is not None
     says_goodbye = False
     try:
-        _initialize_process_groups(joined, store)
+        _initialize_process_groups(joined, store, backend)
         yield joined
         # Skipped after an error: a failed rank doesn't wait; the others notice when its connections close at exit.
         dist.destroy_process_group()
@@ -103,7 +104,7 @@ def _find_backend(device: torch.device) -> str:
 
 
 def _join(
-    launch_info: LaunchInfo, device: torch.device, timeout: timedelta, secret: bytes | None
+    launch_info: LaunchInfo, device: torch.device, timeout: timedelta, secret: bytes | None, *, has_watchdog: bool
 ) -> tuple[World, SignedStore]:
     """Return this rank's world, and the store of this launch."""
     rank, size = launch_info.rank, launch_info.size
@@ -113,7 +114,6 @@ def _join(
             "run; set %s to the same random text on all nodes",
             launch_info.address, launch_info.port, SECRET_VARIABLE,
         )  # fmt: skip
-    backend = _find_backend(device)
     _touch(device)
     torch_store = open_store(launch_info, timeout)
     if rank == 0:
@@ -125,7 +125,7 @@ def _join(
     publisher = StatusPublisher(store, rank, size)
     messages = RankStore(store.in_scope("messages"))
     joined = World(rank, size, device, liveness, messages, publisher, timeout, launch_info.local_size)
-    if backend != dist.Backend.GLOO:
+    if has_watchdog:
         joined = replace(joined, watchdog=_start_watchdog(joined, store, launch_info))
     return joined, store
 
@@ -139,9 +139,8 @@ def _touch(device: torch.device) -> None:
         raise MeshError(f"run.device={device} can't be used ({reason}); check it with nvidia-smi") from error
 
 
-def _initialize_process_groups(joined: World, store: SignedStore) -> None:
+def _initialize_process_groups(joined: World, store: SignedStore, backend: str) -> None:
     """Connect all ranks; the watchdog runs already, since NCCL would wait forever for a rank that fails meanwhile."""
-    backend, device = _find_backend(joined.device), joined.device
     joined.set_status(f"{WAITING} for all ranks to initialize {backend}")
     dist.init_process_group(
         backend,
@@ -149,7 +148,7 @@ def _initialize_process_groups(joined: World, store: SignedStore) -> None:
         world_size=joined.size,
         rank=joined.rank,
         store=PrefixStore("groups", store.unsigned),
-        device_id=None if device.type == "cpu" else device,
+        device_id=None if joined.device.type == "cpu" else joined.device,
     )
     joined.set_status("starting")
 

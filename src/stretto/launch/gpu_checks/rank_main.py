@@ -14,6 +14,7 @@ from pathlib import Path
 
 from stretto.base.disk import write_atomic
 from stretto.base.errors import StrettoError
+from stretto.base.exit import exit_immediately
 from stretto.launch.gpu_checks.catalog import KILLED_PEER, find_check
 from stretto.launch.gpu_checks.killed_peer import PEER_TIMEOUT_SECONDS
 from stretto.launch.gpu_checks.rank_job import STACK_SIGNAL
@@ -42,10 +43,10 @@ def main(name: str, device: str, folder: Path) -> None:
                     write_atomic(folder / RESULT_FILE, json.dumps(asdict(result)).encode())
         except StrettoError as error:
             sys.stderr.write(f"stretto: error: {error}\n")
-            _exit(error.exit_code)
+            exit_immediately(error.exit_code)
         except Exception:  # noqa: BLE001 - a driver may raise anything
             traceback.print_exc()
-            _exit(1)
+            exit_immediately(1)
         faulthandler.unregister(STACK_SIGNAL)
 
 
@@ -63,12 +64,6 @@ def _publish_status(world: World, path: Path) -> None:
 
     path.write_text("running")  # even if the check ends before the thread has started
     threading.Thread(target=publish, daemon=True).start()
-
-
-def _exit(code: int) -> None:
-    """End this process at once: a normal exit could wait for a rank that is lost."""
-    sys.stderr.flush()
-    os._exit(code)
 
 
 if __name__ == "__main__":
