@@ -8,7 +8,7 @@ from stretto.plan.profile import AllReduceCost, CostPoint, KindCosts, Link, Prof
 def kind(
     forward: float = 1e-3, backward: float = 2e-3, *, start: float = 0.0, weight_bytes: int = 1000,
     saved: float = 100.0, output_bytes: float = 8.0, accumulate: float = 0.0, optimizer: float = 0.0,
-    fused: float | None = None,
+    fused: float | None = None, cast_bytes: float = 0.0,
 ) -> KindCosts:  # fmt: skip
     """A block that costs `start` per chunk, plus a share in proportion to rows and steps (of 8 x 16).
 
@@ -32,7 +32,7 @@ def kind(
     ]
     return KindCosts(
         weight_bytes=weight_bytes, output_bytes=output_bytes, state_bytes=16, accumulate=accumulate,
-        optimizer=optimizer, points=tuple(points), fused_points=tuple(fused_points),
+        optimizer=optimizer, points=tuple(points), fused_points=tuple(fused_points), cast_bytes=cast_bytes,
     )  # fmt: skip
 
 
@@ -59,7 +59,8 @@ def profiles(draw: st.DrawFn) -> Profile:
     kinds = [
         kind(
             draw(seconds), draw(seconds), start=draw(st.sampled_from([0.0, 1e-4])),
-            weight_bytes=draw(st.integers(0, 10**7)), saved=draw(st.floats(0, 1e6)),
+            weight_bytes=draw(st.integers(0, 10**7)), cast_bytes=draw(st.floats(0, 1e7)),
+            saved=draw(st.floats(0, 1e6)),
             output_bytes=draw(st.floats(0, 1e4)), accumulate=draw(st.floats(0, 1e-3)), optimizer=draw(seconds),
             fused=draw(st.sampled_from([None, 0.1, 0.7])),
         )

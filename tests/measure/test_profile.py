@@ -15,8 +15,9 @@ from stretto import Layout, TrainConfig, World, make_engine
 from stretto.base.position import Position
 from stretto.base.tf32 import use_tf32
 from stretto.data import Corpus, Lanes
+from stretto.engine.precision import Precision
 from stretto.errors import PlanError
-from stretto.measure.block_kinds import name_kinds
+from stretto.measure.block_kinds import measure_kinds, name_kinds
 from stretto.measure.profile import measure_profile
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.shapes import block_shapes
@@ -29,6 +30,8 @@ from stretto.plan.predict import predict
 from stretto.plan.profile import Profile, load_profile, save_profile
 from stretto.plan.search import find_plan
 from stretto.train.optimizer import optimizer_factory
+
+A100 = KNOWN_HARDWARE["A100"]
 
 
 def model(hidden: int = 32) -> Stack:
@@ -70,6 +73,21 @@ def test_all_ranks_get_the_same_profile_with_each_kind_once(measured: list[Profi
     assert [cost.ranks for cost in profile.all_reduces] == [2] and [speed.ranks for speed in profile.speeds] == [1, 2]
 
 
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_copies_of_rnn_weights_are_counted(precision: Precision, byte_corpus: Corpus) -> None:
+    windows = Lanes(byte_corpus, 8, 16)
+    profile_input = ProfileInput(model(), TokenLoss(), windows, torch.optim.AdamW, torch.device("cpu"), precision)
+    costs = dict(measure_kinds(profile_input, 1e9))
+    # bf16 copies, and the sums of their gradients in fp32
+    copies = 1.5 * costs["lstm"].weight_bytes if precision == "bf16" else 0
+    assert {name: kind.cast_bytes for name, kind in costs.items()} == {
+        "embedding": 0,
+        "lstm": copies,
+        "linear": 0,
+        "loss": 0,
+    }
+
+
 def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: Path) -> None:
     save_profile(measured[0], tmp_path / "deep" / "profile.json")
     assert load_profile(tmp_path / "deep" / "profile.json") == measured[0]
@@ -78,7 +96,7 @@ def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: 
         load_profile(tmp_path / "bad.json")
     old = measured[0].model_dump(mode="json") | {"version": 0, "a field that version 3 lacks": 1}
     (tmp_path / "old.json").write_text(json.dumps(old))
-    with pytest.raises(PlanError, match="version: 0 is not 7; make it with"):
+    with pytest.raises(PlanError, match="version: 0 is not 8; make it with"):
         load_profile(tmp_path / "old.json")
 
 
@@ -189,8 +207,10 @@ def test_a_profile_is_derived_from_a_data_sheet(byte_corpus: Corpus) -> None:
     lstm = shapes[1]
     assert (lstm.weights, lstm.recurrent, lstm.outputs, lstm.state) == (8 * 32 * 32 + 8 * 32, 4 * 32 * 33, 32, 64)
     assert shapes[0].embedding_weights == 256 * 32 and shapes[0].weights == 0
-    derived = derive_profile(KNOWN_HARDWARE["A100"], shapes, 8, 16)
+    derived = derive_profile(A100, shapes, 8, 16)
     assert derived.is_estimated and derived.weight_bytes == 4 * sum(w.numel() for w in model().parameters())
+    assert [derived.kinds[name].cast_bytes for name in derived.blocks] == [0, 6 * lstm.weights, 6 * lstm.weights, 0]
+    assert all(kind.cast_bytes == 0 for kind in derive_profile(A100, shapes, 8, 16, is_half=False).kinds.values())
     # Sixteen sequential steps need at least as many kernel launches.
-    assert CostModel(derived).chunk_cost(1, 2, 8, 16).forward > 16 * KNOWN_HARDWARE["A100"].launch_seconds
+    assert CostModel(derived).chunk_cost(1, 2, 8, 16).forward > 16 * A100.launch_seconds
     assert find_plan(derived, find_workload(Lanes(byte_corpus, 8, 16)), Cluster(16, 2)).chosen.layout.num_ranks == 1

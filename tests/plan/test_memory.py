@@ -64,6 +64,16 @@ def test_communicators_count_as_memory_on_several_devices() -> None:
     assert hybrid.memory == without.memory + 6e8
 
 
+def test_copies_of_weights_count_as_memory_in_the_plan_and_in_the_search() -> None:
+    layout = Layout(stages=3, blocks=(1, 1, 1))
+    plans = [
+        predict(CostModel(profile([kind(cast_bytes=size)] * 3)), Workload.of(8, 16), layout, Cluster(3))
+        for size in (0, 1e8)
+    ]
+    assert plans[1].memory == plans[0].memory + 1e8
+    assert [stage.memory.casts for stage in plans[1].stages] == [1e8] * 3
+
+
 @pytest.mark.parametrize("chunks", [1, 3, 4, 6, 12])
 def test_a_window_split_unevenly_needs_at_least_the_memory_of_the_whole(chunks: int) -> None:
     costs = CostModel(profile([kind(saved=1e6)]))

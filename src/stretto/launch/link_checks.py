@@ -18,7 +18,7 @@ from stretto.launch.machine import versions
 from stretto.mesh.link_timing import time_messages
 from stretto.mesh.world import World
 
-# In bytes. The short message measures the latency; the extra time of the long one gives the bandwidth.
+# In bytes. The short message measures the latency, the long one the bandwidth.
 _MESSAGE_SIZES = (4, 8 << 20)
 _MAX_NODES = 8  # links to at most this many other nodes are measured
 # Slower links get a warning.
@@ -65,7 +65,7 @@ def measure_rank_zero_links(world: World, local_size: int) -> list[dict[str, Any
             {
                 "target": target,
                 "latency": short_seconds,
-                "bandwidth": (_MESSAGE_SIZES[1] - _MESSAGE_SIZES[0]) / max(long_seconds - short_seconds, 1e-9),
+                "bandwidth": _MESSAGE_SIZES[1] / max(long_seconds, 1e-9),
                 "is_same_node": target < local_size,
                 "device": world.device.type,
             }

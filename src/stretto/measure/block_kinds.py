@@ -67,7 +67,7 @@ def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[
             block = _MeasuredBlock(profile_input, stack.train(), inputs, needs_input_gradient)
             points = _measure_grid(profile_input, block.trial, block.weights, memory_limit)
             outputs[name] = block.output()
-            yield name, _kind_costs(profile_input, stack, outputs[name], points)
+            yield name, _kind_costs(block, outputs[name], points)
         inputs = outputs[name]
     yield "loss", _measure_loss(profile_input, inputs, memory_limit)
 
@@ -147,6 +147,12 @@ class _MeasuredBlock:
         """The weights, and their copies in half precision: one each, however many chunks there are."""
         return [*self.stack.parameters(), *self._cast_weights.copies]
 
+    @property
+    def cast_bytes(self) -> int:
+        """Bytes of the copies in half precision, and of the sums of their gradients in the weights' own dtype."""
+        itemsize = self.profile_input.model.dtype.itemsize
+        return sum(weight.nbytes + weight.numel() * itemsize for weight in self._cast_weights.copies)
+
     def trial(self, rows: int, steps: int) -> Trial:
         """Return a trial of one chunk of `rows` rows and `steps` time steps."""
         window = self.profile_input.window
@@ -208,12 +214,14 @@ def _measure_loss(profile_input: ProfileInput, output: Tensor, memory_limit: flo
     return KindCosts(points=_measure_grid(profile_input, trial, (), memory_limit))
 
 
-def _kind_costs(profile_input: ProfileInput, stack: Stack, output: Tensor, points: tuple[CostPoint, ...]) -> KindCosts:
+def _kind_costs(block: _MeasuredBlock, output: Tensor, points: tuple[CostPoint, ...]) -> KindCosts:
+    profile_input, stack = block.profile_input, block.stack
     device = profile_input.device
     trainable = [weight for weight in stack.parameters() if weight.requires_grad]
     state = stack.begin(Rows.of(1, 1, device=device, dtype=profile_input.model.dtype))
     return KindCosts(
         weight_bytes=sum(weight.nbytes for weight in stack.parameters()),
+        cast_bytes=block.cast_bytes,
         output_bytes=output.element_size() * output[0, 0].numel(),
         state_bytes=sum(tensor.nbytes for tensor in state),
         accumulate=_time_accumulate(trainable, device) if trainable else 0.0,

@@ -39,6 +39,7 @@ class CostModel:
         self.contention = ContentionModel(profile)
         # Prefix sums over blocks, so that the cost of a range is a difference of two.
         self._weights = _prefix_sums([kind.weight_bytes for kind in self.block_kinds])
+        self._casts = _prefix_sums([kind.cast_bytes for kind in self.block_kinds])
         self._accumulate = _prefix_sums([kind.accumulate for kind in self.block_kinds])
         self._optimizer = _prefix_sums([kind.optimizer for kind in self.block_kinds])
         self._state = _prefix_sums([kind.state_bytes for kind in self.block_kinds])
@@ -74,6 +75,10 @@ class CostModel:
 
     def weight_bytes(self, start: int, stop: int) -> float:
         return self._weights[stop] - self._weights[start]
+
+    def cast_bytes(self, start: int, stop: int) -> float:
+        """Return the bytes of the weights' copies in half precision and of the sums of their gradients."""
+        return self._casts[stop] - self._casts[start]
 
     def state_bytes(self, start: int, stop: int) -> float:
         """Return the bytes of one row's state."""

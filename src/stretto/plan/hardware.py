@@ -151,6 +151,7 @@ def _derive_kind(
 ) -> KindCosts:
     """Estimate the costs of a kind of block; its longest fused run has `run_length` blocks, 1 if it is never fused."""
     weight_bytes = 4 * (shape.weights + shape.embedding_weights)  # fp32
+    is_cast = shape.recurrent > 0 and hardware.element_size < 4
 
     def point(num_rows: int, num_steps: int, forward: float) -> CostPoint:
         saved = hardware.element_size * shape.saved * num_rows * num_steps
@@ -168,6 +169,7 @@ def _derive_kind(
             fused_points.append(point(num_rows, num_steps, inputs + (whole - alone) / (run_length - 1)))
     return KindCosts(
         weight_bytes=weight_bytes,
+        cast_bytes=(hardware.element_size + 4) * shape.weights if is_cast else 0,  # a copy, and fp32 sums of gradients
         output_bytes=hardware.element_size * shape.outputs,
         state_bytes=4 * shape.state,  # fp32
         accumulate=3 * weight_bytes / hardware.bandwidth,  # reads two gradients, writes their sum

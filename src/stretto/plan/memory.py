@@ -19,6 +19,7 @@ class RankMemory:
     """The bytes that one rank needs, by purpose."""
 
     weights: float
+    casts: float  # copies of weights in bf16 or fp16, and the sums of their gradients
     gradients: float
     optimizer: float
     activations: float  # activations and states of all live chunks
@@ -27,7 +28,7 @@ class RankMemory:
 
     @property
     def total(self) -> float:
-        model = self.weights + self.gradients + self.optimizer
+        model = self.weights + self.casts + self.gradients + self.optimizer
         return model + self.activations + self.messages + self.communicators
 
 
@@ -55,6 +56,7 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
     state = costs.state_bytes(part.start, part.stop) * rows
     return RankMemory(
         weights=weights,
+        casts=costs.cast_bytes(part.start, part.stop),
         gradients=weights,
         optimizer=weights * costs.profile.optimizer_state_ratio,
         activations=num_live * (received + state) + saved if layout.recompute else num_live * (saved + state),
@@ -71,10 +73,10 @@ def all_memory_totals(costs: CostModel, layout: Layout, rows: int, steps: int) -
     # The first block of a range is not fused with the block before it.
     saved += np.array([saving.saved for saving in costs.fusion_savings(rows, steps)])[:, None]
     copies = 2 + costs.profile.optimizer_state_ratio  # weights, gradients, optimizer
-    weights = range_costs(np.array([costs.weight_bytes(0, stop) for stop in edges])) * copies
+    model_bytes = [copies * costs.weight_bytes(0, stop) + costs.cast_bytes(0, stop) for stop in edges]
     state = range_costs(np.array([costs.state_bytes(0, stop) for stop in edges])) * rows
     boundary = np.array([_boundary_bytes(costs, edge) for edge in edges]) * rows * steps
-    fixed = weights + _NUM_MESSAGE_BUFFERS * (boundary[:, None] + boundary[None, :])
+    fixed = range_costs(np.array(model_bytes)) + _NUM_MESSAGE_BUFFERS * (boundary[:, None] + boundary[None, :])
 
     def totals(stage: int) -> RangeCosts:
         num_live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)

@@ -15,7 +15,7 @@ from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
 from stretto.base.strict_model import StrictModel, first_error
 
-VERSION = 7
+VERSION = 8
 
 # Every real figure is within these bounds. Without them a plan could divide by zero or overflow.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -40,6 +40,8 @@ class KindCosts(StrictModel):
     """The cost of one kind of block; blocks of the same class, settings and shapes are of one kind."""
 
     weight_bytes: int = Field(0, ge=0, le=10**18)
+    cast_bytes: Bytes = 0
+    """Bytes of the weights' copies in bf16 or fp16 and of the sums of their gradients, which exist once per step."""
     output_bytes: Bytes = 0
     """Bytes per row and time step, as sent to the next stage."""
     state_bytes: Bytes = 0
