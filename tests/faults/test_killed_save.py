@@ -14,7 +14,7 @@ SAVE = 3  # the one to be interrupted
 # Layout, rank, and number of points.
 CASES = [((1, 1), 0, 30), ((2, 1), 0, 6), ((2, 1), 1, 6), ((1, 2), 1, 6)]
 POINTS = [(grid, rank, point, count) for grid, rank, count in CASES for point in range(count)]
-SHORT = [((2, 1), 1, 4, 6)]
+SHORT = [((1, 1), 0, 20, 30)]
 
 
 def start(folder: Path, data: Path, grid: tuple[int, int], rank: int, line: int) -> TrainProcess:

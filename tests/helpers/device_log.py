@@ -162,7 +162,7 @@ class _KernelLog(TorchDispatchMode):  # type: ignore[no-untyped-call]
             is_view = any(result.alias_info and not result.alias_info.is_write for result in function._schema.returns)
             if name in ("empty", "empty_like", "new_empty"):
                 _log.events.append(Event("allocate"))
-            elif not is_view and name != "detach":
+            elif not is_view and name not in ("detach", "_unsafe_view"):
                 _log.add("kernel", name)
         return function(*args, **kwargs)
 

@@ -28,7 +28,9 @@ def run_in(folder: Path, command: list[str], names: tuple[str, ...] = NAMES) -> 
 COMMAND = [sys.executable, "-P", "-m", "stretto"]
 
 
-@pytest.mark.parametrize("options", [["--layout.replicas", "2"], ["--data.workers", "1"]])
+@pytest.mark.parametrize(
+    "options", [pytest.param(["--layout.replicas", "2"], marks=pytest.mark.long), ["--data.workers", "1"]]
+)
 def test_ranks_and_data_workers_import_nothing_from_the_current_folder(
     options: list[str], byte_corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -47,6 +49,7 @@ def test_the_workers_of_prepare_import_nothing_from_the_current_folder(text_file
     assert run_in(tmp_path, command, (*NAMES, "stretto")) == []
 
 
+@pytest.mark.long
 def test_the_checks_of_doctor_import_nothing_from_the_current_folder(tmp_path: Path) -> None:
     code = "from stretto.launch import diagnose\nassert 'problem' not in [one.level for one in diagnose(ranks=2)]\n"
     assert run_in(tmp_path, [sys.executable, "-P", "-c", code], (*NAMES, "stretto")) == []

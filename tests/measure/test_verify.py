@@ -35,7 +35,7 @@ from stretto.nn import (
 )
 from stretto.testing import Verification, check_loss, verify
 
-LAYOUTS = [Layout(replicas=2, micro_batches=2), Layout(stages=2, chunks=4)]
+LAYOUTS = [pytest.param(Layout(replicas=2, micro_batches=2), marks=pytest.mark.long), Layout(stages=2, chunks=4)]
 
 
 class HidesState(Block):

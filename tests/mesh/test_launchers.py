@@ -33,6 +33,7 @@ def start(environment: dict[str, str], *command: str) -> "subprocess.Popen[str]"
     )  # fmt: skip
 
 
+@pytest.mark.long
 def test_training_on_workers_of_tf_config_equals_one_rank(byte_corpus: Corpus, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(

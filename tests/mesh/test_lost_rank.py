@@ -23,7 +23,7 @@ from stretto.data import Corpus
     [
         pytest.param(Layout(stages=3, chunks=4), 1, marks=pytest.mark.slow),
         pytest.param(Layout(stages=2, chunks=4), 0, marks=pytest.mark.slow),
-        pytest.param(Layout(replicas=2, stages=2, chunks=4), 3, marks=pytest.mark.short),
+        (Layout(replicas=2, stages=2, chunks=4), 3),
         (Layout(replicas=3), 2),
     ],
     ids=str,

@@ -82,6 +82,7 @@ def _nothing(folder: Path) -> None:
     pass
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("spoil", "budget", "micro_batches", "message"),
     [

@@ -123,7 +123,9 @@ SCRIPT = (
 )
 
 
-@pytest.mark.parametrize("source", ["none", "file", "environment"])
+@pytest.mark.parametrize(
+    "source", ["none", *(pytest.param(source, marks=pytest.mark.long) for source in ("file", "environment"))]
+)
 def test_rank_0_warns_once_if_there_is_no_secret(source: str, tmp_path: Path) -> None:
     cluster = {"worker": [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]}
     processes = [

@@ -103,6 +103,7 @@ def test_with_a_secret_forged_keys_are_ignored(monkeypatch: pytest.MonkeyPatch) 
         ranks.close()
 
 
+@pytest.mark.long
 def test_without_a_secret_messages_can_end_a_run_but_not_break_its_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("STRETTO_SECRET", raising=False)
     ranks = RankPool(2)

@@ -78,7 +78,12 @@ def run_changed(world: World, changes: list[object], layout: Layout) -> list[flo
 
 @pytest.mark.parametrize(
     "changes",
-    [[], [record_every_step], [post_receives_ahead], [record_every_step, synchronize_around_actions]],
+    [
+        pytest.param([], marks=pytest.mark.long),
+        [record_every_step],
+        pytest.param([post_receives_ahead], marks=pytest.mark.long),
+        pytest.param([record_every_step, synchronize_around_actions], marks=pytest.mark.long),
+    ],
     ids=["plain", "recorded", "ahead", "recorded with synchronizations"],
 )
 def test_a_pipeline_step_ends(ranks: RankPool, changes: list[object]) -> None:
@@ -89,7 +94,7 @@ def test_a_pipeline_step_ends(ranks: RankPool, changes: list[object]) -> None:
     "changes",
     [
         [record_every_step, synchronize_around_actions, post_receives_ahead],
-        [post_receives_ahead, connect_on_first_use],
+        pytest.param([post_receives_ahead, connect_on_first_use], marks=pytest.mark.long),
     ],
     ids=["synchronizations while receives are posted", "receives posted before two ranks are connected"],
 )

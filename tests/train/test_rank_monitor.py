@@ -101,6 +101,7 @@ def test_monitoring_changes_no_bit_and_reports_every_rank(pools: RankPools, layo
     assert all(memory > 50e6 for memory in last.memory), "torch alone takes more"
 
 
+@pytest.mark.long
 def test_padding_is_that_of_the_global_batch_in_every_layout(pools: RankPools) -> None:
     data = RandomWindows(CASE)
     windows = [data._read(index, False, False) for index in range(6)]
