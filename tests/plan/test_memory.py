@@ -64,7 +64,7 @@ def test_communicators_count_as_memory_on_several_devices() -> None:
     assert hybrid.memory == without.memory + 6e8
 
 
-def test_copies_of_weights_count_as_memory_in_the_plan_and_in_the_search() -> None:
+def test_copies_of_weights_count_as_memory() -> None:
     layout = Layout(stages=3, blocks=(1, 1, 1))
     plans = [
         predict(CostModel(profile([kind(cast_bytes=size)] * 3)), Workload.of(8, 16), layout, Cluster(3))

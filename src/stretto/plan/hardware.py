@@ -29,8 +29,7 @@ class Hardware:
     launch_seconds: float = 5e-6  # per kernel, and so per time step of a recurrent layer
 
 
-# Assumed: a GPU's host needs less per action than the 0.29 to 0.44 ms that benchmarks/host_time.py measured for its
-# tiny block on a slow cloud CPU.
+# Assumed; benchmarks/host_time.py measured 0.20 to 0.44 ms per action, for its tiny block on a cloud machine's CPU.
 _HOST_SECONDS = 0.25e-3
 # Assumed for any GPU: the fraction of the last backward that overlaps with the all-reduce of gradients.
 GPU_OVERLAP = 0.9
