@@ -50,6 +50,51 @@ def test_the_last_every_nth_and_the_best_checkpoint_are_kept(tmp_path: Path) -> 
     assert steps(tmp_path) == [7, 26]
 
 
+@pytest.mark.parametrize("is_saved_first", [True, False], ids=["save, evaluate", "evaluate, save"])
+def test_the_best_checkpoint_is_kept_in_either_order_of_saves_and_evaluations(
+    is_saved_first: bool, tmp_path: Path
+) -> None:
+    with CheckpointManager(tmp_path, keep=1, keep_best=True) as checkpoints:
+        checkpoints.start()
+        for step, loss in enumerate((5.0, 2.0, 3.0, 4.0), 1):
+            if is_saved_first:
+                checkpoints.save(snapshot(step), wait=True)
+            checkpoints.record_loss(step, loss)
+            if not is_saved_first:
+                checkpoints.save(snapshot(step), wait=True)
+        checkpoints.record_loss(7, 1.0)  # of a step that is not saved
+    assert steps(tmp_path) == [2, 4]
+    with CheckpointManager(tmp_path, keep=1, keep_best=True) as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(8), wait=True)
+    assert steps(tmp_path) == [2, 8]
+    assert find_checkpoint(f"{tmp_path}@best").manifest.training_state.step == 2
+    assert find_checkpoint(tmp_path).manifest.training_state.step == 8
+
+
+def test_without_a_validation_loss_there_is_no_best_checkpoint(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path) as checkpoints:
+        checkpoints.start()
+        checkpoints.save(snapshot(1), wait=True)
+        checkpoints.record_loss(1, 2.0)  # without keep_best, better ones may have been removed
+    with pytest.raises(DataError, match=r"@best does not exist: no checkpoint of the run has a validation loss; train"):
+        find_checkpoint(f"{tmp_path}@best")
+    with pytest.raises(DataError, match=r"step-000000001-g1 is one checkpoint, not a run; leave out @best"):
+        find_checkpoint(f"{tmp_path / 'step-000000001-g1'}@best")
+
+
+def test_a_run_resumes_from_the_best_checkpoint_of_another(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path / "first", keep_best=True) as checkpoints:
+        checkpoints.start()
+        for step in (1, 2, 3, 4):
+            checkpoints.save(snapshot(step), wait=True)
+            checkpoints.record_loss(step, float(step))
+    for folder in ("first", "second"):
+        with CheckpointManager(tmp_path / folder) as checkpoints:
+            saved = checkpoints.start(f"{tmp_path}/first@best")
+            assert saved is not None and saved.manifest.training_state.step == 1
+
+
 def test_tensors_may_change_while_a_save_is_written(tmp_path: Path) -> None:
     weights = torch.zeros(1 << 20)
     with CheckpointManager(tmp_path) as checkpoints:

@@ -10,6 +10,7 @@ from torch import nn
 from helpers import error_triggers as triggers
 from stretto import StrettoError, testing
 from stretto.base.errors import DivergedError, FencedError, PlanError
+from stretto.checkpoint import find_checkpoint
 from stretto.cli.commands.verify import LayoutMismatchError
 from stretto.errors import ConfigError, DataError, LawError, LostPeerError, MeshError, PreemptedError
 from stretto.mesh.c10d import HashStore
@@ -1156,6 +1157,21 @@ ERROR_SECTIONS = (
                 "The folder exists, but no run has saved a checkpoint in it.",
                 "Wait for the first checkpoint (`save.every`, `save.minutes`), or use a different folder.",
                 "stretto show data",
+                DataError,
+            ),
+            ErrorCase(
+                "<run>@best does not exist: no checkpoint of the run has a validation loss; train with data.valid and "
+                "save.keep_best=true, or leave out @best",
+                "Only with `save.keep_best` does a run keep its best checkpoint, and the validation loss of each.",
+                "Train with `--save.keep_best true --run.eval_every N`, or use the last weights: the run without `@best`.",
+                "stretto eval runs/done@best",
+                DataError,
+            ),
+            ErrorCase(
+                "<path> is one checkpoint, not a run; leave out @best",
+                "`@best` chooses among the checkpoints of a run.",
+                "Name the folder of the run, or the checkpoint without `@best`.",
+                lambda: find_checkpoint(f"{triggers.newest()}@best"),
                 DataError,
             ),
             ErrorCase(

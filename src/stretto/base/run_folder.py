@@ -34,6 +34,7 @@ NONFINITE = "nonfinite"
 SINK_STATE = "sinks.json"
 REPORT = "report.html"
 COMPARISON = "compare.html"
+BEST = "@best"  # after the location of a run: its checkpoint with the lowest validation loss
 
 
 @dataclass(frozen=True)
@@ -108,3 +109,9 @@ class RunFolder:
     def explain_write_errors(self) -> AbstractContextManager[None]:
         """Return a context manager that turns a file-system error into a ConfigError that names the folder."""
         return explain_write_errors(f"run.folder={self}", "choose a different folder")
+
+
+def split_best(location: Path | str) -> tuple[str, bool]:
+    """Return the location of a run without `@best`, and whether it ended with that."""
+    text = str(location)
+    return text.removesuffix(BEST), text.endswith(BEST)

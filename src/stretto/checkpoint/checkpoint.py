@@ -12,8 +12,9 @@ from stretto.base.checksummed_json import load_with_checksum
 from stretto.base.errors import DataError
 from stretto.base.locations import check_location, check_url
 from stretto.base.remote import is_remote
-from stretto.base.run_folder import CHECKPOINTS, CONFIG, RunFolder
+from stretto.base.run_folder import BEST, CHECKPOINTS, CONFIG, RunFolder, split_best
 from stretto.base.scratch import make_scratch_folder
+from stretto.checkpoint.best import best_name, read_losses
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, damaged_error
 from stretto.checkpoint.shards import TensorShard, files_containing, load_shards
@@ -83,17 +84,27 @@ def find_checkpoint(
 ) -> Checkpoint:
     """Open the checkpoint at a path or URL; for a run or a folder of checkpoints, open the newest.
 
-    A run's files can say that its checkpoints are outside its folder: with `save.to`, or with a link. They are opened
-    only if they are in one of `allowed_locations`, which are paths and URLs.
+    `RUN@best` names the checkpoint of a run with the lowest validation loss. A run's files can say that its checkpoints
+    are outside its folder: with `save.to`, or with a link. They are opened only if they are in one of
+    `allowed_locations`, which are paths and URLs.
     """
-    storage = find_storage(location, retry_seconds, allowed_locations)
-    if storage is None:  # `location` is a single checkpoint
-        folder, _, name = str(location).rstrip("/").rpartition("/")
+    text, is_best = split_best(location)
+    storage = find_storage(text, retry_seconds, allowed_locations)
+    if storage is None:  # `text` is a single checkpoint
+        if is_best:
+            raise DataError(f"{text} is one checkpoint, not a run; leave out {BEST}")
+        folder, _, name = text.rstrip("/").rpartition("/")
         return Checkpoint.open(open_storage(folder or ".", retry_seconds), name)
-    names = lineage(read_claims(storage), complete_checkpoint_names(storage))
+    names = lineage_names(storage)
     if not names:
-        raise DataError(f"{location} holds no checkpoint; choose the folder of a run that has saved one")
-    return Checkpoint.open(storage, str(names[0]))
+        raise DataError(f"{text} holds no checkpoint; choose the folder of a run that has saved one")
+    name = best_name(read_losses(storage, names)) if is_best else names[0]
+    if name is None:
+        raise DataError(
+            f"{location} does not exist: no checkpoint of the run has a validation loss; train with data.valid and "
+            f"save.keep_best=true, or leave out {BEST}"
+        )
+    return Checkpoint.open(storage, str(name))
 
 
 def find_resume_checkpoint(
@@ -168,6 +179,11 @@ def _read_save_to(folder: RunFolder) -> str | None:
     except (OSError, ValueError, AttributeError, RecursionError):
         return None
     return location if isinstance(location, str) else None
+
+
+def lineage_names(storage: Storage) -> list[CheckpointName]:
+    """Return the complete checkpoints that the newest launch of a run builds on, newest first."""
+    return lineage(read_claims(storage), complete_checkpoint_names(storage))
 
 
 def complete_checkpoint_names(storage: Storage) -> list[CheckpointName]:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
+from stretto.base.checksummed_json import dump_with_checksum
 from stretto.base.errors import ConfigError, FencedError, StrettoError
 from stretto.base.remote import is_remote
+from stretto.checkpoint.best import best_name, read_losses, write_loss
 from stretto.checkpoint.checkpoint import (
     GENERATIONS,
     Checkpoint,
@@ -27,8 +28,6 @@ from stretto.checkpoint.lineage import CheckpointName, Claim, checkpoints_to_rem
 from stretto.checkpoint.lock import FolderLock
 from stretto.checkpoint.manifest import MANIFEST, Manifest
 from stretto.checkpoint.storage import Storage
-
-EVALUATION = "evaluation.json"
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,8 @@ class History:
         self.lineage: list[CheckpointName] = []  # newest first
         self._storage = storage
         self._retention = retention
-        self._losses: dict[CheckpointName, float] = {}  # validation losses; empty unless `retention.best`
+        # Validation losses; empty unless `retention.best`. Some may be of steps that are not saved yet.
+        self._losses: dict[CheckpointName, float] = {}
         # Object storage has no locks; there, only generations keep two processes from saving to the same run.
         self._lock = None if is_remote(storage.location) else FolderLock(Path(storage.location))
 
@@ -85,8 +85,7 @@ class History:
             if name not in names and name.generation < self.generation:
                 self._storage.remove(str(name))
         if self._retention.best:
-            losses = {name: read_loss(self._storage, name) for name in self.lineage}
-            self._losses = {name: loss for name, loss in losses.items() if loss is not None}
+            self._losses = read_losses(self._storage, self.lineage)
         return checkpoint
 
     def commit(self, name: CheckpointName, manifest: Manifest) -> None:
@@ -98,9 +97,11 @@ class History:
                 f"{self._storage.location}/{name} was completed by another process of this run, so this one stops"
             )
         self.lineage.insert(0, name)
+        self._write_loss(name)
         # Check again: a newer launch may have resumed from a checkpoint that would be removed now.
         self.check_fence()
-        best = min(self._losses, key=lambda saved: (self._losses[saved], saved), default=None)
+        # Only saved steps count: the loss of a step that was never saved must not hide the best that was.
+        best = best_name({saved: loss for saved, loss in self._losses.items() if saved in self.lineage})
         for old in checkpoints_to_remove(self.lineage, self._retention.last, self._retention.every, best):
             self.lineage.remove(old)
             self._losses.pop(old, None)
@@ -117,17 +118,22 @@ class History:
             )
 
     def record_loss(self, name: CheckpointName, loss: float) -> None:
-        """With `retention.best`, record a checkpoint's validation loss, also in its folder for later launches."""
-        if self._retention.best and name in self.lineage and math.isfinite(loss):
+        """With `retention.best`, record the validation loss of a step, before or after that step is saved."""
+        if self._retention.best and math.isfinite(loss):
             self._losses[name] = loss
-            # This launch knows the loss. If the file can't be written, later launches won't, but the run can continue.
-            with suppress(OSError, StrettoError):
-                self._storage.create(f"{name}/{EVALUATION}", dump_with_checksum({"loss": loss}))
+            self._write_loss(name)
 
     def discard(self, name: CheckpointName) -> None:
         """Remove a checkpoint's folder; leave it if it can't be removed now."""
         with suppress(OSError, StrettoError):
             self._storage.remove(str(name))
+
+    def _write_loss(self, name: CheckpointName) -> None:
+        """Write a saved step's validation loss, if it is known, into its folder for later launches."""
+        if name in self._losses and name in self.lineage:
+            # This launch knows the loss. If the file can't be written, later launches won't, but the run can continue.
+            with suppress(OSError, StrettoError):
+                write_loss(self._storage, name, self._losses[name])
 
     def _add_claim(self, claim: Claim) -> Claim:
         """Write the claim under the first free generation number; return it with that number."""
@@ -143,11 +149,3 @@ class History:
                 return claim
             # Another launch took this number. The next number makes this launch the newer one.
             claim = claim.model_copy(update={"generation": claim.generation + 1})
-
-
-def read_loss(storage: Storage, name: CheckpointName) -> float | None:
-    """Return the validation loss of a checkpoint; None if it has none, or its file is damaged."""
-    try:
-        return float(load_with_checksum(storage.read(f"{name}/{EVALUATION}"))["loss"])
-    except (OSError, ValueError, KeyError, TypeError, StrettoError):
-        return None

@@ -28,6 +28,7 @@ from stretto.base.errors import (
     MeshError,
     StrettoError,
 )
+from stretto.base.run_folder import split_best
 from stretto.base.version import installed_version
 from stretto.checkpoint.checkpoint import Checkpoint, open_resumed_checkpoint, wait_for_claim, wait_for_files
 from stretto.checkpoint.history import History, Retention
@@ -98,8 +99,9 @@ class CheckpointManager:
     def start(self, resume: Path | str = "auto", allowed_locations: Sequence[str] = ()) -> Checkpoint | None:
         """Claim the next generation; return the checkpoint to resume from, or None to start from the beginning.
 
-        `resume` is `auto` (the newest checkpoint of this run), `never`, or the path or URL of a checkpoint or run. If
-        the files of a run refer to a checkpoint elsewhere, its URL must be in one of `allowed_locations`.
+        `resume` is `auto` (the newest checkpoint of this run), `never`, or the path or URL of a checkpoint or run, or
+        `RUN@best`. If the files of a run refer to a checkpoint elsewhere, its URL must be in one of
+        `allowed_locations`.
         """
         key = f"{self._key_prefix}/start"
         if self.world.is_rank_zero:
@@ -111,7 +113,7 @@ class CheckpointManager:
         # names the checkpoint. We read it from our own storage.
         claim = wait_for_claim(self._storage, self.generation)
         if resume not in ("auto", "never"):
-            allowed_locations = (*allowed_locations, str(resume))  # the user has named it
+            allowed_locations = (*allowed_locations, split_best(resume)[0])  # the user has named it
         return open_resumed_checkpoint(self._storage, claim, self._retry_seconds, allowed_locations)
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
@@ -153,7 +155,10 @@ class CheckpointManager:
         return self._reports.popleft() if self._reports else None
 
     def record_loss(self, step: int, loss: float) -> None:
-        """Record the validation loss after a step, for `keep_best`. It only has an effect on the first rank."""
+        """Record the validation loss after a step, before or after its save, for `keep_best`.
+
+        It only has an effect on the first rank.
+        """
         if self._history is not None:
             self._wait_for_save()
             self._history.record_loss(CheckpointName(self.generation, step), loss)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from stretto.prepare.options import PrepareOptions
 
 _WIDTH = 78  # fits a terminal of 80 columns
+RUN_HELP = "folder of the run (its last weights), RUN@best (those with the lowest validation loss), or a checkpoint"
 Options = TypeVar("Options", bound="PrepareOptions")
 
 
@@ -84,7 +85,7 @@ class Parser(argparse.ArgumentParser):
 
 def add_model_arguments(parser: Parser) -> None:
     """Add the arguments of commands that use the model of a run."""
-    parser.add_argument("run", metavar="RUN", help="folder of the run, or a checkpoint")
+    parser.add_argument("run", metavar="RUN", help=RUN_HELP)
     parser.add_argument("--device", metavar="NAME", help="device to compute on (default: the run's run.device)")
     add_trust_argument(parser)
     add_location_argument(parser)

@@ -9,8 +9,8 @@ from stretto.base.errors import StrettoError
 from stretto.base.locations import is_allowed
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import RunFolder
+from stretto.checkpoint.best import read_losses
 from stretto.checkpoint.checkpoint import Checkpoint, complete_checkpoint_names, read_claims
-from stretto.checkpoint.history import read_loss
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import Manifest
 from stretto.checkpoint.storage import open_storage
@@ -56,7 +56,7 @@ def read_checkpoint_inventory(record: Record, allowed_locations: Sequence[str] =
         claims = read_claims(storage)
         names = lineage(claims, complete_checkpoint_names(storage))
         manifests = {name: Checkpoint.open(storage, str(name)).manifest for name in names}
-        losses = {name: loss for name in names if (loss := read_loss(storage, name)) is not None}
+        losses = read_losses(storage, names)
     except (StrettoError, OSError) as error:
         return CheckpointInventory(location, str(error))
     return CheckpointInventory(location, None, claims, manifests, losses)

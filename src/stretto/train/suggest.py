@@ -41,7 +41,7 @@ _TARGET_ROWS = 32  # per batch, roughly; an accelerator gets up to 64 lanes, and
 _MIN_BATCHES = 200  # per run, as far as _MAX_EPOCHS and _TARGET_SECONDS allow
 _MAX_EPOCHS = 100
 # Fields that are commented out in the file, with a default or example; a forecast also has data.stride.
-_OPTIONAL_FIELDS = ("data.workers", "model.cell", "layout.auto", "save.keep_best")
+_OPTIONAL_FIELDS = ("data.workers", "model.cell", "layout.auto")
 
 
 @dataclass(frozen=True)
@@ -283,7 +283,10 @@ def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list
         # fifth of the training time.
         num_evaluations = int(min(5, max(2, 0.6 * num_batches * data.batch_steps / num_validation_steps)))
         reason = f"steps between evaluations: {num_evaluations} in about {num_batches:,} steps"
-        settings.append(Setting("run.eval_every", math.ceil(num_batches / num_evaluations), reason))
+        settings += [
+            Setting("run.eval_every", math.ceil(num_batches / num_evaluations), reason),
+            Setting("save.keep_best", True, "also the checkpoint with the lowest validation loss: RUN@best"),
+        ]
     return settings
 
 

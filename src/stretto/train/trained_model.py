@@ -73,8 +73,9 @@ def load_model(
 ) -> TrainedModel:
     """Load the model from a run's folder or from a checkpoint, whatever layout it was trained in.
 
-    The weights of a finished run are its final ones; those of any other run are from its newest checkpoint. `device` is
-    by default the run's own (`run.device`). A run with `model.factory` or `model.loss` names Python code, which is
+    The weights of a finished run are its final ones; those of any other run are from its newest checkpoint. `RUN@best`
+    names the checkpoint with the lowest validation loss (`save.keep_best`). `device` is by default the run's own
+    (`run.device`). A run with `model.factory` or `model.loss` names Python code, which is
     imported only with `trust=True`: set this only if you trust the author. If the run's checkpoints are outside its
     folder (`save.to`), they are opened only if they are in one of `allowed_locations`, which are paths and URLs; the
     same applies to its `data.cache`, in place of which the default is used.

@@ -20,12 +20,11 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Evaluate, and print the scores."""
     from stretto.cli.run_data import find_data
+    from stretto.cli.run_model import load_run_model
     from stretto.cli.views.result_views import evaluate_and_show
-    from stretto.train.trained_model import load_model
 
-    allowed_locations = options.allowed_locations
-    trained = load_model(options.run, options.device, trust=options.trust, allowed_locations=allowed_locations)
-    data = options.data or find_data(options.run, trained.config, ["valid"], allowed_locations)
+    trained = load_run_model(options, options.device)
+    data = options.data or find_data(options.run, trained.config, ["valid"], options.allowed_locations)
     if data is None:
         raise ConfigError(f"{options.run} was trained without data.valid; choose the data with --data=FOLDER")
     evaluate_and_show(trained, data)

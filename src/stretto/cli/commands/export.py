@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from stretto.base.disk import refuse_existing
 from stretto.base.errors import ConfigError
 from stretto.base.extras import install_command
-from stretto.cli.parser import Parser, add_location_argument, add_trust_argument
+from stretto.cli.parser import RUN_HELP, Parser, add_location_argument, add_trust_argument
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto export RUN [--onnx FILE] [--torch FILE] [--trust] [--allow-location URL]"
     add = parser.add_argument
-    add("run", metavar="RUN", help="folder of the run, or a checkpoint")
+    add("run", metavar="RUN", help=RUN_HELP)
     add("--onnx", type=Path, metavar="FILE", help="write an ONNX model (needs the extra stretto[onnx])")
     add("--torch", type=Path, metavar="FILE", help="write safetensors with the parameter names of nn.LSTM etc.")
     add_trust_argument(parser)
@@ -42,10 +42,10 @@ def run(options: argparse.Namespace) -> None:
     for option, path in (("--onnx", options.onnx), ("--torch", options.torch)):
         if path is not None:
             refuse_existing(option, path)
+    from stretto.cli.run_model import load_run_model
     from stretto.cli.views.console import make_console
-    from stretto.train.trained_model import load_model
 
-    trained = load_model(options.run, "cpu", trust=options.trust, allowed_locations=options.allowed_locations)
+    trained = load_run_model(options, "cpu")
     console = make_console()
     if options.onnx is not None:
         from stretto.exchange.onnx_export import export_onnx

@@ -33,11 +33,10 @@ def run(options: argparse.Namespace) -> None:
     if options.out is not None:
         refuse_existing("--out", options.out)
     from stretto.cli.run_data import find_data
+    from stretto.cli.run_model import load_run_model
     from stretto.cli.views.prediction_view import forecast_and_show
-    from stretto.train.trained_model import load_model
 
-    allowed_locations = options.allowed_locations
-    trained = load_model(options.run, options.device, trust=options.trust, allowed_locations=allowed_locations)
-    data = options.data or find_data(options.run, trained.config, ["valid", "train"], allowed_locations)
+    trained = load_run_model(options, options.device)
+    data = options.data or find_data(options.run, trained.config, ["valid", "train"], options.allowed_locations)
     assert data is not None  # every run has data.train
     forecast_and_show(trained, data, options.steps, options.out, options.by)

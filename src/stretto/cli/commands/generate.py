@@ -29,12 +29,11 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Generate text and print it."""
+    from stretto.cli.run_model import load_run_model
     from stretto.serve.generation import Sampling, generate
-    from stretto.train.trained_model import load_model
 
     sampling = Sampling(options.temperature, options.top_k, options.top_p, options.seed)
-    allowed_locations = options.allowed_locations
-    trained = load_model(options.run, options.device, trust=options.trust, allowed_locations=allowed_locations)
+    trained = load_run_model(options, options.device)
     if options.count == 1:
         # Print each piece as soon as it is generated.
         sys.stdout.write(options.prompt)

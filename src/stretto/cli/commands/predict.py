@@ -15,6 +15,7 @@ from pathlib import Path
 from stretto.base.disk import refuse_existing
 from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
+from stretto.base.run_folder import split_best
 from stretto.cli.parser import Parser, add_model_arguments
 
 _IF_DIFFERENT = "if it has another name in the run's data"
@@ -41,6 +42,7 @@ def run(options: argparse.Namespace) -> None:
     if options.ranks < 1:
         raise ConfigError(f"--ranks={options.ranks} must be at least 1")
     from stretto.cli.run_data import find_data
+    from stretto.cli.run_model import load_run_model
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
     from stretto.cli.views.prediction_view import predict_and_show
     from stretto.config.layout import Layout
@@ -48,7 +50,7 @@ def run(options: argparse.Namespace) -> None:
     from stretto.mesh.world import World
     from stretto.serve.prediction import parts_folder
     from stretto.serve.source import FieldNames
-    from stretto.train.trained_model import load_model, read_config
+    from stretto.train.trained_model import read_config
 
     allowed_locations = options.allowed_locations
     config = read_config(options.run, allowed_locations)
@@ -61,8 +63,7 @@ def run(options: argparse.Namespace) -> None:
     num_ranks = options.ranks if launch_info is None else launch_info.size
 
     def predict_on_rank(world: World, _: object) -> None:
-        device = str(world.device)
-        trained = load_model(options.run, device, trust=options.trust, allowed_locations=allowed_locations)
+        trained = load_run_model(options, str(world.device), is_quiet=not world.is_rank_zero)
         predict_and_show(trained, data, out, world, FieldNames(options.sequence, options.label, options.by))
 
     def check_output(_: object) -> None:
@@ -85,6 +86,7 @@ def run(options: argparse.Namespace) -> None:
 def _output_path(run: str, out: Path | None) -> Path:
     if out is not None:
         return out
-    if is_remote(run) or not Path(run).is_dir():
-        raise ConfigError(f"{run} is not a local folder; choose where to write the predictions with --out=FILE")
-    return Path(run) / "predictions.jsonl"
+    folder, _ = split_best(run)
+    if is_remote(folder) or not Path(folder).is_dir():
+        raise ConfigError(f"{folder} is not a local folder; choose where to write the predictions with --out=FILE")
+    return Path(folder) / "predictions.jsonl"

@@ -14,7 +14,7 @@ from stretto.cli.parser import Parser, add_location_argument
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("path", metavar="PATH", help="path or URL of a run's folder or of a checkpoint")
+    parser.add_argument("path", metavar="PATH", help="path or URL of a run's folder or of a checkpoint, or RUN@best")
     parser.add_argument("--quick", action="store_true", help="skip verifying the checksums of the files")
     add_location_argument(parser)
 

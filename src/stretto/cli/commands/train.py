@@ -16,6 +16,7 @@ from pathlib import Path
 
 from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
+from stretto.base.run_folder import split_best
 from stretto.cli.config_options import add_config_options, load_run_config
 from stretto.cli.parser import Parser, add_location_argument
 
@@ -29,7 +30,7 @@ def add_arguments(parser: Parser) -> None:
         default="auto",
         metavar="auto|never|PATH",
         help="auto: resume from the run's newest checkpoint, if there is one; never: refuse a folder "
-        "that holds a run; PATH: resume from the checkpoint or run at this path or URL (default: auto)",
+        "that holds a run; PATH: resume from the checkpoint, run or RUN@best at this path or URL (default: auto)",
     )
     add_location_argument(parser)
     add_config_options(parser)
@@ -45,7 +46,7 @@ def run(options: argparse.Namespace) -> None:
     from stretto.train.start import prepare_run
 
     resume, allowed_locations = options.resume, options.allowed_locations
-    if resume not in ("auto", "never") and not is_remote(resume) and not Path(resume).exists():
+    if resume not in ("auto", "never") and not is_remote(resume) and not Path(split_best(resume)[0]).exists():
         raise ConfigError(f"--resume={resume} is not auto, never, a URL or an existing path; use one of these")
     if resume == "never" and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0":
         # `never` is for the first launch; ranks that the launcher restarts resume the run.

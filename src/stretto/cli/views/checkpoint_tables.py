@@ -8,7 +8,9 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn
 from rich.table import Table
 
 from stretto.base.errors import DataError
+from stretto.base.run_folder import split_best
 from stretto.base.units import pluralize
+from stretto.checkpoint.best import best_name, read_losses
 from stretto.checkpoint.checkpoint import (
     GENERATIONS,
     Checkpoint,
@@ -17,7 +19,6 @@ from stretto.checkpoint.checkpoint import (
     find_storage,
     read_claims,
 )
-from stretto.checkpoint.history import read_loss
 from stretto.checkpoint.lineage import lineage
 from stretto.checkpoint.manifest import Manifest
 from stretto.checkpoint.storage import Storage
@@ -28,8 +29,9 @@ from stretto.report.formatting import format_time
 def show_run_or_checkpoint(path: str, allowed_locations: Sequence[str], *, is_quick: bool) -> None:
     """Print the run or the checkpoint at a path; unless `is_quick`, raise DataError at the end if a file is damaged."""
     console = make_console()
-    storage = find_storage(path, allowed_locations=allowed_locations)
-    if storage is not None and (storage.names(GENERATIONS) or complete_checkpoint_names(storage)):
+    run, is_best = split_best(path)
+    storage = find_storage(run, allowed_locations=allowed_locations)
+    if storage is not None and not is_best and (storage.names(GENERATIONS) or complete_checkpoint_names(storage)):
         console.print(_run_tables(storage))
     checkpoint = find_checkpoint(path, allowed_locations=allowed_locations)
     console.print(_summary(checkpoint))
@@ -48,6 +50,8 @@ def _run_tables(storage: Storage) -> Group:
     claims = read_claims(storage)
     names = sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation))
     lineage_names = lineage(claims, names)
+    losses = read_losses(storage, names)
+    best = best_name({name: loss for name, loss in losses.items() if name in lineage_names})
     table = Table("checkpoint", "step", "saved", "MB", "val loss", "", title=storage.location)
     for name in names:
         try:
@@ -55,10 +59,10 @@ def _run_tables(storage: Storage) -> Group:
             saved_at, size = format_time(manifest.created), f"{manifest.num_bytes / 1e6:,.1f}"
         except DataError:
             saved_at, size = "?", "damaged"
-        mark = "abandoned" if name not in lineage_names else "newest" if name == lineage_names[0] else ""
-        loss = read_loss(storage, name)
-        val_loss = "" if loss is None else f"{loss:.4f}"
-        table.add_row(str(name), f"{name.step:,}", saved_at, size, val_loss, mark)
+        marks = ["abandoned"] if name not in lineage_names else ["newest"] if name == lineage_names[0] else []
+        marks += ["best"] if name == best else []
+        val_loss = f"{losses[name]:.4f}" if name in losses else ""
+        table.add_row(str(name), f"{name.step:,}", saved_at, size, val_loss, ", ".join(marks))
     launches = Table("generation", "resumed from", "ranks", "host", "time", title="launches")
     for generation, claim in sorted(claims.items()):
         resumed_from, time = claim.resumed_from or "the beginning", format_time(claim.time)
