@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto import RunConfig, load_config
+from stretto import RunConfig, TrainConfig, load_config
 from stretto.config.toml import dump_config, parse_config
 from stretto.errors import ConfigError, DataError
 
@@ -42,6 +42,31 @@ def test_a_config_survives_writing_and_reading(lr: float, folder: str, steps: in
     assert parse_config(tomllib.loads(dump_config(config))) == config
 
 
+def test_options_and_groups_survive_a_config_file_and_can_be_overridden(tmp_path: Path) -> None:
+    text = """
+        [train]
+        optimizer = "RAdam"
+        options = { betas = [0.8, 0.95], decoupled_weight_decay = true }
+        [[train.groups]]
+        match = "*.bias*"
+        weight_decay = 0.0
+        [[train.groups]]
+        match = "blocks.0.*"
+        lr = 0.1
+        options = { eps = 1e-6 }
+    """
+    config = load_config(write(tmp_path, MINIMAL + text))
+    assert config.train.optimizer == "radam" and config.train.options["betas"] == [0.8, 0.95]
+    assert [group.match for group in config.train.groups] == ["*.bias*", "blocks.0.*"]
+    assert parse_config(tomllib.loads(dump_config(config))) == config
+    changed = load_config(
+        write(tmp_path, MINIMAL + text),
+        {"train.options": "{eps = 1e-3}", "train.groups": '[{match = "*", options = {betas = [0, 0.5]}}]'},
+    )
+    assert changed.train.options == {"eps": 1e-3} and changed.train.groups[0].options == {"betas": [0, 0.5]}
+    assert TrainConfig(options={"betas": (0.8, 0.95)}) == TrainConfig(options={"betas": [0.8, 0.95]})
+
+
 def _has_surrogate(text: str) -> bool:
     return any(0xD800 <= ord(character) <= 0xDFFF for character in text)
 
@@ -64,7 +89,13 @@ def _has_surrogate(text: str) -> bool:
         (MINIMAL + "[model]\ncell = 'rnn'\n", r"model\.cell='rnn' should be 'lstm' or 'gru'$"),
         (MINIMAL + "[model]\ncell = 'gru'\nprojection = 4\n", r"model: projection=4 needs cell='lstm'"),
         (MINIMAL + "[model]\nprojection = 256\n", r"projection=256 must be less than hidden=256"),
-        (MINIMAL + "[train]\nmomentum = 0.9\n", r"train: momentum=0\.9 needs optimizer='sgd'"),
+        (MINIMAL + "[train]\noptions = 3\n", r"train\.options=3 should be a valid dictionary"),
+        (MINIMAL + "[train.options]\nbetas = {}\n", r"train\.options: betas=\{\} should be a number, a string, true, "),
+        (MINIMAL + "[[train.groups]]\nlr = 1\n", r"train\.groups\.0\.match is missing; set it"),
+        (
+            MINIMAL + "[[train.groups]]\nmatch = '*'\ndecay = 1\n",
+            r"train\.groups\.0\.decay is not a known field; did you mean weight_decay\?$",
+        ),
         (MINIMAL + "[train]\nsteps = 5\nwarmup = 6\n", r"warmup=6 exceeds steps=5"),
         (
             MINIMAL + "lanes = 0\nwindow = 0\n",

@@ -164,12 +164,6 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.cell gru --model.projection 4",
             ),
             ErrorCase(
-                "<file>: train: momentum=<x> needs optimizer='sgd', not '<optimizer>'; remove momentum",
-                "Only SGD has a momentum; AdamW has its betas instead.",
-                "Leave it out, or train with `--train.optimizer sgd`.",
-                "stretto train run.toml --train.momentum 0.9",
-            ),
-            ErrorCase(
                 "<file>: train: warmup=<n> exceeds steps=<n>; shorten the warmup",
                 "The run would end before the warm-up does.",
                 "Lower `train.warmup`, or raise `train.steps`.",
@@ -192,12 +186,6 @@ ERROR_SECTIONS = (
                 "A projection reduces the size of the output.",
                 "Lower `model.projection`, or leave it out.",
                 "stretto train run.toml --model.projection 9",
-            ),
-            ErrorCase(
-                "<file>: train: average_from=<n> needs optimizer='asgd', not '<optimizer>'; remove average_from",
-                "Only averaged SGD averages the weights.",
-                "Leave it out, or train with `--train.optimizer asgd`.",
-                "stretto train run.toml --train.average_from 3",
             ),
         ),
     ),
@@ -1045,6 +1033,63 @@ ERROR_SECTIONS = (
         "Errors when a run starts, trains, saves or resumes; see "
         "[Train in a script](../how-to/train-in-a-script.md) and [Save and resume](../how-to/save-and-resume.md).",
         (
+            ErrorCase(
+                "train.optimizer=<name> is not a class of torch.optim; choose from <names>",
+                "An optimizer is named as in torch.optim, in upper or lower case.",
+                "Use one of the listed names. In a script, `Trainer(optimizer=...)` takes any optimizer.",
+                "stretto train run.toml --train.optimizer lion",
+            ),
+            ErrorCase(
+                "optimizer=<name> can't be used: it computes the loss several times per step, and needs all parameters on "
+                "one rank; use adamw",
+                "Ranks hold different parameters, and a step computes each gradient once.",
+                "Use an optimizer that updates each parameter by itself.",
+                "stretto train run.toml --train.optimizer lbfgs",
+            ),
+            ErrorCase(
+                "optimizer=<name> can't be used: it needs sparse gradients, but all gradients are dense here; use adam",
+                "SparseAdam is for embeddings with `sparse=True`, which stretto does not use.",
+                "Use `adam` or `adamw`.",
+                "stretto train run.toml --train.optimizer sparseadam",
+            ),
+            ErrorCase(
+                "train.optimizer=muon can't be used: it updates matrices only, but a model has biases too; use adamw",
+                "In torch, Muon accepts two-dimensional parameters only.",
+                "Use another optimizer. In a script, a factory can give Muon the matrices of a model.",
+                "stretto train run.toml --train.optimizer muon",
+            ),
+            ErrorCase(
+                "train.options: <name> is not an option of <optimizer>; choose from <names>",
+                "`train.options` are arguments of the optimizer's class in torch.optim.",
+                "Correct the name, or choose the optimizer that has this option.",
+                "stretto train run.toml --train.options '{momentum = 0.9}'",
+            ),
+            ErrorCase(
+                "train.options: <name> is not an option of <optimizer>; set train.<name> instead",
+                "The learning rate and the weight decay have fields of their own.",
+                "Set `train.lr` or `train.weight_decay`.",
+                "stretto train run.toml --train.options '{weight_decay = 0.1}'",
+            ),
+            ErrorCase(
+                "train.options don't fit <optimizer> (<reason>); correct them",
+                "Torch has rejected a value, for the reason in parentheses.",
+                "Correct the value.",
+                "stretto train run.toml --train.options '{betas = [2, 0.9]}'",
+            ),
+            ErrorCase(
+                "train.weight_decay=<x> has no effect: <optimizer> has none; leave it out",
+                "Rprop has no weight decay.",
+                "Leave it out, or use another optimizer.",
+                "stretto train run.toml --train.optimizer rprop --train.weight_decay 0.1",
+            ),
+            ErrorCase(
+                "train.groups: match=<pattern> matches no parameter, or only those of earlier groups; use a pattern such as "
+                "'*.bias*' or 'blocks.0.*'",
+                "A group is for the parameters whose names in the whole model match its pattern, as in a shell; the first "
+                "group that matches a name has it.",
+                "Correct the pattern, or the order of the groups. `stretto show RUN` prints the names.",
+                "stretto train run.toml --train.groups '[{match = \"head.*\", lr = 0.1}]'",
+            ),
             ErrorCase(
                 "run.folder=<folder> already holds a run; choose a different run.folder, or delete it",
                 "`--resume never` was given, and the folder holds a run.",

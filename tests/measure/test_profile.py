@@ -29,7 +29,7 @@ from stretto.plan.hardware import KNOWN_HARDWARE, derive_profile
 from stretto.plan.predict import predict
 from stretto.plan.profile import Profile, load_profile, save_profile
 from stretto.plan.search import find_plan
-from stretto.train.optimizer import optimizer_factory
+from stretto.train.named_optimizer import optimizer_factory
 
 A100 = KNOWN_HARDWARE["A100"]
 

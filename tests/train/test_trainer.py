@@ -83,7 +83,8 @@ def test_the_times_of_a_report_sum_up_and_it_is_frozen(byte_corpus: Corpus) -> N
 
 def test_the_reported_learning_rate_is_the_one_that_updates_the_weights(byte_corpus: Corpus) -> None:
     for optimizer in ("sgd", "asgd"):
-        config = TrainConfig.model_validate({"steps": 6, "lr": 0.5, "warmup": 3, "optimizer": optimizer, "clip": 0})
+        options = {"lambd": 0} if optimizer == "asgd" else {}
+        config = TrainConfig(steps=6, lr=0.5, warmup=3, optimizer=optimizer, options=options, clip=0)
         stack = make(byte_corpus).double()
         trainer = Trainer(LocalEngine(stack, TokenLoss()), Lanes(byte_corpus, 10, 50), config)
         weight = next(stack.parameters())
@@ -96,7 +97,7 @@ def test_the_reported_learning_rate_is_the_one_that_updates_the_weights(byte_cor
 
 def test_asgd_evaluates_the_average_of_the_weights(byte_corpus: Corpus) -> None:
     stack = make(byte_corpus).double()
-    config = TrainConfig(steps=6, lr=0.5, optimizer="asgd", average_from=3)
+    config = TrainConfig(steps=6, lr=0.5, optimizer="asgd", options={"t0": 1, "lambd": 0})
     trainer = Trainer(LocalEngine(stack, TokenLoss()), Lanes(byte_corpus, 10, 50), config)
     seen = []
     for report in trainer:

@@ -5,6 +5,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Literal, Union, get_args, get_origin
 
+from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from stretto.config.run import RunConfig
@@ -31,7 +32,10 @@ def load_run_config(options: argparse.Namespace) -> RunConfig:
 def metavar(field: FieldInfo) -> str:
     """Return the type of a field as shown in the help: `INT`, `lstm|gru`, `A,B,...`."""
     if get_origin(field.annotation) is tuple:
-        return "A,B,..."
+        item_type = get_args(field.annotation)[0]
+        return "TABLES" if isinstance(item_type, type) and issubclass(item_type, BaseModel) else "A,B,..."
+    if get_origin(field.annotation) is dict:
+        return "TABLE"
     types = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
     words: list[str] = []
     for type_ in types:
@@ -45,5 +49,5 @@ def metavar(field: FieldInfo) -> str:
 
 def _help(field: FieldInfo) -> str:
     text = (field.description or "").replace("%", "%%")  # argparse expands a single % in help texts
-    has_default = not field.is_required() and field.default not in (None, ())
+    has_default = not field.is_required() and field.default not in (None, (), {})
     return f"{text} (default: {field.default})" if has_default else text

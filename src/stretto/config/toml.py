@@ -4,8 +4,9 @@ import difflib
 import json
 import tomllib
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
@@ -57,8 +58,17 @@ def dump_section(name: str, values: Mapping[str, object]) -> str:
 
 
 def dump_field(name: str, value: object) -> str:
-    """Return one field as a line of TOML. JSON is valid TOML here once the control character DEL is escaped."""
-    return f"{name} = {json.dumps(value, ensure_ascii=False)}".replace("\x7f", "\\u007f")
+    """Return one field as a line of TOML."""
+    return f"{name} = {_toml_value(value)}"
+
+
+def _toml_value(value: object) -> str:
+    """Return a value as TOML, on one line. For numbers and strings, JSON is valid TOML once DEL is escaped."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml_value(key)} = {_toml_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ", ".join(map(_toml_value, value)) + "]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _read(path: Path) -> TomlTable:
@@ -77,6 +87,9 @@ def _read(path: Path) -> TomlTable:
 
 def _parse_override(section: str, field: str, text: str) -> object:
     """Convert text to the type of a field. If there is no such field or the text does not fit, return the text."""
+    if text.startswith(("{", "[")):  # a table or a list, as in `--train.options "{momentum = 0.9}"`
+        with suppress(tomllib.TOMLDecodeError, RecursionError):
+            return tomllib.loads(f"value = {text}")["value"]
     try:
         annotation: Any = section_model(section).model_fields[field].annotation
         return TypeAdapter(annotation).validate_strings(text)
@@ -89,6 +102,16 @@ def section_model(name: str) -> type[BaseModel]:
     annotation = RunConfig.model_fields[name].annotation
     assert isinstance(annotation, type)
     return annotation
+
+
+def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel]:
+    """Return the pydantic model at a location: a section, or a table of a list such as `train.groups`."""
+    model: type[BaseModel] = RunConfig
+    for name in loc:
+        if isinstance(name, str):
+            annotation = model.model_fields[name].annotation
+            model = next(kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type))
+    return model
 
 
 def _format_error(details: ErrorDetails) -> str:
@@ -117,7 +140,7 @@ def _describe_unknown_field(loc: tuple[int | str, ...]) -> str:
         sections_with_name = [key for key in RunConfig.model_fields if name in section_model(key).model_fields]
         if sections_with_name:
             return f"{name} is outside of its section; move it to [{sections_with_name[0]}]"
-    known = section_model(sections[0]).model_fields if sections else RunConfig.model_fields
+    known = _model_at(loc[:-1]).model_fields
     similar = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
     remedy = f"did you mean {similar[0]}?" if similar else f"choose from {', '.join(known)}"
     return f"{'.'.join(map(str, loc))} is not a known {'field' if sections else 'section'}; {remedy}"

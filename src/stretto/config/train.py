@@ -1,10 +1,39 @@
 """The [train] section: optimizer, learning rate, and length of a run."""
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from stretto.base.strict_model import StrictModel
+
+
+def _check_options(options: object) -> object:
+    """Return options with lists in place of tuples; raise if TOML could not hold a value."""
+    if not isinstance(options, Mapping):
+        return options  # pydantic rejects it
+    checked = {name: list(value) if isinstance(value, tuple) else value for name, value in options.items()}
+    for name, value in checked.items():
+        items = value if isinstance(value, list) else [value]
+        if not all(isinstance(item, bool | int | float | str) for item in items):
+            raise ValueError(f"{name}={value!r} should be a number, a string, true, false or a list of these")
+    return checked
+
+
+Options = Annotated[dict[str, Any], BeforeValidator(_check_options)]
+
+
+class ParameterGroup(StrictModel):
+    """Parameters, chosen by name, with settings of their own."""
+
+    match: str
+    """Pattern of the parameters' names, as `stretto show` prints them: `*.bias*` or `blocks.0.*`."""
+    lr: float | None = Field(None, gt=0, allow_inf_nan=False)
+    """The peak learning rate; by default that of `train`."""
+    weight_decay: float | None = Field(None, ge=0, allow_inf_nan=False)
+    """The weight decay; by default that of `train`."""
+    options: Options = Field({})
+    """Other arguments of the optimizer's class; by default those of `train`."""
 
 
 class TrainConfig(StrictModel):
@@ -14,8 +43,13 @@ class TrainConfig(StrictModel):
     """Number of optimizer steps; overrides `epochs`."""
     epochs: int = Field(1, ge=1)
     """Number of passes over the training data."""
-    optimizer: Literal["adamw", "sgd", "asgd"] = "adamw"
-    """The optimizer: AdamW, SGD or ASGD of torch.optim."""
+    optimizer: Annotated[str, BeforeValidator(lambda name: name.lower() if isinstance(name, str) else name)] = "adamw"
+    """The optimizer: the name of a class of torch.optim, such as `adamw`, `radam` or `sgd`."""
+    options: Options = Field({})
+    """Other arguments of the optimizer's class, as a table: `{ betas = [0.9, 0.99], eps = 1e-6 }`."""
+    groups: tuple[ParameterGroup, ...] = Field((), strict=False)
+    """Tables `[[train.groups]]`, each for the parameters whose names match its pattern `match`, with `lr`,
+    `weight_decay` or `options` of their own; the first match wins."""
     lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     """The peak learning rate."""
     schedule: Literal["cosine", "constant"] = "cosine"
@@ -26,14 +60,6 @@ class TrainConfig(StrictModel):
     """The learning rate at the end of the cosine, as a fraction of `lr`."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     """The optimizer's `weight_decay`."""
-    momentum: float = Field(0.0, ge=0, lt=1)
-    """The momentum of SGD; other optimizers have none."""
-    beta1: float = Field(0.9, ge=0, lt=1)
-    """Decay rate of AdamW's first moment."""
-    beta2: float = Field(0.999, ge=0, lt=1)
-    """Decay rate of AdamW's second moment."""
-    average_from: int = Field(1, ge=1)
-    """First step whose weights ASGD averages; evaluations and the final weights use the averages."""
     clip: float = Field(1.0, ge=0, allow_inf_nan=False)
     """Gradients are clipped to this global norm; 0 turns clipping off."""
     nonfinite: Literal["stop", "skip"] = "stop"
@@ -41,12 +67,6 @@ class TrainConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.momentum and self.optimizer != "sgd":
-            raise ValueError(f"momentum={self.momentum} needs optimizer='sgd', not '{self.optimizer}'; remove momentum")
-        if self.average_from > 1 and self.optimizer != "asgd":
-            raise ValueError(
-                f"average_from={self.average_from} needs optimizer='asgd', not '{self.optimizer}'; remove average_from"
-            )
         if self.steps is not None and self.warmup > self.steps:
             raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}; shorten the warmup")
         return self

@@ -19,7 +19,7 @@ from stretto.mesh.device import find_device
 from stretto.plan.hardware import derive_profile, find_hardware
 from stretto.plan.profile import Profile, load_profile
 from stretto.train.build import build_inputs
-from stretto.train.optimizer import optimizer_factory
+from stretto.train.named_optimizer import optimizer_factory
 
 # By default, a CPU is profiled with at most this many ranks; the slowdown of more ranks is extrapolated.
 _MAX_CPU_RANKS = 4

@@ -19,6 +19,7 @@ from stretto.engine.replica import ReplicaEngine
 from stretto.mesh.world import World
 from stretto.plan.fit import fit_layout
 from stretto.train.feed import Feed, open_feeds
+from stretto.train.named_optimizer import check_optimizer
 from stretto.train.user_code import load_object
 from stretto.windows.loader import WindowSource
 
@@ -42,6 +43,7 @@ def build_inputs(config: RunConfig) -> RunInputs:
     task = train.data_spec.task
     model, loss = build_model(config.model, task), build_loss(config.model, task)
     _check_layout(config.layout, model, train.windows, config.data)
+    check_optimizer(config.train, model)
     return RunInputs(train, valid, model, loss)
 
 

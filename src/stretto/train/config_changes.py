@@ -13,7 +13,7 @@ _INCOMPATIBLE_FIELDS = {
               "norm"},
     "data": {"feed", "lanes", "window", "budget", "max_rows", "row_multiple", "context", "stride", "every_step",
              "horizon", "season", "targets", "masks"},
-    "train": {"optimizer"},
+    "train": {"optimizer", "options"},
     "run": {"seed"},
 }  # fmt: skip
 # These fields change when a run is moved, so they are not compared.
@@ -52,6 +52,8 @@ def find_changes(saved_config: Mapping[str, Any] | None, config: RunConfig) -> l
                 # Dropout above 0 adds blocks, which shifts the indices of the blocks after them.
                 shifts_blocks = f"{section}.{name}" == "model.dropout" and not (saved_value and value)
                 is_incompatible = shifts_blocks or name in _INCOMPATIBLE_FIELDS.get(section, ())
+                # Options decide which state the optimizer has; a group's learning rate and weight decay do not.
+                is_incompatible |= name == "groups" and any(group["options"] for group in [*saved_value, *value])
                 changes.append(ConfigChange(f"{section}.{name}", saved_value, value, is_incompatible))
     return changes
 

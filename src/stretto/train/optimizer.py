@@ -3,7 +3,6 @@
 import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,33 +11,50 @@ from stretto.base.errors import ConfigError
 from stretto.base.foreach import multiply_all
 from stretto.base.optimizer import OptimizerFactory
 from stretto.config.train import TrainConfig
+from stretto.mesh.world import World
+from stretto.train.named_optimizer import check_group_sizes, optimizer_factory, parameter_groups, refuse_optimizer
 
 # Fields of TrainConfig that have no effect if the caller passes an optimizer factory.
-_OPTIMIZER_FIELDS = ("optimizer", "lr", "weight_decay", "momentum", "beta1", "beta2", "average_from")
-
-
-def optimizer_factory(config: TrainConfig) -> OptimizerFactory:
-    """Return a factory for the optimizer that a config names."""
-    decay = config.weight_decay
-    if config.optimizer == "sgd":
-        return partial(torch.optim.SGD, lr=config.lr, momentum=config.momentum, weight_decay=decay, fused=True)
-    if config.optimizer == "asgd":
-        # No lambd: weight_decay and the schedule do its work. torch's average starts with the weights of step t0 + 2.
-        return partial(torch.optim.ASGD, lr=config.lr, lambd=0.0, t0=config.average_from - 2, weight_decay=decay)
-    return partial(torch.optim.AdamW, lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=decay, fused=True)
+_OPTIMIZER_FIELDS = ("optimizer", "options", "groups", "lr", "weight_decay")
 
 
 def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-    """Return an optimizer for a rank's parameters; each group's `initial_lr` is its peak learning rate.
+    """Return the optimizer that a user's factory makes for a rank's parameters.
 
     A stage without weights gets an optimizer with one empty parameter, so that every rank knows the learning rate.
     """
-    optimizer = factory(list(parameters) or [nn.Parameter(torch.zeros(0))])
+    optimizer = factory(list(parameters) or [_empty_parameter()])
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigError(
             f"the optimizer function returned an object of type {type(optimizer).__name__}; pass one that takes "
             "parameters and returns a torch.optim.Optimizer, such as torch.optim.AdamW"
         )
+    refuse_optimizer(type(optimizer))
+    return _set_peak_rates(optimizer)
+
+
+def make_named_optimizer(
+    config: TrainConfig, named_parameters: Iterable[tuple[str, nn.Parameter]], world: World
+) -> torch.optim.Optimizer:
+    """Return the optimizer that a config names, for a rank's parameters; raise if a pattern matches none on any rank.
+
+    All ranks must call this. The first parameter group has the parameters that no pattern matches, or none.
+    """
+    groups = parameter_groups(config, named_parameters)
+    if config.groups:
+        sizes = world.all_reduce([float(len(group["params"])) for group in groups[1:]])
+        check_group_sizes(config, sizes)
+    if not any(group["params"] for group in groups):
+        groups[0]["params"].append(_empty_parameter())
+    return _set_peak_rates(optimizer_factory(config)(groups))
+
+
+def _empty_parameter() -> nn.Parameter:
+    return nn.Parameter(torch.zeros(0))
+
+
+def _set_peak_rates(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """Set each group's `initial_lr`, its peak learning rate, to its learning rate."""
     for group in optimizer.param_groups:
         group.setdefault("initial_lr", group["lr"])
     return optimizer

@@ -27,8 +27,8 @@ from stretto.plan.trace import TraceEvent
 from stretto.train.loss_scale import LossScale
 from stretto.train.optimizer import (
     learning_rate_factor,
+    make_named_optimizer,
     make_optimizer,
-    optimizer_factory,
     reject_unused_fields,
     scale_gradients,
     set_learning_rate,
@@ -120,8 +120,8 @@ class Trainer:
 
     `optimizer` (default: from `config`) makes an optimizer from parameters, as `torch.optim.AdamW` does, or
     `lambda parameters: torch.optim.SGD(parameters, lr=0.1)`. It gets this rank's parameters only, so the optimizer must
-    update each parameter independently: AdamW does, LBFGS does not. The optimizer's learning rate is the peak:
-    `config`'s `schedule`, `warmup` and `final_lr_ratio` scale it in each parameter group; `clip` applies too.
+    update each parameter independently: AdamW does; LBFGS does not, and is refused. The optimizer's learning rate is
+    the peak: `config`'s `schedule`, `warmup` and `final_lr_ratio` scale it in each parameter group; `clip` applies too.
     """
 
     def __init__(
@@ -146,7 +146,10 @@ class Trainer:
         self.windows = windows.share(engine.mesh.replica, engine.mesh.num_replicas, engine.num_micro_batches)
         self.config = config
         self.seed = seed
-        self.optimizer = make_optimizer(optimizer or optimizer_factory(config), engine.stack.parameters())
+        if optimizer is None:
+            self.optimizer = make_named_optimizer(config, engine.stack.named_parameters(), engine.mesh.world)
+        else:
+            self.optimizer = make_optimizer(optimizer, engine.stack.parameters())
         if self.num_steps is not None and config.warmup > self.num_steps:
             raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {self.num_steps} steps; shorten it")
         self.step = 0
@@ -238,7 +241,7 @@ class Trainer:
                 )
         state = None
         shards = weight_shards(stack)
-        optimizer_state = allocate_optimizer_state(stack, checkpoint)
+        optimizer_state = allocate_optimizer_state(stack, self.optimizer, checkpoint)
         for name, values in optimizer_state.items():
             shards += [TensorShard(f"optimizer.{name}.{key}", value) for key, value in values.items()]
         if windows.is_stateful and any(name.startswith("lanes.") for name in checkpoint.manifest.tensors()):

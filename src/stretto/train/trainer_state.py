@@ -63,9 +63,16 @@ def shards_to_write(shards: Sequence[TensorShard], replica: int, num_replicas: i
     return assigned
 
 
-def allocate_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, dict[str, Tensor]]:
+def allocate_optimizer_state(
+    stack: Stack, optimizer: Optimizer, checkpoint: Checkpoint
+) -> dict[str, dict[str, Tensor]]:
     """Return zero tensors to load the saved optimizer state into, by parameter name and key."""
     weights = dict(stack.named_parameters())
+    is_fused = {
+        weight: bool(group.get("fused") or group.get("capturable"))
+        for group in optimizer.param_groups
+        for weight in group["params"]
+    }
     states: dict[str, dict[str, Tensor]] = {}
     for full_name, saved in checkpoint.manifest.tensors().items():
         name, _, key = full_name.removeprefix("optimizer.").rpartition(".")
@@ -78,7 +85,10 @@ def allocate_optimizer_state(stack: Stack, checkpoint: Checkpoint) -> dict[str, 
                 f"{checkpoint.location}: {full_name} has shape {list(saved.full_shape)}, but the parameter has "
                 f"{list(weight.shape)}; the checkpoint is from a different model"
             )
-        tensor = torch.zeros(saved.full_shape, dtype=getattr(torch, saved.dtype), device=weight.device)
+        # Unless it is fused, torch's optimizers keep counters in host memory: on a device, each step would wait for it.
+        is_counter = not saved.full_shape and (key == "step" or weight.dim() > 0) and not is_fused.get(weight, False)
+        device = torch.device("cpu") if is_counter else weight.device
+        tensor = torch.zeros(saved.full_shape, dtype=getattr(torch, saved.dtype), device=device)
         states.setdefault(name, {})[key] = tensor
     return states
 

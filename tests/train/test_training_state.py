@@ -1,0 +1,147 @@
+"""Every optimizer resumes exactly, in the same layout and in another, and needs every part of its saved state."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from helpers.layout_cases import NUM_TOKENS, Case, RandomWindows
+from helpers.rank_pool import RankPools
+from stretto import Checkpoint, CheckpointManager, Layout, TrainConfig, Trainer, World, make_engine
+from stretto.checkpoint import find_checkpoint
+from stretto.nn import GRU, LSTM, Embedding, LayerNorm, Linear, Stack, TokenLoss
+
+CASE = Case(num_rows=4, window=5)
+WHOLE, HALF = 6, 3  # steps
+GROUPS = [{"match": "*.bias*", "weight_decay": 0.0}, {"match": "blocks.0.*", "lr": 0.02}]
+CONFIGS: dict[str, dict[str, object]] = {
+    "adadelta": {"lr": 1.0},
+    "adafactor": {},
+    "adagrad": {"options": {"lr_decay": 0.1}},
+    "adam": {"options": {"amsgrad": True}},
+    "adamax": {},
+    "adamw": {"weight_decay": 0.1, "groups": GROUPS},
+    "nadam": {},
+    "radam": {},
+    "rmsprop": {"options": {"momentum": 0.5, "centered": True}},
+    "rprop": {},
+    "sgd": {"options": {"momentum": 0.9, "nesterov": True}},
+}
+# What torch counts and never uses.
+UNUSED = {("adadelta", "step"), ("rmsprop", "step"), ("rprop", "step")}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """What a rank has after some steps."""
+
+    losses: list[float]
+    rates: list[float]
+    tensors: dict[str, Tensor]  # all that it holds
+
+
+def config_of(name: str) -> TrainConfig:
+    return TrainConfig.model_validate({"steps": 20, "lr": 0.01, "clip": 0.5, "optimizer": name, **CONFIGS[name]})
+
+
+def make_trainer(name: str, layout: Layout, world: World) -> Trainer:
+    blocks = [Embedding(NUM_TOKENS, 6), LSTM(6, 6), LayerNorm(6), GRU(6, 6), Linear(6, NUM_TOKENS)]
+    engine = make_engine(Stack(blocks).double(), TokenLoss(), layout, world, seed=3)
+    return Trainer(engine, RandomWindows(CASE), config_of(name), seed=CASE.seed)
+
+
+def advance(trainer: Trainer, stop: int) -> Progress:
+    """Train up to a step."""
+    reports = [trainer.advance() for _ in range(trainer.step, stop)]
+    tensors = {shard.name: shard.tensor.detach().clone() for shard in trainer.snapshot().shards}
+    return Progress([report.loss for report in reports], [report.learning_rate for report in reports], tensors)
+
+
+def train(world: World, folder: Path, layout: Layout, stop: int) -> dict[str, Progress]:
+    """Resume each config from its checkpoint in a folder, train up to a step, and save there."""
+    progress = {}
+    for name in CONFIGS:
+        trainer = make_trainer(name, layout, world)
+        with CheckpointManager(folder / name, world) as checkpoints:
+            saved = checkpoints.start()
+            if saved is not None:
+                trainer.restore(saved)
+            progress[name] = advance(trainer, stop)
+            checkpoints.save(trainer.snapshot(), wait=True)
+    return progress
+
+
+def single() -> World:
+    return World(0, 1, torch.device("cpu"))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("half")
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Progress]:
+    """Each config on one device, without a break."""
+    return train(single(), tmp_path_factory.mktemp("whole"), Layout(), WHOLE)
+
+
+@pytest.fixture(scope="module")
+def half(folder: Path) -> dict[str, Progress]:
+    """Each config on one device, up to its checkpoint."""
+    return train(single(), folder, Layout(), HALF)
+
+
+def restored(name: str, folder: Path) -> tuple[Trainer, Checkpoint]:
+    trainer, checkpoint = make_trainer(name, Layout(), single()), find_checkpoint(folder / name)
+    trainer.restore(checkpoint)
+    return trainer, checkpoint
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_resumed_run_has_the_same_bits(
+    name: str, half: dict[str, Progress], whole: dict[str, Progress], folder: Path
+) -> None:
+    trainer, _ = restored(name, folder)
+    rest = advance(trainer, WHOLE)
+    assert half[name].losses + rest.losses == whole[name].losses
+    assert half[name].rates + rest.rates == whole[name].rates
+    assert rest.tensors.keys() == whole[name].tensors.keys()
+    for tensor_name, tensor in whole[name].tensors.items():
+        assert torch.equal(rest.tensors[tensor_name], tensor), tensor_name
+
+
+def test_runs_resumed_in_other_layouts_have_the_same_curves(
+    whole: dict[str, Progress], pools: RankPools, tmp_path: Path
+) -> None:
+    first = pools[2].run(train, tmp_path, Layout(stages=2, chunks=2), HALF)[0]
+    second = pools[2].run(train, tmp_path, Layout(replicas=2), WHOLE)
+    for name, expected in whole.items():
+        assert first[name].losses + second[0][name].losses == pytest.approx(expected.losses, rel=1e-9), name
+        assert first[name].rates + second[0][name].rates == expected.rates, name
+        # Replicas share the writing of what all of them hold.
+        tensors = second[0][name].tensors | second[1][name].tensors
+        assert tensors.keys() == expected.tensors.keys(), name
+        for tensor_name, tensor in expected.tensors.items():
+            if not tensor_name.startswith("lanes."):  # each replica has its own
+                torch.testing.assert_close(tensors[tensor_name], tensor, rtol=1e-9, atol=1e-11, msg=tensor_name)
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_each_part_of_the_optimizers_state_matters(
+    name: str, half: dict[str, Progress], whole: dict[str, Progress], folder: Path
+) -> None:
+    """The tests above can fail: without any one part of the saved state, the curve is another."""
+    _, checkpoint = restored(name, folder)
+    names = [tensor.split(".") for tensor in checkpoint.manifest.tensors()]
+    keys = {parts[-1] for parts in names if parts[0] == "optimizer"}
+    assert keys
+    for key in keys:
+        trainer, _ = restored(name, folder)
+        for state in trainer.optimizer.state.values():
+            if key in state:
+                state[key].zero_()
+        is_same = advance(trainer, WHOLE).losses == whole[name].losses[HALF:]
+        assert is_same == ((name, key) in UNUSED), key
