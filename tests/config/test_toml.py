@@ -96,6 +96,11 @@ def _has_surrogate(text: str) -> bool:
             MINIMAL + "[[train.groups]]\nmatch = '*'\ndecay = 1\n",
             r"train\.groups\.0\.decay is not a known field; did you mean weight_decay\?$",
         ),
+        (MINIMAL + "[train]\nplateau_factor = 0.1\n", r"plateau_factor=0\.1 needs schedule='plateau', not 'cosine'"),
+        (
+            MINIMAL + "[train]\npatience = 3\n",
+            r"train\.patience=3 depends on evaluations during the run",
+        ),
         (MINIMAL + "[train]\nsteps = 5\nwarmup = 6\n", r"warmup=6 exceeds steps=5"),
         (
             MINIMAL + "lanes = 0\nwindow = 0\n",

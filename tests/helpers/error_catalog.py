@@ -164,6 +164,18 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.cell gru --model.projection 4",
             ),
             ErrorCase(
+                "<file>: train.<field>=<value> depends on evaluations during the run; set data.valid and run.eval_every",
+                "Early stopping (`train.patience`) and the plateau schedule compare the validation losses of a run.",
+                "Set `data.valid` and `run.eval_every`, or leave the field out.",
+                "stretto train run.toml --train.patience 3",
+            ),
+            ErrorCase(
+                "<file>: train: plateau_factor=<x> needs schedule='plateau', not '<schedule>'; remove plateau_factor",
+                "Only the plateau schedule has a factor and a patience of its own.",
+                "Leave it out, or train with `--train.schedule plateau`.",
+                "stretto train run.toml --train.plateau_factor 0.1",
+            ),
+            ErrorCase(
                 "<file>: train: warmup=<n> exceeds steps=<n>; shorten the warmup",
                 "The run would end before the warm-up does.",
                 "Lower `train.warmup`, or raise `train.steps`.",

@@ -3,27 +3,8 @@ import torch
 from torch import nn
 
 from stretto import TrainConfig, World
-from stretto.train.optimizer import (
-    learning_rate_factor,
-    make_named_optimizer,
-    make_optimizer,
-    scale_gradients,
-    set_learning_rate,
-)
-
-
-def test_the_learning_rate_warms_up_and_decays_along_a_cosine() -> None:
-    config = TrainConfig(warmup=4, final_lr_ratio=0.1)
-    rates = [learning_rate_factor(config, step, step / 100) for step in range(101)]
-    assert rates[:4] == pytest.approx([0.25, 0.5, 0.75, 1.0], rel=3e-3)
-    assert rates[50] == pytest.approx(0.55)
-    assert rates[100] == pytest.approx(0.1)
-    assert rates[3:] == sorted(rates[3:], reverse=True)
-
-
-def test_a_constant_schedule_only_warms_up() -> None:
-    config = TrainConfig(schedule="constant", warmup=2)
-    assert [learning_rate_factor(config, step, step / 10) for step in (0, 1, 2, 9)] == [0.5, 1, 1, 1]
+from stretto.train.optimizer import make_named_optimizer, make_optimizer, scale_gradients
+from stretto.train.schedule import set_learning_rate
 
 
 def test_the_schedule_scales_the_rate_of_each_parameter_group() -> None:

@@ -8,6 +8,7 @@ from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
 from stretto.base.errors import DataError
+from stretto.base.improvement import Improvement
 from stretto.base.position import Position
 from stretto.base.strict_model import StrictModel, first_error
 
@@ -90,6 +91,8 @@ class TrainingState(StrictModel):
     consecutive_skips: int = Field(0, ge=0, lt=_INT_LIMIT)  # number of such steps in a row, up to the last step
     loss_scale: float = Field(1.0, gt=0, allow_inf_nan=False)  # of fp16; else 1
     num_finite_steps: int = Field(0, ge=0, lt=_INT_LIMIT)  # since the loss scale last changed
+    improvement: Improvement = Improvement()  # of the evaluations, if training depends on them
+    num_reductions: int = Field(0, ge=0, lt=_INT_LIMIT)  # how often a plateau has lowered the learning rate
     progress: float = Field(ge=0, allow_inf_nan=False)  # of the run, from 0 to 1
     is_done: bool = False
 
@@ -110,7 +113,7 @@ class Manifest(StrictModel):
     """A checkpoint's files, training state and origin, as in its manifest.json."""
 
     format: Literal["stretto checkpoint"] = "stretto checkpoint"
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     generation: int = Field(ge=0, lt=_INT_LIMIT)
     num_ranks: int = Field(ge=1, lt=_INT_LIMIT)
     created: str  # when, in UTC

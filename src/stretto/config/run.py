@@ -1,9 +1,9 @@
 """RunConfig, the config of a run, and its sections [data], [run] and [save]."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
 from stretto.base.strict_model import StrictModel
 from stretto.config.layout import Layout
@@ -122,3 +122,10 @@ class RunConfig(StrictModel):
     run: RunSettings = RunSettings()
     save: SaveConfig = SaveConfig()
     logging: LoggingConfig = LoggingConfig()
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.train.uses_evaluations and (self.data.valid is None or self.run.eval_every is None):
+            name = "schedule='plateau'" if self.train.patience is None else f"patience={self.train.patience}"
+            raise ValueError(f"train.{name} depends on evaluations during the run; set data.valid and run.eval_every")
+        return self

@@ -52,12 +52,18 @@ class TrainConfig(StrictModel):
     `weight_decay` or `options` of their own; the first match wins."""
     lr: float = Field(1e-3, gt=0, allow_inf_nan=False)
     """The peak learning rate."""
-    schedule: Literal["cosine", "constant"] = "cosine"
-    """Learning rate over the run: `cosine` lowers it from `lr` to `final_lr_ratio` x `lr`, `constant` keeps `lr`."""
+    schedule: Literal["cosine", "linear", "inverse_sqrt", "one_cycle", "plateau", "constant"] = "cosine"
+    """Learning rate over the run: `cosine` and `linear` lower it from `lr`; `inverse_sqrt` divides it by the square
+    root of the step; `one_cycle` raises it over the first 30 % of the run, then lowers it; `plateau` lowers it when
+    evaluations no longer improve; `constant` keeps `lr`."""
     warmup: int = Field(0, ge=0)
     """Number of warm-up steps, over which a linear ramp up to 1 multiplies the scheduled learning rate."""
-    final_lr_ratio: float = Field(0.1, ge=0, le=1)
-    """The learning rate at the end of the cosine, as a fraction of `lr`."""
+    final_lr_ratio: float | None = Field(None, ge=0, le=1)
+    """The lowest learning rate, as a fraction of `lr`; by default 0.1 for `cosine` and `linear`, else 0."""
+    plateau_patience: int = Field(2, ge=1)
+    """plateau: number of evaluations without a lower validation loss before the learning rate is lowered."""
+    plateau_factor: float = Field(0.5, gt=0, lt=1)
+    """plateau: what the learning rate is multiplied by to lower it."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
     """The optimizer's `weight_decay`."""
     clip: float = Field(1.0, ge=0, allow_inf_nan=False)
@@ -65,8 +71,27 @@ class TrainConfig(StrictModel):
     nonfinite: Literal["stop", "skip"] = "stop"
     """If a loss or gradient is not finite, stop the run and save the batch, or skip the step (at most 99 in a row)."""
 
+    patience: int | None = Field(None, ge=1)
+    """Stop early after this many evaluations without a lower validation loss; by default never."""
+
+    @property
+    def uses_evaluations(self) -> bool:
+        """Whether training depends on the results of evaluations."""
+        return self.patience is not None or self.schedule == "plateau"
+
+    @property
+    def lowest_lr_ratio(self) -> float:
+        """The lowest learning rate, as a fraction of `lr`."""
+        if self.final_lr_ratio is not None:
+            return self.final_lr_ratio
+        return 0.1 if self.schedule in ("cosine", "linear") else 0.0
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        for name in ("plateau_patience", "plateau_factor"):
+            value, default = getattr(self, name), type(self).model_fields[name].default
+            if value != default and self.schedule != "plateau":
+                raise ValueError(f"{name}={value} needs schedule='plateau', not '{self.schedule}'; remove {name}")
         if self.steps is not None and self.warmup > self.steps:
             raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}; shorten the warmup")
         return self

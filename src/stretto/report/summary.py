@@ -144,4 +144,6 @@ def _describe_training(config: RunConfig) -> str:
     length = pluralize(train.steps, "step") if train.steps is not None else pluralize(train.epochs, "epoch")
     warmup = f", {pluralize(train.warmup, 'warm-up step')}" if train.warmup else ""
     clip = f", gradients clipped to norm {train.clip:g}" if train.clip else ""
-    return f"{length} of {train.optimizer}, learning rate {train.lr:g}, {train.schedule} schedule{warmup}{clip}"
+    patience = "" if train.patience is None else f", stops early after {pluralize(train.patience, 'evaluation')}"
+    schedule = f"{train.schedule.replace('_', ' ')} schedule{warmup}"
+    return f"{length} of {train.optimizer}, learning rate {train.lr:g}, {schedule}{clip}{patience}"

@@ -1,6 +1,5 @@
-"""Makes the optimizer, sets its learning rate for each step, and scales and clips gradients."""
+"""Makes the optimizer, and scales and clips gradients."""
 
-import math
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
@@ -68,18 +67,6 @@ def reject_unused_fields(config: TrainConfig) -> None:
             raise ConfigError(f"train.{name}={value} has no effect with your own optimizer; leave it out")
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
-    """Set each group's learning rate for the next step: its peak times `factor`. Return the first group's rate."""
-    for group in optimizer.param_groups:
-        rate = group["lr"] = group["initial_lr"] * factor
-        if isinstance(optimizer, torch.optim.ASGD):
-            # ASGD computed this step's rate, `eta`, at the end of the last step, from that step's `lr`; replace it.
-            for parameter in group["params"]:
-                if parameter in optimizer.state:
-                    optimizer.state[parameter]["eta"].fill_(rate)
-    return float(optimizer.param_groups[0]["lr"])
-
-
 @contextmanager
 def averaged_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """Use ASGD's averages as the weights within this context; do nothing for other optimizers."""
@@ -98,18 +85,6 @@ def _swap(pairs: list[tuple[Tensor, Tensor]]) -> None:
         copy = weight.clone()
         weight.copy_(average)
         average.copy_(copy)
-
-
-def learning_rate_factor(config: TrainConfig, step: int, progress: float) -> float:
-    """Return the learning rate of `step` (from 0) as a fraction of its peak: a cosine or a constant, times a warm-up.
-
-    `progress` is the fraction of the run that is done.
-    """
-    factor = 1.0
-    if config.schedule == "cosine":
-        cosine = (1 + math.cos(math.pi * min(1.0, progress))) / 2
-        factor = config.final_lr_ratio + (1 - config.final_lr_ratio) * cosine
-    return factor * min(1.0, (step + 1) / config.warmup) if config.warmup else factor
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: float, clip: float) -> float:

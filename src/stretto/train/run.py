@@ -99,6 +99,10 @@ class Run:
         self._policy.restart_clock()
 
     @property
+    def _trains_on_evaluations(self) -> bool:
+        return self.config.train.uses_evaluations
+
+    @property
     def is_finished(self) -> bool:
         """Whether earlier launches have already trained, evaluated and written everything."""
         return self.trainer.is_done and not any(self._unfinished)
@@ -149,7 +153,11 @@ class Run:
         if trainer.is_done and self._unfinished.lacks_weights:
             self._save_weights()
         if self._unfinished.lacks_evaluation:
+            was_done = trainer.is_done
             yield from self._evaluate(on_window)
+            if trainer.is_done and not was_done:
+                self._save(wait=True)
+                self._save_weights()
         monitor = RankMonitor(self.engine)
         plan_check = PlanCheck(predicted_seconds(self.folder, self.config.layout) if self.world.is_rank_zero else None)
         traced_step = trainer.step + _TRACED_STEP
@@ -157,6 +165,10 @@ class Run:
         for report in self._steps():
             yield report
             is_preempted = Request.STOP in trainer.requested
+            is_evaluated = self._trains_on_evaluations and not is_preempted and self._policy.is_evaluation_due(trainer)
+            if is_evaluated:
+                # Before the save: the result may end the run or lower the learning rate, so it is part of the state.
+                yield from self._evaluate(on_window)
             is_last = trainer.is_done or is_preempted
             monitor.add(report)
             if is_last or report.step % self.config.run.log_every == 0:
@@ -180,7 +192,7 @@ class Run:
                 raise PreemptedError(
                     f"stopped after step {report.step}, as requested; that step is saved, so start again to resume"
                 )
-            if self._policy.is_evaluation_due(trainer):
+            if not is_evaluated and self._policy.is_evaluation_due(trainer):
                 yield from self._evaluate(on_window)
             if self.world.is_rank_zero:
                 self._policy.request_save_if_due(trainer)
@@ -211,7 +223,14 @@ class Run:
         except EvaluationInterruptedError:
             if self.trainer.is_done:
                 raise PreemptedError("stopped in the last evaluation, as requested; start again to repeat it") from None
+            if self._trains_on_evaluations:
+                self._save(wait=True)
+                raise PreemptedError(
+                    f"stopped in the evaluation after step {self.trainer.step}, as requested; that step is saved, so "
+                    "start again to repeat it"
+                ) from None
             return
+        self.trainer.record_loss(evaluation.loss)
         self.checkpoints.record_loss(self.trainer.step, evaluation.loss)
         yield EvaluationReport(self.trainer.step, evaluation)
 
@@ -248,7 +267,10 @@ class Run:
         step, flags = self.trainer.step, [0.0, 0.0]
         if self.world.is_rank_zero:
             is_evaluation_due = step > 0 and self._policy.is_evaluation_due(self.trainer)
-            is_unevaluated = is_evaluation_due and not has_evaluation(self.folder.log, step)
+            # What the trainer has not counted yet, it must, unless it has taken its last step.
+            is_counted = self.trainer.improvement.last_step == step or self.trainer.is_done
+            is_counted |= not self._trains_on_evaluations
+            is_unevaluated = is_evaluation_due and not (is_counted and has_evaluation(self.folder.log, step))
             flags = [float(not self.folder.is_finished), float(is_unevaluated)]
         return _Unfinished(*map(bool, self.world.all_reduce(flags)))
 

@@ -12,6 +12,7 @@ import torch
 from stretto.base.denormals import flush_denormals
 from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError, DataError, DivergedError
+from stretto.base.improvement import Improvement
 from stretto.base.keys import derive_key
 from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
@@ -26,13 +27,12 @@ from stretto.engine.engine import Engine, StepResult
 from stretto.plan.trace import TraceEvent
 from stretto.train.loss_scale import LossScale
 from stretto.train.optimizer import (
-    learning_rate_factor,
     make_named_optimizer,
     make_optimizer,
     reject_unused_fields,
     scale_gradients,
-    set_learning_rate,
 )
+from stretto.train.schedule import learning_rate_factor, set_learning_rate
 from stretto.train.trainer_state import (
     allocate_lane_state,
     allocate_optimizer_state,
@@ -160,6 +160,8 @@ class Trainer:
         self.state: State | None = None  # the next window starts from it; None: from the initial state
         self.is_recording = False  # whether the next steps are recorded
         self.recorded_events: tuple[TraceEvent, ...] = ()  # what this rank did in the last recorded step
+        self.improvement = Improvement()  # of the evaluations that `record_loss` was told of
+        self.num_reductions = 0  # how often a plateau has lowered the learning rate
         self._lr_name = "train.lr" if optimizer is None else "lr"  # in error messages
         self.loss_scale = LossScale(is_dynamic=engine.precision == "fp16")
         self._requests: set[Request] = set()  # by this rank, not yet in `requested`
@@ -193,7 +195,14 @@ class Trainer:
         return (self.position.epoch + self.windows.fraction(self.position)) / self.config.epochs
 
     @property
+    def has_stopped_early(self) -> bool:
+        """Whether the run has ended because evaluations no longer improve."""
+        return self.config.patience is not None and self.improvement.num_since >= self.config.patience
+
+    @property
     def is_done(self) -> bool:
+        if self.has_stopped_early:
+            return True
         if self.config.steps is not None:
             return self.step >= self.config.steps
         return self.position.epoch >= self.config.epochs
@@ -205,6 +214,18 @@ class Trainer:
     def is_pending(self, request: Request) -> bool:
         """Return whether this rank has made a request that is not in `trainer.requested` yet."""
         return request in self._requests
+
+    def record_loss(self, loss: float) -> None:
+        """Tell the trainer the validation loss after its last step, for `patience` and the plateau schedule.
+
+        All ranks must do so, before they save that step. A second loss of the same step has no effect.
+        """
+        if not self.config.uses_evaluations or self.improvement.last_step == self.step:
+            return
+        self.improvement = self.improvement.add(self.step, loss)
+        num_since = self.improvement.num_since
+        if self.config.schedule == "plateau" and num_since and num_since % self.config.plateau_patience == 0:
+            self.num_reductions += 1
 
     def snapshot(self) -> Snapshot:
         """Return this rank's part of a checkpoint of the last step."""
@@ -223,6 +244,8 @@ class Trainer:
             consecutive_skips=self._consecutive_skips,
             loss_scale=self.loss_scale.value,
             num_finite_steps=self.loss_scale.num_finite_steps,
+            improvement=self.improvement,
+            num_reductions=self.num_reductions,
             progress=self.progress,
             is_done=self.is_done,
         )
@@ -252,6 +275,7 @@ class Trainer:
         self.state, self.step, self.position = state, training_state.step, training_state.position
         self.skipped, self._consecutive_skips = training_state.skipped, training_state.consecutive_skips
         self._num_epoch_targets = training_state.num_targets
+        self.improvement, self.num_reductions = training_state.improvement, training_state.num_reductions
         self.loss_scale.restore(training_state.loss_scale, training_state.num_finite_steps)
         self._reader = None
 
@@ -261,7 +285,8 @@ class Trainer:
             self.engine.recorder.start()
         wait_timer = self.engine.mesh.world.wait_timer
         started, waited_before = time.perf_counter(), wait_timer.seconds
-        learning_rate = set_learning_rate(self.optimizer, learning_rate_factor(self.config, self.step, self.progress))
+        factor = learning_rate_factor(self.config, self.step, self.progress, self.num_reductions)
+        learning_rate = set_learning_rate(self.optimizer, factor)
         self.window, next_position = next(self._window_reader())
         data_read = time.perf_counter()
 

@@ -40,7 +40,19 @@ def train_and_show(run: Run) -> None:
         raise KeyboardInterrupt(f" at step {run.trainer.step}: {_resume_hint(run)}") from None
     if run.trainer.skipped:
         console.print(f"skipped {pluralize(run.trainer.skipped, 'step')} with a loss or gradient that was not finite")
+    if run.trainer.has_stopped_early:
+        console.print(_describe_early_stop(run))
     console.print(f"done: {_output_locations(run)}")
+
+
+def _describe_early_stop(run: Run) -> str:
+    improvement = run.trainer.improvement
+    evaluations = pluralize(improvement.num_since, "evaluation")
+    text = f"stopped early: {evaluations} without a lower validation loss"
+    if improvement.best_loss is None:  # none was finite
+        return text
+    name = f" ({run.folder}@best)" if run.config.save.keep_best else ""
+    return f"{text} than the {improvement.best_loss:.4f} of step {improvement.best_step}{name}"
 
 
 def _output_locations(run: Run) -> str:
