@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import stretto
 from helpers.rank_pool import RankPools
-from stretto.base.foreach import add_all, copy_all, multiply_all
+from stretto.base.foreach import add_all, copy_all, interpolate_all, multiply_all
 from stretto.base.tf32 import fp32_precisions, use_tf32
 from stretto.mesh.world import World
 
@@ -32,7 +32,7 @@ C10D_NAMES = (
 )
 # Each private name, and the one module that may use it.
 PRIVATE_NAMES = {
-    "base/foreach.py": {f"torch._foreach_{name}_" for name in ("add", "copy", "mul")},
+    "base/foreach.py": {f"torch._foreach_{name}_" for name in ("add", "copy", "lerp", "mul")},
     "base/tf32.py": {f"torch._C{name}" for name in ("", "._get_fp32_precision_getter", "._set_fp32_precision_setter")},
     "blocks/cudnn_weights.py": {"torch._cudnn_rnn_flatten_weight"},
     "engine/ddp_reducer.py": {"ddp.reducer._rebuild_buckets"},
@@ -95,6 +95,13 @@ def test_foreach_copies_convert_and_additions_are_in_place() -> None:
         sums = [torch.ones(2)]
         add_all(sums, sums)
     assert halves[0].tolist() == [1.0, 1.0] and sums[0].tolist() == [2.0, 2.0]
+
+
+def test_foreach_lerp_interpolates_in_place() -> None:
+    tensors = [torch.zeros(2), torch.ones(1)]
+    with private_name("torch._foreach_lerp_"):
+        interpolate_all(tensors, [torch.full((2,), 4.0), torch.full((1,), 3.0)], 0.25)
+    assert tensors[0].tolist() == [1.0, 1.0] and tensors[1].tolist() == [1.5]
 
 
 def test_an_rnn_module_runs_with_the_weights_in_its_flat_list() -> None:

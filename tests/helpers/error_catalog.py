@@ -176,6 +176,18 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --train.plateau_factor 0.1",
             ),
             ErrorCase(
+                "<file>: train: average_start=<n> needs average='ema' or 'swa', not '<average>'; remove average_start",
+                "Without an average, there is no first step of it.",
+                "Leave it out, or train with `--train.average swa`.",
+                "stretto train run.toml --train.average_start 2",
+            ),
+            ErrorCase(
+                "<file>: train: average_start=<n> exceeds steps=<n>; start earlier",
+                "The run would end before the average begins.",
+                "Lower `train.average_start`, or raise `train.steps`.",
+                "stretto train run.toml --train.average swa --train.average_start 99",
+            ),
+            ErrorCase(
                 "<file>: train: warmup=<n> exceeds steps=<n>; shorten the warmup",
                 "The run would end before the warm-up does.",
                 "Lower `train.warmup`, or raise `train.steps`.",
@@ -1057,6 +1069,12 @@ ERROR_SECTIONS = (
                 "Ranks hold different parameters, and a step computes each gradient once.",
                 "Use an optimizer that updates each parameter by itself.",
                 "stretto train run.toml --train.optimizer lbfgs",
+            ),
+            ErrorCase(
+                "optimizer=<name> can't be used: it has a schedule and an average of its own; use sgd with train.average='swa'",
+                "ASGD's average of the weights is that of `train.average`, which works with every optimizer and schedule.",
+                'Use `optimizer = "sgd"` and `average = "swa"`.',
+                "stretto train run.toml --train.optimizer asgd",
             ),
             ErrorCase(
                 "optimizer=<name> can't be used: it needs sparse gradients, but all gradients are dense here; use adam",

@@ -59,6 +59,7 @@ def test_the_config_sets_the_options_of_an_optimizer(values: dict[str, object], 
             {"optimizer": "lbfgs"},
             "optimizer=LBFGS can't be used: it computes the loss several times per step",
         ),
+        ({"optimizer": "asgd"}, "optimizer=ASGD can't be used: it has .* of its own; use sgd with train.average='swa'"),
         ({"optimizer": "sparseadam"}, "optimizer=SparseAdam can't be used: it needs sparse gradients.*; use adam$"),
         ({"optimizer": "muon"}, "train.optimizer=muon can't be used: it updates matrices only"),
         ({"optimizer": "adamm"}, "train.optimizer='adamm' is not a class of torch.optim; choose from adadelta, ada"),
@@ -85,7 +86,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(values: dict[str, object],
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam])
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam, torch.optim.ASGD])
 def test_a_factory_of_an_unusable_optimizer_is_refused(kind: type[torch.optim.Optimizer], byte_corpus: Corpus) -> None:
     engine = make_engine(model(), TokenLoss(), seed=1)
     with pytest.raises(ConfigError, match=f"optimizer={kind.__name__} can't be used"):

@@ -1,4 +1,4 @@
-"""Every optimizer and schedule resumes exactly, in the same layout and in another, and needs all of its saved state."""
+"""Optimizers, schedules and averages resume exactly, in the same layout and in another, and need all of their state."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +33,8 @@ CONFIGS: dict[str, dict[str, object]] = {
     "one_cycle": {"optimizer": "sgd", "schedule": "one_cycle"},
     "plateau": {"optimizer": "sgd", "schedule": "plateau", "plateau_patience": 2, "warmup": 2},
     "constant": {"optimizer": "sgd", "schedule": "constant", "warmup": 5},
+    "ema": {"optimizer": "sgd", "average": "ema", "average_decay": 0.5},
+    "swa": {"optimizer": "sgd", "average": "swa", "average_start": 2},
 }
 # The validation loss after each step: a plateau lowers the rate after steps 3 and 5.
 VALIDATION_LOSSES = [2.0, 3.0, 3.0, 3.0, 3.0, 3.0]
@@ -168,3 +170,22 @@ def test_each_part_of_a_schedules_state_matters(
     trainer, _ = restored(name, folder)
     setattr(trainer, part, getattr(make_trainer(name, Layout(), single()), part))
     assert advance(trainer, trainer.step + WHOLE - HALF).rates != whole[name].rates[HALF:]
+
+
+@pytest.mark.parametrize("part", ["tensors", "num_averaged"])
+@pytest.mark.parametrize("name", ["ema", "swa"])
+def test_each_part_of_an_averages_state_matters(
+    name: str, part: str, half: dict[str, Progress], whole: dict[str, Progress], folder: Path
+) -> None:
+    trainer, _ = restored(name, folder)
+    average = trainer._average
+    if part == "tensors":
+        for tensor in average.tensors.values():
+            tensor.zero_()
+    else:
+        average.num_averaged = 0
+    rest = advance(trainer, WHOLE)
+    averages = [tensor_name for tensor_name in rest.tensors if tensor_name.startswith("average.")]
+    assert averages
+    for tensor_name in averages:
+        assert not torch.equal(rest.tensors[tensor_name], whole[name].tensors[tensor_name])

@@ -19,6 +19,11 @@ def copy_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     torch._foreach_copy_(targets, sources)  # type: ignore[arg-type]
 
 
+def interpolate_all(targets: Sequence[Tensor], sources: Sequence[Tensor], weight: float) -> None:
+    """Move each target towards its source by a fraction of the way, in place."""
+    torch._foreach_lerp_(targets, sources, weight)  # type: ignore[call-overload]
+
+
 def add_all(targets: Sequence[Tensor], sources: Sequence[Tensor]) -> None:
     """Add each source to its target, in place."""
     torch._foreach_add_(targets, sources)  # type: ignore[call-overload]

@@ -93,6 +93,7 @@ class TrainingState(StrictModel):
     num_finite_steps: int = Field(0, ge=0, lt=_INT_LIMIT)  # since the loss scale last changed
     improvement: Improvement = Improvement()  # of the evaluations, if training depends on them
     num_reductions: int = Field(0, ge=0, lt=_INT_LIMIT)  # how often a plateau has lowered the learning rate
+    num_averaged: int = Field(0, ge=0, lt=_INT_LIMIT)  # how many steps are in the average of the weights
     progress: float = Field(ge=0, allow_inf_nan=False)  # of the run, from 0 to 1
     is_done: bool = False
 
@@ -113,7 +114,7 @@ class Manifest(StrictModel):
     """A checkpoint's files, training state and origin, as in its manifest.json."""
 
     format: Literal["stretto checkpoint"] = "stretto checkpoint"
-    version: Literal[4] = 4
+    version: Literal[5] = 5
     generation: int = Field(ge=0, lt=_INT_LIMIT)
     num_ranks: int = Field(ge=1, lt=_INT_LIMIT)
     created: str  # when, in UTC

@@ -71,6 +71,13 @@ class TrainConfig(StrictModel):
     nonfinite: Literal["stop", "skip"] = "stop"
     """If a loss or gradient is not finite, stop the run and save the batch, or skip the step (at most 99 in a row)."""
 
+    average: Literal["none", "ema", "swa"] = "none"
+    """Average the weights after each step: `ema` exponentially, `swa` equally. Evaluations and the final weights use
+    the averages."""
+    average_decay: float = Field(0.999, ge=0, lt=1)
+    """ema: how much of the average each step keeps; the rest is from the weights."""
+    average_start: int = Field(1, ge=1)
+    """ema, swa: first step whose weights are averaged."""
     patience: int | None = Field(None, ge=1)
     """Stop early after this many evaluations without a lower validation loss; by default never."""
 
@@ -88,10 +95,18 @@ class TrainConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        for name in ("plateau_patience", "plateau_factor"):
-            value, default = getattr(self, name), type(self).model_fields[name].default
-            if value != default and self.schedule != "plateau":
-                raise ValueError(f"{name}={value} needs schedule='plateau', not '{self.schedule}'; remove {name}")
+        for name, needed_field, needed_values in (
+            ("plateau_patience", "schedule", ("plateau",)),
+            ("plateau_factor", "schedule", ("plateau",)),
+            ("average_decay", "average", ("ema",)),
+            ("average_start", "average", ("ema", "swa")),
+        ):
+            value, other = getattr(self, name), getattr(self, needed_field)
+            if value != type(self).model_fields[name].default and other not in needed_values:
+                needed = " or ".join(f"'{needed}'" for needed in needed_values)
+                raise ValueError(f"{name}={value} needs {needed_field}={needed}, not '{other}'; remove {name}")
+        if self.steps is not None and self.average_start > self.steps:
+            raise ValueError(f"average_start={self.average_start} exceeds steps={self.steps}; start earlier")
         if self.steps is not None and self.warmup > self.steps:
             raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}; shorten the warmup")
         return self

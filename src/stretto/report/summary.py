@@ -146,4 +146,5 @@ def _describe_training(config: RunConfig) -> str:
     clip = f", gradients clipped to norm {train.clip:g}" if train.clip else ""
     patience = "" if train.patience is None else f", stops early after {pluralize(train.patience, 'evaluation')}"
     schedule = f"{train.schedule.replace('_', ' ')} schedule{warmup}"
+    patience += "" if train.average == "none" else f", weights averaged ({train.average.upper()})"
     return f"{length} of {train.optimizer}, learning rate {train.lr:g}, {schedule}{clip}{patience}"

@@ -18,6 +18,7 @@ _RESERVED_OPTIONS = {"self", "params", "lr", "weight_decay", "differentiable"}
 _FUSED_CLASSES = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 _REFUSED: dict[type[torch.optim.Optimizer], str] = {
     torch.optim.LBFGS: "computes the loss several times per step, and needs all parameters on one rank; use adamw",
+    torch.optim.ASGD: "has a schedule and an average of its own; use sgd with train.average='swa'",
     torch.optim.SparseAdam: "needs sparse gradients, but all gradients are dense here; use adam",
 }
 # Refused by name only: a factory can give it the matrices of a model.
@@ -77,7 +78,7 @@ def check_group_sizes(config: TrainConfig, sizes: Sequence[float]) -> None:
 
 
 def refuse_optimizer(optimizer_class: type[torch.optim.Optimizer]) -> None:
-    """Raise if an optimizer does not update each parameter by itself, from a dense gradient."""
+    """Raise if an optimizer does not update each parameter by itself, from a dense gradient and the given rate."""
     for refused, reason in _REFUSED.items():
         if issubclass(optimizer_class, refused):
             raise ConfigError(f"optimizer={optimizer_class.__name__} can't be used: it {reason}")

@@ -1,7 +1,6 @@
 """Makes the optimizer, and scales and clips gradients."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
@@ -65,26 +64,6 @@ def reject_unused_fields(config: TrainConfig) -> None:
         value = getattr(config, name)
         if value != TrainConfig.model_fields[name].default:
             raise ConfigError(f"train.{name}={value} has no effect with your own optimizer; leave it out")
-
-
-@contextmanager
-def averaged_weights(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Use ASGD's averages as the weights within this context; do nothing for other optimizers."""
-    is_asgd = isinstance(optimizer, torch.optim.ASGD)
-    pairs = [(weight, state["ax"]) for weight, state in optimizer.state.items() if is_asgd]
-    _swap(pairs)
-    try:
-        yield
-    finally:
-        _swap(pairs)
-
-
-@torch.no_grad()
-def _swap(pairs: list[tuple[Tensor, Tensor]]) -> None:
-    for weight, average in pairs:
-        copy = weight.clone()
-        weight.copy_(average)
-        average.copy_(copy)
 
 
 def scale_gradients(parameters: Iterable[nn.Parameter], count: float, norm: float, clip: float) -> float:

@@ -26,7 +26,6 @@ from stretto.train.data_spec import data_spec_files
 from stretto.train.evaluate import EvaluationInterruptedError, OnWindow, evaluate
 from stretto.train.events import EvaluationReport, Event, PreemptedError, log_line
 from stretto.train.log import LogWriter, has_evaluation, open_log_writer
-from stretto.train.optimizer import averaged_weights
 from stretto.train.plan_check import PlanCheck, predicted_seconds
 from stretto.train.rank_monitor import RankMonitor
 from stretto.train.save_policy import SavePolicy
@@ -212,7 +211,7 @@ class Run:
         if self.valid is None:
             return
         try:
-            with averaged_weights(self.trainer.optimizer):
+            with self.trainer.averaged_weights():
                 evaluation = evaluate(
                     self.engine,
                     self.valid,

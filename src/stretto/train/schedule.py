@@ -44,12 +44,7 @@ def learning_rate_factor(config: TrainConfig, step: int, progress: float, num_re
 def set_learning_rate(optimizer: torch.optim.Optimizer, factor: float) -> float:
     """Set each group's learning rate for the next step: its peak times `factor`. Return the first group's rate."""
     for group in optimizer.param_groups:
-        rate = group["lr"] = group["initial_lr"] * factor
-        if isinstance(optimizer, torch.optim.ASGD):
-            # ASGD computed this step's rate, `eta`, at the end of the last step, from that step's `lr`; replace it.
-            for parameter in group["params"]:
-                if parameter in optimizer.state:
-                    optimizer.state[parameter]["eta"].fill_(rate)
+        group["lr"] = group["initial_lr"] * factor
     return float(optimizer.param_groups[0]["lr"])
 
 

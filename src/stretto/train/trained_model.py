@@ -115,13 +115,14 @@ def _config_of(checkpoint: Checkpoint) -> RunConfig:
 
 
 def read_weights(model: Stack, checkpoint: Checkpoint) -> dict[str, Tensor]:
-    """Return the weights in a checkpoint, by name, on the CPU; with ASGD, their averages."""
+    """Return the weights in a checkpoint, by name, on the CPU; or their averages, if it has them."""
     check_weights(model, checkpoint)
     tensors = checkpoint.manifest.tensors()
+    average_names = _average_names(model)
     weights: dict[str, Tensor] = {}
     shards = []
     for name, parameter in model.state_dict().items():
-        average_name = f"optimizer.{name}.ax"  # torch's ASGD calls the average `ax`
+        average_name = average_names.get(name)
         saved_name = average_name if average_name in tensors else f"weights.{name}"
         weights[name] = torch.empty(parameter.shape, dtype=getattr(torch, tensors[saved_name].dtype), device="cpu")
         shards.append(TensorShard(saved_name, weights[name]))
@@ -130,11 +131,12 @@ def read_weights(model: Stack, checkpoint: Checkpoint) -> dict[str, Tensor]:
 
 
 def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
-    """Raise if a checkpoint's weights, or ASGD's averages of them, don't have the shapes of the model's weights."""
+    """Raise if a checkpoint's weights, or their averages, don't have the shapes of the model's weights."""
     tensors = checkpoint.manifest.tensors()
+    average_names = _average_names(model)
     for name, parameter in model.state_dict().items():
         weight = tensors.get(f"weights.{name}")
-        average = tensors.get(f"optimizer.{name}.ax", weight)
+        average = tensors.get(average_names.get(name, ""), weight)
         for saved in (weight, average):
             if saved is None or saved.full_shape != parameter.shape:
                 problem = "does not have it" if saved is None else f"has it as {list(saved.full_shape)}"
@@ -142,6 +144,13 @@ def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
                     f"the model has a weight {name} of shape {list(parameter.shape)}, but {checkpoint.location} "
                     f"{problem}; use the same model, or choose a different run.folder"
                 )
+
+
+def _average_names(model: Stack) -> dict[str, str]:
+    """Return the names of the parameters' averages in a checkpoint; tied parameters share one, under the first name."""
+    first_names: dict[Tensor, str] = {}
+    named_parameters = model.named_parameters(remove_duplicate=False)
+    return {name: f"average.{first_names.setdefault(parameter, name)}" for name, parameter in named_parameters}
 
 
 def _use_allowed_cache(config: RunConfig, allowed_locations: Sequence[str]) -> RunConfig:

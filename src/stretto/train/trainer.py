@@ -4,6 +4,7 @@ import enum
 import math
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from typing import NamedTuple, Self
 
@@ -42,6 +43,7 @@ from stretto.train.trainer_state import (
     shards_to_write,
     weight_shards,
 )
+from stretto.train.weight_average import WeightAverage
 from stretto.windows.loader import WindowSource, read_ahead
 
 _MAX_CONSECUTIVE_SKIPS = 100  # a run that skips this many steps in a row has diverged
@@ -150,6 +152,7 @@ class Trainer:
             self.optimizer = make_named_optimizer(config, engine.stack.named_parameters(), engine.mesh.world)
         else:
             self.optimizer = make_optimizer(optimizer, engine.stack.parameters())
+        self._average = WeightAverage(config, engine.stack)
         if self.num_steps is not None and config.warmup > self.num_steps:
             raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {self.num_steps} steps; shorten it")
         self.step = 0
@@ -227,10 +230,18 @@ class Trainer:
         if self.config.schedule == "plateau" and num_since and num_since % self.config.plateau_patience == 0:
             self.num_reductions += 1
 
+    def averaged_weights(self) -> AbstractContextManager[None]:
+        """Return a context in which the weights are their averages (`config.average`), to evaluate or export them.
+
+        Without averages, or before the first, the weights stay as they are. Don't train in this context.
+        """
+        return self._average.in_use()
+
     def snapshot(self) -> Snapshot:
         """Return this rank's part of a checkpoint of the last step."""
         engine, windows = self.engine, self.windows
-        replicated = [*weight_shards(engine.stack), *optimizer_shards(engine.stack, self.optimizer)]
+        replicated = weight_shards(engine.stack) + optimizer_shards(engine.stack, self.optimizer)
+        replicated += self._average.shards()
         shards = shards_to_write(replicated, engine.mesh.replica, engine.mesh.num_replicas)
         if windows.is_stateful and self.state is not None:
             shards += lane_shards(engine.stack, self.state, windows.lane_indices, windows.lanes)
@@ -246,6 +257,7 @@ class Trainer:
             num_finite_steps=self.loss_scale.num_finite_steps,
             improvement=self.improvement,
             num_reductions=self.num_reductions,
+            num_averaged=self._average.num_averaged,
             progress=self.progress,
             is_done=self.is_done,
         )
@@ -267,6 +279,7 @@ class Trainer:
         optimizer_state = allocate_optimizer_state(stack, self.optimizer, checkpoint)
         for name, values in optimizer_state.items():
             shards += [TensorShard(f"optimizer.{name}.{key}", value) for key, value in values.items()]
+        shards += self._average.allocate(checkpoint)
         if windows.is_stateful and any(name.startswith("lanes.") for name in checkpoint.manifest.tensors()):
             state = allocate_lane_state(stack, len(windows.lane_indices), self.engine.mesh.world.device)
             shards += lane_shards(stack, state, windows.lane_indices, windows.lanes)
@@ -361,6 +374,7 @@ class Trainer:
         )
         with flush_denormals():
             self.optimizer.step()
+        self._average.update(self.step + 1)
         return gradient_norm, state
 
     def _check_divergence(self, totals: _StepTotals) -> None:

@@ -87,8 +87,13 @@ def _summary(checkpoint: Checkpoint) -> Table:
 
 
 def _tensor_table(manifest: Manifest) -> Table:
-    """Return a table of each block's weight shapes and the sizes of its weights, optimizer state and lanes' states."""
-    kinds = ("weights", "optimizer", "lanes")
+    """Return a table of each block's weight shapes and the sizes of its weights, optimizer state and lanes' states.
+
+    If the weights are averaged, it has the size of the averages too.
+    """
+    kinds = ["weights", "optimizer", "lanes"]
+    if manifest.training_state.num_averaged:
+        kinds.append("average")
     sizes: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(kinds, 0))
     shapes: dict[str, list[str]] = defaultdict(list)
     for file in manifest.files:
