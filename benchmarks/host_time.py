@@ -19,7 +19,7 @@ from stretto.engine.pipeline import PipelineEngine
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
-from stretto.nn import LSTM, Block, Embedding, Linear, Rows, Stack, State, TokenLoss, initialize
+from stretto.nn import LSTM, Block, CrossEntropy, Embedding, Linear, Rows, Stack, State, initialize
 from timing import parse_quick, show
 
 NUM_CHUNKS, NUM_STEPS, NUM_ROWS, HIDDEN, NUM_TOKENS = 32, 64, 4, 8, 16
@@ -58,7 +58,7 @@ def run_by_hand(stack: Stack, window: Window) -> None:
     """Run forward and backward of each chunk with torch's calls alone, as a script without an engine would."""
     assert window.inputs is not None and window.targets is not None
     stack.zero_grad(set_to_none=True)
-    loss, state, chunks = TokenLoss(), stack.begin(window.rows(1, torch.device("cpu"), torch.float32)), []
+    loss, state, chunks = CrossEntropy(), stack.begin(window.rows(1, torch.device("cpu"), torch.float32)), []
     inputs, targets = window.inputs.chunk(NUM_CHUNKS), window.targets.chunk(NUM_CHUNKS)
     for x, y in zip(inputs, targets, strict=True):
         state = tuple(tensor.detach().requires_grad_() for tensor in state)
@@ -76,7 +76,7 @@ def measure(model: Callable[[], list[Block]], rounds: int) -> tuple[float, float
     """Return the engine's and the hand-written loop's CPU seconds per action."""
     stack = initialize(Stack(model()), 1)
     world = World(0, 1, torch.device("cpu"))
-    engine = PipelineEngine(stack, TokenLoss(), Layout(chunks=NUM_CHUNKS), Mesh(world, Topology(1, 1)))
+    engine = PipelineEngine(stack, CrossEntropy(), Layout(chunks=NUM_CHUNKS), Mesh(world, Topology(1, 1)))
     tokens = torch.zeros(NUM_STEPS, NUM_ROWS, dtype=torch.int64)
     window = Window(
         NUM_STEPS,

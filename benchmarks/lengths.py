@@ -22,7 +22,7 @@ from rich.progress import track
 
 from stretto import Layout, World, make_engine
 from stretto.data import Batches, LabeledItems, Position, Sequences, Window, read_ahead
-from stretto.nn import LSTM, Embedding, Linear, SequenceLoss, Stack
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
 from timing import parse_quick, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -135,7 +135,7 @@ def set_up(world: World, folder: Path, num_steps: int) -> None:
 
 def _side(world: World, feed: Iterator[Window], num_steps: int) -> Callable[[], tuple[int, float]]:
     stack = Stack([Embedding(NUM_TOKENS, 128), LSTM(128, 256), Linear(256, NUM_CLASSES)])
-    engine = make_engine(stack, SequenceLoss(), Layout(replicas=world.size), world, seed=1)
+    engine = make_engine(stack, CrossEntropy(), Layout(replicas=world.size), world, seed=1)
     optimizer = torch.optim.AdamW(engine.stack.parameters(), 1e-3, fused=True)
 
     def turn() -> tuple[int, float]:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from stretto import TrainConfig, Trainer, make_engine
 from stretto.data import Corpus, Lanes, TextOptions, prepare_text
-from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss, initialize
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack, initialize
 from stretto.store.vocabulary import Level
 from timing import WIKITEXT, parse_quick, show, take_turns
 
@@ -44,7 +44,7 @@ def compare(level: Level, hidden: int, rounds: int) -> dict[str, float]:
         by_hand = reference_loop.ReferenceModel(num_tokens, hidden, num_layers=2)
         by_hand.load_weights(stack.state_dict())
         loop = iter(reference_loop.train(by_hand, batches(corpus), lr=1e-3, clip=1.0))
-        trainer = Trainer(make_engine(stack, TokenLoss()), Lanes(corpus, LANES, WINDOW), TrainConfig(epochs=100))
+        trainer = Trainer(make_engine(stack, CrossEntropy()), Lanes(corpus, LANES, WINDOW), TrainConfig(epochs=100))
         return take_turns(level, {"trainer": trainer.advance, "loop": lambda: next(loop)}, rounds)
 
 

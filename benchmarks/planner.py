@@ -24,7 +24,7 @@ from stretto import Layout, TrainConfig, Trainer, World, make_engine
 from stretto.data import Corpus, Lanes, prepare_text
 from stretto.measure.profile import measure_profile
 from stretto.measure.workload import find_workload
-from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.predict import predict
@@ -83,7 +83,7 @@ def measure(world: World, corpus: Path, shape: Shape) -> Profile:
     with torch.device("meta"):
         model = shape.model()
     optimizer = optimizer_factory(TRAIN)
-    return measure_profile(model, TokenLoss(), feed(corpus, shape), world=world, optimizer=optimizer, threads=1)
+    return measure_profile(model, CrossEntropy(), feed(corpus, shape), world=world, optimizer=optimizer, threads=1)
 
 
 def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: int) -> float:
@@ -92,7 +92,7 @@ def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: i
     if key not in _TRAINERS:
         with torch.device("meta"):
             model = shape.model()
-        engine = make_engine(model, TokenLoss(), layout, world, seed=1)
+        engine = make_engine(model, CrossEntropy(), layout, world, seed=1)
         _TRAINERS[key] = Trainer(engine, feed(corpus, shape), TRAIN)
         _TRAINERS[key].advance()
     if world.size > 1:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stretto import Layout, World, make_engine
 from stretto.data import Window
-from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
 from timing import parse_quick, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -38,7 +38,7 @@ _STEPS: dict[str, Callable[[], dict[str, Tensor]]] = {}
 
 def build(world: World, layout: Layout, window: int) -> Callable[[], dict[str, Tensor]]:
     blocks = [Embedding(256, HIDDEN), LSTM(HIDDEN, HIDDEN), LSTM(HIDDEN, HIDDEN), Linear(HIDDEN, 256)]
-    engine = make_engine(Stack(blocks), TokenLoss(), layout, world, seed=1)
+    engine = make_engine(Stack(blocks), CrossEntropy(), layout, world, seed=1)
     tokens = torch.randint(256, (window + 1, ROWS), generator=torch.Generator().manual_seed(1))
     lengths, fresh = torch.full((ROWS,), window), torch.ones(ROWS, dtype=torch.bool)
     batch = Window(window, torch.arange(ROWS), lengths, fresh, tokens[:-1], tokens[1:])

@@ -21,7 +21,7 @@ from stretto import CheckpointManager, TrainConfig, Trainer, make_engine
 from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.base.window import Window
-from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
 from timing import parse_quick, show
 
 ROWS, WINDOW, VOCABULARY = 16, 16, 256
@@ -73,7 +73,7 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console(stderr=True)
     blocks = [Embedding(VOCABULARY, hidden), LSTM(hidden, hidden), LSTM(hidden, hidden), Linear(hidden, VOCABULARY)]
-    engine = make_engine(Stack(blocks), TokenLoss(), seed=1)
+    engine = make_engine(Stack(blocks), CrossEntropy(), seed=1)
     trainer = Trainer(engine, Tokens(), TrainConfig(steps=10**6))
     quiet: list[float] = []  # steps with nothing beside them
     beside: list[float] = []  # steps of which some part had a save beside it

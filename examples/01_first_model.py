@@ -16,7 +16,7 @@ model = nn.Stack(
         nn.Linear(128, 256),
     ]
 )
-engine = stretto.make_engine(model, nn.TokenLoss(), seed=1)
+engine = stretto.make_engine(model, nn.CrossEntropy(), seed=1)
 trainer = stretto.Trainer(engine, train, stretto.TrainConfig(steps=300, lr=4e-3))
 
 for report in trainer:

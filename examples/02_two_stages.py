@@ -23,7 +23,7 @@ with stretto.world(layout.num_ranks) as world:  # raises an error if the job has
                 nn.Linear(128, 256),
             ]
         )
-    engine = stretto.make_engine(model, nn.TokenLoss(), layout, world, seed=1)
+    engine = stretto.make_engine(model, nn.CrossEntropy(), layout, world, seed=1)
     trainer = stretto.Trainer(engine, train, stretto.TrainConfig(steps=100, lr=4e-3))
 
     for report in trainer:

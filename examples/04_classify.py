@@ -37,7 +37,7 @@ with stretto.world() as world:
     layout = stretto.Layout(replicas=world.size)
     with torch.device("meta"):
         model = nn.Stack([nn.Embedding(256, 128), nn.GRU(128, 128), nn.Linear(128, 4)])
-    engine = stretto.make_engine(model, nn.SequenceLoss(), layout, world, seed=1)
+    engine = stretto.make_engine(model, nn.CrossEntropy(), layout, world, seed=1)
 
     if world.is_rank_zero and not Path("data/brackets").exists():
         Path("data").mkdir(exist_ok=True)

@@ -49,7 +49,7 @@ model = nn.Stack(
         nn.Linear(128, num_words),
     ]
 )
-engine = stretto.make_engine(model, nn.TokenLoss(), seed=1)
+engine = stretto.make_engine(model, nn.CrossEntropy(), seed=1)
 
 for report in stretto.Trainer(engine, lanes, stretto.TrainConfig(epochs=1, lr=1e-2, warmup=20)):
     if report.step % 50 == 0:

@@ -20,7 +20,7 @@ with stretto.world() as world:
                 nn.Linear(128, 256),
             ]
         )
-    loss = nn.TokenLoss()
+    loss = nn.CrossEntropy()
     layout = stretto.choose_layout(model, loss, train, world=world, optimizer=torch.optim.AdamW)
     if world.is_rank_zero:
         print(f"chosen: {layout}")

@@ -23,7 +23,7 @@ with stretto.world() as world:
                 nn.Linear(64, 256),
             ]
         )
-    engine = stretto.make_engine(model, nn.TokenLoss(), layout, world, seed=1)
+    engine = stretto.make_engine(model, nn.CrossEntropy(), layout, world, seed=1)
 
     if world.is_rank_zero and not Path("data/texts").exists():
         prepare_sequences("texts.jsonl", "data/texts")

@@ -48,7 +48,7 @@ with stretto.world() as world:
         Path(folder, "texts.jsonl").write_text("\n".join(lines) + "\n")
         (store,) = stretto.data.prepare_sequences(f"{folder}/texts.jsonl", f"{folder}/texts")
         layout = stretto.Layout(replicas=world.size, micro_batches=2)
-        engine = stretto.make_engine(stack, stretto.nn.TokenLoss(), layout, world)
+        engine = stretto.make_engine(stack, stretto.nn.CrossEntropy(), layout, world)
         batches = stretto.data.Batches(stretto.data.NextTokenItems(store), budget=10**6).share(
             engine.mesh.replica, layout.replicas, 2
         )

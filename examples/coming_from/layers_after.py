@@ -20,7 +20,7 @@ with stretto.world(layout.num_ranks) as world:  # raises an error if the job has
     for block, name in zip(model, ["embedding", "layers.0", "layers.1", "head"], strict=True):
         for key, tensor in block.state_dict().items():
             tensor.copy_(weights[f"{name}.{key.split('.')[-1]}"])
-    engine = stretto.make_engine(model, nn.TokenLoss(), layout, world)
+    engine = stretto.make_engine(model, nn.CrossEntropy(), layout, world)
 
     if world.is_rank_zero and not Path("data/book").exists():
         prepare_text(["book.txt"], "data/book")

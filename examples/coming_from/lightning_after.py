@@ -20,7 +20,7 @@ with stretto.world() as world:
     for block, name in zip(model, ["embedding", "lstm", "head"], strict=True):
         for key, tensor in block.state_dict().items():
             tensor.copy_(weights[f"{name}.{key.split('.')[-1]}"])
-    engine = stretto.make_engine(model, nn.TokenLoss(), layout, world)
+    engine = stretto.make_engine(model, nn.CrossEntropy(), layout, world)
 
     if world.is_rank_zero and not Path("data/book").exists():
         prepare_text(["book.txt"], "data/book")

@@ -13,7 +13,7 @@ from stretto.data import Corpus, Lanes, prepare_text
 with stretto.world() as world:  # reads TF_CONFIG
     layout = stretto.Layout(replicas=world.size)
     model = nn.Stack([nn.Embedding(256, 64), nn.LSTM(64, 64), nn.Linear(64, 256)])
-    engine = stretto.make_engine(model, nn.TokenLoss(), layout, world, seed=1)
+    engine = stretto.make_engine(model, nn.CrossEntropy(), layout, world, seed=1)
 
     if world.is_rank_zero and not Path("data/book").exists():
         prepare_text(["book.txt"], "data/book")

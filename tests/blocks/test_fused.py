@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stretto import Layout, make_engine
 from stretto.blocks.fused import FusedStack, find_fused, fused_runs
-from stretto.nn import GRU, LSTM, Block, Dropout, Embedding, Linear, Residual, Rows, Stack, State, TokenLoss
+from stretto.nn import GRU, LSTM, Block, CrossEntropy, Dropout, Embedding, Linear, Residual, Rows, Stack, State
 
 STEPS, BATCH, IN, HIDDEN = 7, 3, 5, 6
 
@@ -87,7 +87,7 @@ def test_an_engine_runs_the_adjacent_layers_of_its_stage_in_one_call(monkeypatch
     from stretto.base.position import Position
 
     model = Stack([Embedding(29, 6), LSTM(6, 6), LSTM(6, 6), LSTM(6, 6), Linear(6, 29)])
-    engine = make_engine(model, TokenLoss(), Layout(), seed=1)
+    engine = make_engine(model, CrossEntropy(), Layout(), seed=1)
     layers_per_call: list[int] = []
     call = nn.LSTM.forward
 

@@ -1,12 +1,26 @@
+import copy
 from collections.abc import Callable
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from stretto import make_engine
 from stretto.errors import ConfigError
-from stretto.nn import AbsoluteError, Loss, QuantileLoss, SequenceLoss, SquaredError, TokenLoss, last_step_targets
+from stretto.nn import (
+    AbsoluteError,
+    BinaryCrossEntropy,
+    CrossEntropy,
+    HuberLoss,
+    Linear,
+    Loss,
+    QuantileLoss,
+    SquaredError,
+    Stack,
+    as_loss,
+    last_step_targets,
+)
 
 STEPS, ROWS = 6, 4
 
@@ -34,8 +48,13 @@ def quantiles() -> tuple[Tensor, Tensor]:
 
 
 CASES: list[tuple[Loss, Callable[[], tuple[Tensor, Tensor]]]] = [
-    (TokenLoss(), tokens),
-    (SequenceLoss(), sequences),
+    (CrossEntropy(), tokens),
+    (CrossEntropy(), sequences),
+    (CrossEntropy((0.5, 1, 2, 3, 0), label_smoothing=0.2), tokens),
+    (HuberLoss(0.5), series),
+    (BinaryCrossEntropy(), series),
+    (as_loss(nn.NLLLoss()), tokens),
+    (as_loss(nn.SmoothL1Loss()), series),
     (SquaredError(), series),
     (AbsoluteError(), series),
     (QuantileLoss(), quantiles),
@@ -58,16 +77,16 @@ def test_the_losses_of_parts_of_a_batch_sum_to_that_of_the_batch(
     assert gradient.isfinite().all()
 
 
-def test_the_token_loss_equals_torch_on_valid_targets() -> None:
+def test_cross_entropy_equals_torch_on_valid_targets() -> None:
     y, targets = tokens()
-    loss = TokenLoss()(y, targets)
+    loss = CrossEntropy()(y, targets)
     assert int(loss.count) == STEPS * ROWS - 2
     assert loss.total / loss.count == pytest.approx(float(F.cross_entropy(y.flatten(0, 1), targets.flatten())))
 
 
-def test_the_sequence_loss_uses_the_last_valid_step_only() -> None:
+def test_the_loss_of_a_label_uses_the_last_valid_step_only() -> None:
     y, targets = sequences()
-    loss = SequenceLoss()(y.requires_grad_(), targets)
+    loss = CrossEntropy()(y.requires_grad_(), targets)
     last_outputs = torch.stack([y[5, 0], y[1, 1], y[0, 2]])
     expected = F.cross_entropy(last_outputs, torch.tensor([3, 1, 4]), reduction="sum")
     torch.testing.assert_close(loss.total, expected)
@@ -100,13 +119,105 @@ def test_the_quantile_loss_is_least_at_the_quantile() -> None:
 
 def test_bf16_outputs_are_summed_in_fp32() -> None:
     y, targets = tokens()
-    assert TokenLoss()(y.bfloat16(), targets).total.dtype == torch.float32
+    assert CrossEntropy()(y.bfloat16(), targets).total.dtype == torch.float32
 
 
 def test_impossible_losses_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"quantiles=\(0\.5, 1\.5\) are not all between 0 and 1"):
         QuantileLoss((0.5, 1.5))
-    with pytest.raises(ConfigError, match="plus a last dim of 3 quantiles; add it to the last block's outputs"):
+    with pytest.raises(ConfigError, match="don't have 3 quantiles for each of the targets"):
         QuantileLoss()(torch.zeros(2, 3, 1), torch.zeros(2, 3))
     with pytest.raises(ConfigError, match="differ in shape"):
         SquaredError()(torch.zeros(2, 3, 1), torch.zeros(2, 3))
+    with pytest.raises(ConfigError, match=r"not outputs \[2, 3, 1\] and floats \[2, 3\]; use SquaredError"):
+        CrossEntropy()(torch.zeros(2, 3, 1), torch.zeros(2, 3))
+    with pytest.raises(ConfigError, match="class_weights has 2 numbers, but the model has 3 outputs"):
+        CrossEntropy((1, 2))(torch.zeros(2, 1, 3), torch.zeros(2, 1, dtype=torch.int64))
+
+
+TORCH_CASES: list[tuple[nn.Module, Callable[[], tuple[Tensor, Tensor]]]] = [
+    (nn.CrossEntropyLoss(), tokens),
+    (nn.CrossEntropyLoss(torch.tensor([0.5, 1, 2, 3, 0.25]), label_smoothing=0.1), tokens),
+    (nn.CrossEntropyLoss(ignore_index=3, reduction="none"), tokens),
+    (nn.NLLLoss(torch.tensor([0.5, 1, 2, 3, 0.25]), ignore_index=2), tokens),
+    (nn.MSELoss(), series),
+    (nn.L1Loss(reduction="none"), series),
+    (nn.SmoothL1Loss(beta=0.4), series),
+    (nn.HuberLoss(delta=0.3), series),
+    (nn.BCEWithLogitsLoss(pos_weight=torch.tensor([2.0, 1.0, 3.0])), series),
+    (nn.PoissonNLLLoss(), series),
+    (nn.SoftMarginLoss(), series),
+]
+
+
+@pytest.mark.parametrize(("module", "case"), TORCH_CASES, ids=lambda value: str(value))
+def test_a_torch_module_gives_its_own_mean_over_valid_targets(
+    module: nn.Module, case: Callable[[], tuple[Tensor, Tensor]]
+) -> None:
+    torch.manual_seed(3)
+    y, targets = case()
+    y.requires_grad_()
+    loss = as_loss(module)(y, targets)
+    mean = loss.total / (loss.count if loss.weight is None else loss.weight)
+    (gradient,) = torch.autograd.grad(mean, y)
+
+    module = copy.deepcopy(module).double()
+    module.reduction = "mean"
+    is_valid = targets != -100 if case is tokens else ~targets.isnan().any(-1)
+    if case is series:  # torch has no missing values: drop their time steps, then those of one value
+        y2, targets2 = y[is_valid], targets[is_valid]
+        ours = as_loss(module)(y2, targets2)
+        torch.testing.assert_close(ours.total / ours.count, module(y2, targets2), rtol=1e-12, atol=1e-12)
+        assert int(loss.count) == int((~targets.isnan()).sum())
+        assert gradient.isfinite().all() and not gradient[targets.isnan()].any()
+        return
+    expected = module(y[is_valid], targets[is_valid])
+    torch.testing.assert_close(mean, expected, rtol=1e-12, atol=1e-12)
+    (expected_gradient,) = torch.autograd.grad(expected, y)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-12)
+
+
+def mean_of_squares(y: Tensor, targets: Tensor) -> Tensor:
+    return ((y - targets) ** 2).mean()
+
+
+@pytest.mark.parametrize(
+    ("loss", "message"),
+    [
+        (mean_of_squares, r"mean_of_squares returned an object of type Tensor; return stretto\.nn\.LossSum\(total, "),
+        (lambda y, targets: F.cross_entropy(y.flatten(0, 1), targets.flatten()), "<lambda> returned an object of"),
+        (F.mse_loss, r"loss=mse_loss returns a mean or a Tensor; use the module for it, such as nn\.MSELoss\(\)"),
+        (nn.MSELoss, r"loss=MSELoss is a class; create it: MSELoss\(\)"),
+        (nn.MSELoss(reduction="sum"), "MSELoss has reduction='sum', but .* use reduction='mean'"),
+        (nn.CTCLoss(), "loss=CTCLoss is not one of CrossEntropyLoss, .*; write a function of outputs and targets"),
+        (3, "loss is an object of type int, not a function"),
+    ],
+)
+def test_a_loss_that_is_no_sum_is_refused_before_the_first_step(loss: Loss, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        make_engine(Stack([Linear(2, 2)]), loss, seed=1)
+
+
+def test_a_loss_that_fails_on_made_up_numbers_is_checked_in_the_first_step() -> None:
+    def only_five_wide(y: Tensor, targets: Tensor) -> Tensor:
+        return y[..., 4].sum()
+
+    loss = as_loss(only_five_wide)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="only_five_wide returned an object of type Tensor"):
+        loss(torch.zeros(2, 2, 5), torch.zeros(2, 2))
+
+
+def test_training_does_not_count_correct_predictions_and_evaluation_does() -> None:
+    y, targets = tokens()
+    assert CrossEntropy()(y, targets).num_correct is None
+    with torch.no_grad():
+        num_correct = CrossEntropy()(y, targets).num_correct
+        assert num_correct is not None and int(num_correct) == int((y.argmax(-1) == targets).sum())
+        y, targets = series()
+        num_correct = BinaryCrossEntropy()(y, (targets > 0).double().where(~targets.isnan(), torch.nan)).num_correct
+        assert num_correct is not None and int(num_correct) == int(((y > 0) == (targets > 0))[~targets.isnan()].sum())
+
+
+def test_quantiles_may_be_flat() -> None:
+    y, targets = quantiles()
+    torch.testing.assert_close(QuantileLoss()(y.flatten(-2), targets).total, QuantileLoss()(y, targets).total)

@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 import torch
+from torch import nn
 
 from helpers.device_log import META, logged_rank
 from helpers.layout_cases import MODELS, Case, RandomWindows
@@ -18,12 +19,14 @@ from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.nn import (
     AbsoluteError,
+    BinaryCrossEntropy,
+    CrossEntropy,
+    HuberLoss,
     Linear,
     QuantileLoss,
-    SequenceLoss,
     SquaredError,
     Stack,
-    TokenLoss,
+    as_loss,
 )
 
 # Windows are read for a device that has no pinned memory.
@@ -38,7 +41,7 @@ def count_step(layout: Layout, rank: int, *, num_steps: int = 3, is_recorded: bo
             model = Stack(MODELS[case.model]())
         mesh = Mesh(world, Topology(layout.replicas, layout.stages))
         stage = model[stage_parts(model, layout)[mesh.stage]]
-        pipeline = PipelineEngine(stage, TokenLoss(), layout, mesh)
+        pipeline = PipelineEngine(stage, CrossEntropy(), layout, mesh)
         spec = BoundarySpec((8,), torch.float32)
         pipeline._boundaries = (None if mesh.is_first_stage else spec, None if mesh.is_last_stage else spec)
         engine = ReplicaEngine(pipeline, mesh, has_equal_weights=True) if layout.replicas > 1 else pipeline
@@ -78,8 +81,12 @@ def test_a_recorded_step_waits_only_after_the_result_was_read() -> None:
 @pytest.mark.parametrize(
     ("loss", "outputs", "targets"),
     [
-        (TokenLoss(), (5, 3, 7), torch.int64),
-        (SequenceLoss(), (5, 3, 7), torch.int64),
+        (CrossEntropy(), (5, 3, 7), torch.int64),
+        (CrossEntropy((1,) * 7, label_smoothing=0.1), (5, 3, 7), torch.int64),
+        (HuberLoss(), (5, 3), torch.float32),
+        (BinaryCrossEntropy(), (5, 3), torch.float32),
+        (as_loss(nn.SmoothL1Loss()), (5, 3), torch.float32),
+        (as_loss(nn.NLLLoss()), (5, 3, 7), torch.int64),
         (SquaredError(), (5, 3), torch.float32),
         (AbsoluteError(), (5, 3), torch.float32),
         (QuantileLoss(), (5, 3, 3), torch.float32),

@@ -15,7 +15,7 @@ from stretto import Layout, World, make_engine
 from stretto.base.position import Position
 from stretto.engine.precision import Precision
 from stretto.engine.replica import ReplicaEngine
-from stretto.nn import LSTM, Embedding, Linear, Stack, State, TokenLoss
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack, State
 
 
 def run(pools: RankPools, layout: Layout, case: Case) -> list[Result]:
@@ -131,7 +131,7 @@ def test_unused_weights_and_learned_initial_states_get_the_right_gradients(layou
 
 def weights_without_a_seed(world: World) -> Tensor:
     torch.manual_seed(world.rank)
-    engine = make_engine(Stack([Linear(3, 3)]), TokenLoss(), Layout(replicas=2), world)
+    engine = make_engine(Stack([Linear(3, 3)]), CrossEntropy(), Layout(replicas=2), world)
     return next(engine.stack.parameters()).detach().clone()
 
 
@@ -168,7 +168,7 @@ def status_while_computing(world: World) -> str:
             return super().forward(x, state)
 
     model = Stack([Embedding(29, 8), Watching(8, 29)])
-    engine = make_engine(model, TokenLoss(), Layout(stages=2, chunks=2), world, seed=1)
+    engine = make_engine(model, CrossEntropy(), Layout(stages=2, chunks=2), world, seed=1)
     for index in range(2):
         engine.step(RandomWindows(Case(num_rows=4)).read(Position(index=index)), None, 1)
     return seen[-1] if seen else ""
@@ -181,7 +181,7 @@ def test_a_rank_that_computes_does_not_say_that_it_waits(pools: RankPools) -> No
 def time_last_gradient(world: World, layout: Layout) -> float:
     """Return how long after the last gradient was sent the step's last backward ended; replica 1 reduces late."""
     model = Stack([Embedding(29, 8), LSTM(8, 8), LSTM(8, 8), Linear(8, 29)])
-    engine = make_engine(model, TokenLoss(), layout, world, seed=1)
+    engine = make_engine(model, CrossEntropy(), layout, world, seed=1)
     assert isinstance(engine, ReplicaEngine) and engine._ddp is not None
     channel = engine.mesh.backward_channel
     assert channel is not None

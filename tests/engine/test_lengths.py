@@ -27,14 +27,13 @@ from stretto.nn import (
     LSTM,
     BidirectionalLSTM,
     Block,
+    CrossEntropy,
     Embedding,
     Linear,
     Loss,
     Rows,
-    SequenceLoss,
     SquaredError,
     Stack,
-    TokenLoss,
     initialize,
 )
 
@@ -81,7 +80,7 @@ def make(kind: str, folders: tuple[Path, Path]) -> tuple[Batches, Stack, Loss]:
     middle: list[Block] = [BidirectionalLSTM(6, 3)] if kind == "both ways" else [LSTM(6, 6), GRU(6, 6)]
     num_outputs = NUM_TOKENS if kind == "tokens" else NUM_CLASSES
     stack = Stack([Embedding(NUM_TOKENS, 6), *middle, Linear(6, num_outputs)]).double()
-    return Batches(labeled(sequences), 150, seed=2), stack, TokenLoss() if kind == "tokens" else SequenceLoss()
+    return Batches(labeled(sequences), 150, seed=2), stack, CrossEntropy()
 
 
 def gradients_in_layout(

@@ -13,17 +13,18 @@ from stretto.nn import (
     GRU,
     LSTM,
     BidirectionalLSTM,
+    CrossEntropy,
     Dropout,
     Embedding,
     Linear,
     LockedDropout,
-    SequenceLoss,
     Stack,
-    TokenLoss,
     initialize,
     last_step_targets,
 )
 from stretto.testing import LocalEngine
+
+LOSS = CrossEntropy()
 
 
 def model(num_tokens: int = 256) -> Stack:
@@ -46,7 +47,7 @@ def gradients(stack: Stack) -> dict[str, Tensor]:
 def test_micro_batches_change_neither_loss_nor_gradient_nor_state(micro_batches: int, byte_corpus: Corpus) -> None:
     data = Lanes(byte_corpus, 7, 13)
     results = []
-    for engine in (LocalEngine(model(), TokenLoss()), LocalEngine(model(), TokenLoss(), micro_batches=micro_batches)):
+    for engine in (LocalEngine(model(), LOSS), LocalEngine(model(), LOSS, micro_batches=micro_batches)):
         state: State | None = None
         for position in range(3):
             result = engine.step(data.read(data.position(position)), state, key=position)
@@ -61,7 +62,7 @@ def test_micro_batches_change_neither_loss_nor_gradient_nor_state(micro_batches:
 
 
 def test_two_windows_with_carried_state_have_the_loss_of_one_long_window(byte_corpus: Corpus) -> None:
-    engine = LocalEngine(model(), TokenLoss())
+    engine = LocalEngine(model(), CrossEntropy())
     long, short = Lanes(byte_corpus, 5, 24), Lanes(byte_corpus, 5, 12)
     first = engine.eval_step(short.read(short.position(0)), None, key=0)
     second = engine.eval_step(short.read(short.position(1)), first.state, key=0)
@@ -74,7 +75,7 @@ def test_two_windows_with_carried_state_have_the_loss_of_one_long_window(byte_co
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_a_row_that_ends_within_a_window_leaves_the_initial_state(micro_batches: int, byte_corpus: Corpus) -> None:
     window = Lanes(byte_corpus, 4, 12).read(Position())
-    engine = LocalEngine(model(), TokenLoss(), micro_batches=micro_batches)
+    engine = LocalEngine(model(), CrossEntropy(), micro_batches=micro_batches)
     state = engine.step(replace(window, lengths=torch.tensor([12, 5, 12, 0])), None, 1).state
     whole = engine.step(window, None, 1).state
     initial = engine.stack.begin(window.rows(1, engine.mesh.world.device, torch.float64))
@@ -86,7 +87,7 @@ def test_a_row_that_ends_within_a_window_leaves_the_initial_state(micro_batches:
 def test_evaluation_in_micro_batches_gives_the_same_loss(byte_corpus: Corpus) -> None:
     window = Lanes(byte_corpus, 5, 12).read(Position())
     results = [
-        LocalEngine(model(), TokenLoss(), micro_batches=micro_batches).eval_step(window, None, 0)
+        LocalEngine(model(), CrossEntropy(), micro_batches=micro_batches).eval_step(window, None, 0)
         for micro_batches in (1, 3)
     ]
     torch.testing.assert_close(results[0].total, results[1].total, rtol=1e-12, atol=0)
@@ -94,7 +95,7 @@ def test_evaluation_in_micro_batches_gives_the_same_loss(byte_corpus: Corpus) ->
 
 
 def test_a_step_depends_on_its_key_and_an_evaluation_does_not(byte_corpus: Corpus) -> None:
-    engine, window = LocalEngine(model(), TokenLoss()), Lanes(byte_corpus, 5, 12).read(Position())
+    engine, window = LocalEngine(model(), CrossEntropy()), Lanes(byte_corpus, 5, 12).read(Position())
     assert float(engine.step(window, None, 1).total) == float(engine.step(window, None, 1).total)
     assert float(engine.step(window, None, 1).total) != float(engine.step(window, None, 2).total)
     assert float(engine.eval_step(window, None, 1).total) == float(engine.eval_step(window, None, 2).total)
@@ -107,7 +108,7 @@ def test_rows_of_different_lengths_give_the_sum_of_each_row_alone() -> None:
     stack = initialize(Stack([Linear(3, 5), BidirectionalLSTM(5, 4), LSTM(8, 4), Linear(4, 3)]).double(), 1)
     targets = last_step_targets(labels, lengths, 6)
     window = Window(6, torch.arange(4), lengths, torch.ones(4, dtype=torch.bool), x, targets)
-    engine = LocalEngine(stack, SequenceLoss(), micro_batches=2)
+    engine = LocalEngine(stack, CrossEntropy(), micro_batches=2)
     result = engine.step(window, None, 0)
     together = gradients(stack)
     alone: dict[str, Tensor] = {}
@@ -115,7 +116,7 @@ def test_rows_of_different_lengths_give_the_sum_of_each_row_alone() -> None:
     for row, length in enumerate(lengths.tolist()):
         rows = slice(row, row + 1)
         part = replace(window[rows], num_steps=length, inputs=x[:length, rows], targets=targets[:length, rows])
-        total += float(LocalEngine(stack, SequenceLoss()).step(part, None, 0).total)
+        total += float(LocalEngine(stack, CrossEntropy()).step(part, None, 0).total)
         for name, gradient in gradients(stack).items():
             alone[name] = alone.get(name, torch.zeros(())) + gradient
     assert float(result.total) == pytest.approx(total, rel=1e-12)
@@ -128,7 +129,7 @@ def test_bf16_runs_near_fp32_and_keeps_weights_and_states_in_fp32(byte_corpus: C
     totals = []
     for precision in ("fp32", "bf16"):
         stack = initialize(Stack([Embedding(256, 32), LSTM(32, 32, 2), Linear(32, 256)]), seed=3)
-        engine = LocalEngine(stack, TokenLoss(), precision=precision)
+        engine = LocalEngine(stack, CrossEntropy(), precision=precision)
         result = engine.step(window, None, 0)
         totals.append(float(result.total))
         assert all(tensor.dtype == torch.float32 for tensor in result.state)
@@ -140,14 +141,14 @@ def test_bf16_runs_near_fp32_and_keeps_weights_and_states_in_fp32(byte_corpus: C
 
 def test_invalid_engines_are_refused(byte_corpus: Corpus) -> None:
     with pytest.raises(ConfigError, match="micro_batches=0"):
-        LocalEngine(model(), TokenLoss(), micro_batches=0)
+        LocalEngine(model(), CrossEntropy(), micro_batches=0)
     with pytest.raises(ConfigError, match="exceeds the batch's number of rows; use at most 3"):
-        LocalEngine(model(), TokenLoss(), micro_batches=4).step(Lanes(byte_corpus, 3, 5).read(Position()), None, 0)
+        LocalEngine(model(), CrossEntropy(), micro_batches=4).step(Lanes(byte_corpus, 3, 5).read(Position()), None, 0)
     with pytest.raises(ConfigError, match="precision='fp8' is not supported; use fp32, bf16 or fp16"):
-        LocalEngine(model(), TokenLoss(), precision="fp8")  # type: ignore[arg-type]
+        LocalEngine(model(), CrossEntropy(), precision="fp8")  # type: ignore[arg-type]
     with pytest.raises(DataError, match="has no inputs, which this rank needs"):
-        LocalEngine(model(), TokenLoss()).step(Lanes(byte_corpus, 3, 5).read(Position(), inputs=False), None, 0)
+        LocalEngine(model(), CrossEntropy()).step(Lanes(byte_corpus, 3, 5).read(Position(), inputs=False), None, 0)
     with torch.device("meta"):
         stack = Stack([Linear(2, 2)])
     with pytest.raises(ConfigError, match=r"stretto\.nn\.initialize"):
-        LocalEngine(stack, TokenLoss())
+        LocalEngine(stack, CrossEntropy())

@@ -18,7 +18,7 @@ from stretto.mesh.channel import Channel
 from stretto.mesh.device_clock import DeviceClock
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
-from stretto.nn import Block, Rows, Stack, State, TokenLoss
+from stretto.nn import Block, CrossEntropy, Rows, Stack, State
 
 WIDTH = 2
 MAX_STAGES, MAX_MICRO_BATCHES, MAX_CHUNKS = 8, 8, 16
@@ -55,7 +55,7 @@ def log_rank(layout: Layout, rank: int, *, is_recorded: bool = False, is_evaluat
             model = Stack([Recurrent() for _ in range(layout.stages)])
         mesh = Mesh(world, Topology(layout.replicas, layout.stages))
         stage = model[stage_parts(model, layout)[mesh.stage]]
-        pipeline = PipelineEngine(stage, TokenLoss(), layout, mesh)
+        pipeline = PipelineEngine(stage, CrossEntropy(), layout, mesh)
         engine = ReplicaEngine(pipeline, mesh, has_equal_weights=True) if layout.replicas > 1 else pipeline
         spec = BoundarySpec((WIDTH,), torch.float32)
         pipeline._boundaries = (None if mesh.is_first_stage else spec, None if mesh.is_last_stage else spec)
@@ -108,13 +108,13 @@ def connect_on_first_use(patch: pytest.MonkeyPatch) -> None:
 
 def wait_in_loss(patch: pytest.MonkeyPatch) -> None:
     """Make the loss read a tensor, as boolean indexing does."""
-    call = TokenLoss.__call__
+    call = CrossEntropy.__call__
 
-    def read_and_call(self: TokenLoss, y: Tensor, targets: Tensor) -> object:
+    def read_and_call(self: CrossEntropy, y: Tensor, targets: Tensor) -> object:
         y.sum().item()
         return call(self, y, targets)
 
-    patch.setattr(TokenLoss, "__call__", read_and_call)
+    patch.setattr(CrossEntropy, "__call__", read_and_call)
 
 
 @pytest.mark.parametrize(

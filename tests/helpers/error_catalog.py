@@ -772,7 +772,8 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory models.py:fails",
             ),
             ErrorCase(
-                "model.loss=<spec> returned an object of type <type>; return stretto.nn.LossSum(total, count)",
+                "model.loss=<spec>: the loss <name> returned an object of type <type>; return "
+                "stretto.nn.LossSum(total, count), the sum over all targets and their number, not a mean",
                 "Means of ranks, micro-batches and chunks can't be combined; sums and counts can.",
                 "Return `LossSum(total, count)`; see [Use a custom loss](../how-to/use-a-custom-loss.md).",
                 "stretto train run.toml --model.loss models.py:mean",
@@ -855,7 +856,8 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory models.py:narrow",
             ),
             ErrorCase(
-                "model.loss=<spec> can't be called; name a function of (outputs, targets)",
+                "model.loss=<spec>: loss is an object of type <type>, not a function; return "
+                "stretto.nn.LossSum(total, count), the sum over all targets and their number, not a mean",
                 "The name is not a function.",
                 "Name a function that returns a `LossSum`; see [Use a custom loss](../how-to/use-a-custom-loss.md).",
                 "stretto train run.toml --model.loss models.py:number",

@@ -121,7 +121,9 @@ def mean(y, targets):
     return y.mean()
 
 def kills(y, targets):
-    os.kill(os.getpid(), 9)
+    if y.requires_grad:
+        os.kill(os.getpid(), 9)
+    return stretto.nn.LossSum(y.sum(), (targets == targets).sum())
 
 class Hides(stretto.nn.Block):
     def __init__(self):

@@ -16,6 +16,7 @@ from stretto.nn import (
     LSTM,
     BidirectionalLSTM,
     Block,
+    CrossEntropy,
     Dropout,
     Embedding,
     LayerNorm,
@@ -26,7 +27,6 @@ from stretto.nn import (
     Rows,
     Stack,
     State,
-    TokenLoss,
     initialize,
 )
 from stretto.testing import LocalEngine
@@ -242,7 +242,7 @@ class Result:
 def run_case(world: World, case: Case, layout: Layout) -> Result:
     """Train a case on this rank of a layout."""
     model = Stack(MODELS[case.model]()).to(case.dtype)
-    engine = make_engine(model, TokenLoss(), layout, world, seed=3, precision=case.precision)
+    engine = make_engine(model, CrossEntropy(), layout, world, seed=3, precision=case.precision)
     mesh = engine.mesh
     return _train(engine, RandomWindows(case), case, mesh.replica, mesh.stage)
 
@@ -250,7 +250,7 @@ def run_case(world: World, case: Case, layout: Layout) -> Result:
 def run_single_device(case: Case) -> Result:
     """Train a case on one device: what every layout must equal."""
     model = initialize(Stack(MODELS[case.model]()).to(case.dtype), seed=3)
-    engine = LocalEngine(model, TokenLoss(), precision=case.precision)
+    engine = LocalEngine(model, CrossEntropy(), precision=case.precision)
     return _train(engine, RandomWindows(case), case, 0, 0)
 
 

@@ -22,7 +22,7 @@ from stretto.measure.profile import measure_profile
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.shapes import block_shapes
 from stretto.measure.workload import find_workload
-from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss, initialize
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack, initialize
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.hardware import KNOWN_HARDWARE, derive_profile
@@ -42,7 +42,7 @@ def model(hidden: int = 32) -> Stack:
 def measure(world: World, folder: str) -> Profile:
     data = Lanes(Corpus.open(folder), 8, 16)
     optimizer = optimizer_factory(TrainConfig())
-    return measure_profile(model(), TokenLoss(), data, world=world, optimizer=optimizer, threads=1)
+    return measure_profile(model(), CrossEntropy(), data, world=world, optimizer=optimizer, threads=1)
 
 
 @pytest.fixture(scope="module")
@@ -76,7 +76,7 @@ def test_all_ranks_get_the_same_profile_with_each_kind_once(measured: list[Profi
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_copies_of_rnn_weights_are_counted(precision: Precision, byte_corpus: Corpus) -> None:
     windows = Lanes(byte_corpus, 8, 16)
-    profile_input = ProfileInput(model(), TokenLoss(), windows, torch.optim.AdamW, torch.device("cpu"), precision)
+    profile_input = ProfileInput(model(), CrossEntropy(), windows, torch.optim.AdamW, torch.device("cpu"), precision)
     costs = dict(measure_kinds(profile_input, 1e9))
     # bf16 copies, and the sums of their gradients in fp32
     copies = 1.5 * costs["lstm"].weight_bytes if precision == "bf16" else 0
@@ -113,7 +113,7 @@ def test_the_memory_of_live_chunks_is_what_a_step_keeps(measured: list[Profile],
     data = Lanes(byte_corpus, 8, 16)
     for chunks in (1, 4, 6):
         stack = initialize(model(), 1)
-        engine = make_engine(stack, TokenLoss(), Layout(chunks=chunks))
+        engine = make_engine(stack, CrossEntropy(), Layout(chunks=chunks))
         weights = {weight.untyped_storage().data_ptr() for weight in stack.parameters()}
         seen: dict[int, int] = {}
         kept: list[Tensor] = []
@@ -172,7 +172,7 @@ def measure_without_memory(world: World, folder: str) -> Profile:
 
 def test_the_fingerprint_changes_with_what_a_profile_depends_on(byte_corpus: Corpus) -> None:
     profile_input = ProfileInput(
-        model(), TokenLoss(), Lanes(byte_corpus, 8, 16), torch.optim.AdamW, torch.device("cpu"), threads=0
+        model(), CrossEntropy(), Lanes(byte_corpus, 8, 16), torch.optim.AdamW, torch.device("cpu"), threads=0
     )
     same = [
         replace(profile_input, model=model(), windows=Lanes(byte_corpus, 8, 16), seed=7),
@@ -186,7 +186,7 @@ def test_the_fingerprint_changes_with_what_a_profile_depends_on(byte_corpus: Cor
         replace(profile_input, make_optimizer=torch.optim.SGD),
         replace(profile_input, make_optimizer=lambda weights: torch.optim.SGD(weights, momentum=0.9)),
         replace(profile_input, threads=1),
-        replace(profile_input, loss=TokenLoss(0)),
+        replace(profile_input, loss=CrossEntropy(ignore_index=0)),
     ]
     assert len({profile_input.fingerprint, *(other.fingerprint for other in others)}) == 8
 
@@ -197,7 +197,7 @@ def test_only_the_fingerprint_of_an_accelerator_depends_on_tf32(byte_corpus: Cor
         for is_allowed in (False, True):
             with use_tf32(is_allowed):
                 windows = Lanes(byte_corpus, 8, 16)
-                profile_input = ProfileInput(model(), TokenLoss(), windows, torch.optim.AdamW, torch.device(device))
+                profile_input = ProfileInput(model(), CrossEntropy(), windows, torch.optim.AdamW, torch.device(device))
                 fingerprints.append(profile_input.fingerprint)
     assert fingerprints[0] == fingerprints[1] and fingerprints[2] != fingerprints[3]
 

@@ -23,15 +23,14 @@ from stretto.nn import (
     GRU,
     LSTM,
     Block,
+    CrossEntropy,
     Dropout,
     Embedding,
     Linear,
     LossSum,
-    SequenceLoss,
     SquaredError,
     Stack,
     State,
-    TokenLoss,
 )
 from stretto.testing import Verification, check_loss, verify
 
@@ -65,7 +64,7 @@ def hiding() -> Stack:
 
 def on_rank(world: World, kind: str, folder: Path, layout: Layout) -> Verification:
     model = hiding() if kind == "hiding" else lawful()
-    loss = mean_loss if kind == "mean" else TokenLoss()
+    loss = mean_loss if kind == "mean" else CrossEntropy()
     return verify(model.double(), loss, Lanes(Corpus.open(folder), 8, 12), layout, world)
 
 
@@ -86,9 +85,9 @@ def test_a_lawful_model_passes_and_a_broken_one_is_named(layout: Layout, byte_co
 
 def test_one_rank_alone_can_verify_micro_batches_and_chunks(byte_corpus: Corpus) -> None:
     lanes = Lanes(byte_corpus, 8, 12)
-    verification = verify(lawful().double(), TokenLoss(), lanes, Layout(micro_batches=3, chunks=5, recompute=True))
+    verification = verify(lawful().double(), CrossEntropy(), lanes, Layout(micro_batches=3, chunks=5, recompute=True))
     assert verification.is_equal and [block.name for block in verification.blocks][1] == "LSTM"
-    assert not verify(hiding().double(), TokenLoss(), lanes, Layout(chunks=3)).is_equal
+    assert not verify(hiding().double(), CrossEntropy(), lanes, Layout(chunks=3)).is_equal
 
 
 class LikeCudnn(Block):
@@ -104,7 +103,7 @@ class LikeCudnn(Block):
 def test_blocks_are_verified_in_training_mode_and_without_tf32(byte_corpus: Corpus) -> None:
     model = Stack([Embedding(256, 8), LikeCudnn(), LSTM(8, 8), Linear(8, 256)])
     with use_tf32(True):
-        verification = verify(model, TokenLoss(), Lanes(byte_corpus, 8, 12), Layout(chunks=3))
+        verification = verify(model, CrossEntropy(), Lanes(byte_corpus, 8, 12), Layout(chunks=3))
         assert verification.is_equal, verification.verdict
         assert set(fp32_precisions().values()) == {"tf32"}, "it is on again afterwards"
 
@@ -114,7 +113,7 @@ def test_blocks_are_verified_in_training_mode_and_without_tf32(byte_corpus: Corp
 def test_a_lawful_model_passes_on_cuda(byte_corpus: Corpus) -> None:
     with world(1, device="cuda") as joined:
         layout = Layout(micro_batches=2, chunks=3)
-        verification = verify(lawful(), TokenLoss(), Lanes(byte_corpus, 8, 12), layout, joined)
+        verification = verify(lawful(), CrossEntropy(), Lanes(byte_corpus, 8, 12), layout, joined)
     assert verification.is_equal, verification.verdict
 
 
@@ -127,7 +126,7 @@ def test_a_loss_is_checked_by_itself() -> None:
 
 
 def mean_of_labels(y: Tensor, targets: Tensor) -> LossSum:
-    loss = SequenceLoss()(y, targets)
+    loss = CrossEntropy()(y, targets)
     return LossSum(loss.total / loss.count.clamp(min=1), loss.count)
 
 
@@ -151,7 +150,7 @@ def test_a_block_is_blamed_only_if_it_differs() -> None:
 def on_rank_of(world: World, folder: Path, layout: Layout) -> Verification:
     sequences = Sequences.open(folder)
     stack = Stack([Embedding(7, 6), LSTM(6, 6), Dropout(0.2), LSTM(6, 5), Linear(5, 3)]).double()
-    return verify(stack, SequenceLoss(), Batches(LabeledItems(sequences), 40), layout, world, num_steps=4)
+    return verify(stack, CrossEntropy(), Batches(LabeledItems(sequences), 40), layout, world, num_steps=4)
 
 
 @pytest.mark.long

@@ -11,7 +11,7 @@ from stretto.base.position import Position
 from stretto.data import Corpus, Lanes
 from stretto.errors import PlanError
 from stretto.measure.profile_input import ProfileInput
-from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
 from stretto.plan.profile import load_profile
 from stretto.planning import choose
 
@@ -20,7 +20,7 @@ def choose_and_step(world: World, corpus: str, cache: str) -> tuple[str, float]:
     windows = Lanes(Corpus.open(corpus), 8, 16)
     with torch.device("meta"):
         model = Stack([Embedding(256, 16), LSTM(16, 16), LSTM(16, 16), Linear(16, 256)])
-    loss = TokenLoss()
+    loss = CrossEntropy()
     layout = choose_layout(model, loss, windows, world=world, optimizer=torch.optim.SGD, cache=Path(cache))
     engine = make_engine(model, loss, layout, world, seed=1)
     share = windows.share(engine.mesh.replica, layout.replicas, layout.micro_batches)

@@ -7,14 +7,14 @@ import pytest
 from helpers.rank_pool import RankPool
 from stretto import Layout, TrainConfig, Trainer, World, make_engine
 from stretto.data import Corpus, Lanes, prepare_text
-from stretto.nn import LSTM, Dropout, Embedding, Linear, Stack, TokenLoss
+from stretto.nn import LSTM, CrossEntropy, Dropout, Embedding, Linear, Stack
 
 
 def curve(world: World, folder: Path, layout: Layout) -> list[float]:
     corpus = Corpus.open(folder)
     num_tokens = len(corpus.vocabulary)
     blocks = [Embedding(num_tokens, 32), LSTM(32, 32), Dropout(0.1), LSTM(32, 32), LSTM(32, 32), Linear(32, num_tokens)]
-    engine = make_engine(Stack(blocks), TokenLoss(), layout, world, seed=5)
+    engine = make_engine(Stack(blocks), CrossEntropy(), layout, world, seed=5)
     lanes = Lanes(corpus, lanes=16, window=32)
     trainer = Trainer(engine, lanes, TrainConfig(steps=50, lr=3e-3, warmup=10, clip=0.5))
     return [report.loss for report in trainer]

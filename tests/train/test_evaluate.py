@@ -8,13 +8,13 @@ from torch import Tensor
 from helpers.rank_pool import RankPools
 from stretto import Evaluation, Layout, World, evaluate, make_engine
 from stretto.data import Batches, Corpus, LabeledItems, Lanes, SequenceOptions, Sequences, prepare_sequences
-from stretto.nn import LSTM, Embedding, Linear, LossSum, SequenceLoss, Stack, TokenLoss, initialize
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, LossSum, Stack, initialize
 from stretto.testing import LocalEngine
 
 
 def test_evaluation_covers_every_token_once_whatever_the_lanes_and_window(byte_corpus: Corpus) -> None:
     # Without memory, lanes and windows can't matter at all.
-    engine = LocalEngine(initialize(Stack([Embedding(256, 4), Linear(4, 256)]).double(), 1), TokenLoss())
+    engine = LocalEngine(initialize(Stack([Embedding(256, 4), Linear(4, 256)]).double(), 1), CrossEntropy())
     evaluations = [
         evaluate(engine, Lanes(byte_corpus, lanes, window)) for lanes, window in ((1, 100), (7, 33), (50, 1))
     ]
@@ -24,7 +24,7 @@ def test_evaluation_covers_every_token_once_whatever_the_lanes_and_window(byte_c
 
 
 def test_state_is_carried_from_window_to_window(byte_corpus: Corpus) -> None:
-    engine = LocalEngine(initialize(Stack([Embedding(256, 4), LSTM(4, 8), Linear(8, 256)]).double(), 1), TokenLoss())
+    engine = LocalEngine(initialize(Stack([Embedding(256, 4), LSTM(4, 8), Linear(8, 256)]).double(), 1), CrossEntropy())
     long = evaluate(engine, Lanes(byte_corpus, 3, 1000))
     short = evaluate(engine, Lanes(byte_corpus, 3, 10))
     assert short.loss == pytest.approx(long.loss, rel=1e-9)
@@ -40,7 +40,7 @@ def test_scores_follow_from_the_loss() -> None:
 
 
 def test_progress_is_reported_after_each_window(byte_corpus: Corpus) -> None:
-    engine = LocalEngine(initialize(Stack([Embedding(256, 4), Linear(4, 256)]), 1), TokenLoss())
+    engine = LocalEngine(initialize(Stack([Embedding(256, 4), Linear(4, 256)]), 1), CrossEntropy())
     seen: list[float] = []
     lanes = Lanes(byte_corpus, 10, 500)
     evaluate(engine, lanes, on_window=seen.append)
@@ -71,7 +71,7 @@ def mistakes(y: Tensor, targets: Tensor) -> LossSum:
 
 def test_accuracy_counts_correct_labels(labeled: Path) -> None:
     stack = initialize(classifier(), 1)
-    scores = evaluate(LocalEngine(stack, SequenceLoss()), batches(labeled))
+    scores = evaluate(LocalEngine(stack, CrossEntropy()), batches(labeled))
     wrong = evaluate(LocalEngine(stack, mistakes), batches(labeled))
     assert scores.num_correct == 101 - wrong.total and 0 < scores.num_correct < 101
     assert scores.scores == {"accuracy": scores.num_correct / 101}
@@ -80,11 +80,11 @@ def test_accuracy_counts_correct_labels(labeled: Path) -> None:
 
 
 def _count_right(world: World, data: Path, layout: Layout) -> int | None:
-    engine = make_engine(classifier(), SequenceLoss(), layout, world, seed=1)
+    engine = make_engine(classifier(), CrossEntropy(), layout, world, seed=1)
     return evaluate(engine, batches(data)).num_correct
 
 
 @pytest.mark.parametrize("layout", [Layout(stages=2, chunks=3), Layout(replicas=2, micro_batches=2)], ids=str)
 def test_accuracy_is_the_same_in_every_layout(layout: Layout, labeled: Path, pools: RankPools) -> None:
-    alone = evaluate(LocalEngine(initialize(classifier(), 1), SequenceLoss()), batches(labeled))
+    alone = evaluate(LocalEngine(initialize(classifier(), 1), CrossEntropy()), batches(labeled))
     assert pools[2].run(_count_right, labeled, layout) == [alone.num_correct] * 2

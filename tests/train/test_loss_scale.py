@@ -13,7 +13,7 @@ from stretto import Layout, TrainConfig, Trainer, World, make_engine
 from stretto.blocks.losses import Loss
 from stretto.checkpoint.manager import CheckpointManager
 from stretto.errors import DivergedError
-from stretto.nn import LossSum, Stack, TokenLoss
+from stretto.nn import CrossEntropy, LossSum, Stack
 from stretto.train.loss_scale import LossScale
 
 CASE = Case(dtype=torch.float32, precision="fp16", num_steps=12)
@@ -27,7 +27,7 @@ class LargeLoss:
     factor = 1.0
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
-        loss = TokenLoss()(y, targets)
+        loss = CrossEntropy()(y, targets)
         return LossSum(loss.total * self.factor, loss.count)
 
 
@@ -84,7 +84,7 @@ def test_a_resumed_run_has_the_scale_of_an_uninterrupted_one(tmp_path: Path) -> 
 
 
 def test_gradients_that_no_scale_makes_finite_stop_the_run() -> None:
-    class Infinite(TokenLoss):
+    class Infinite(CrossEntropy):
         def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
             loss = super().__call__(y, targets)
             total = loss.total.detach() + (y.sum() * 0.0).sqrt()  # a finite loss whose gradient is not

@@ -16,7 +16,7 @@ from stretto.checkpoint import find_checkpoint
 from stretto.config.toml import parse_config
 from stretto.data import Corpus, Position, Window
 from stretto.errors import DivergedError
-from stretto.nn import GRU, Linear, LockedDropout, Pointwise, Stack, TokenLoss
+from stretto.nn import GRU, CrossEntropy, Linear, LockedDropout, Pointwise, Stack
 
 BAD = 2  # the window that spoils what it touches
 
@@ -50,7 +50,7 @@ def train(world: World, case: Case, layout: Layout, folder: Path | None = None) 
     model = Stack(
         [Pointwise(Fragile()), LockedDropout(0.1), GRU(NUM_TOKENS, WIDTH), Linear(WIDTH, NUM_TOKENS)]
     ).double()
-    engine = make_engine(model, TokenLoss(), layout, world, seed=3)
+    engine = make_engine(model, CrossEntropy(), layout, world, seed=3)
     data = SpoiledWindows(case, (engine.mesh.replica, layout.replicas))
     config = TrainConfig(steps=case.num_steps, lr=0.1, nonfinite="skip")
     trainer = Trainer(engine, data, config, seed=case.seed)
@@ -83,7 +83,7 @@ def test_a_step_after_a_skipped_first_window_can_be_resumed(tmp_path: Path) -> N
 
     def trainer() -> Trainer:
         blocks = [Pointwise(Fragile()), GRU(NUM_TOKENS, WIDTH), Linear(WIDTH, NUM_TOKENS)]
-        engine = make_engine(Stack(blocks).double(), TokenLoss(), Layout(), world, seed=3)
+        engine = make_engine(Stack(blocks).double(), CrossEntropy(), Layout(), world, seed=3)
         data = SpoiledWindows(case, bad=0)
         return Trainer(engine, data, TrainConfig(steps=4, lr=0.1, nonfinite="skip"), seed=case.seed)
 

@@ -20,7 +20,7 @@ from stretto.data import Corpus
 from stretto.errors import PreemptedError
 from stretto.mesh.device import peak_memory
 from stretto.mesh.wait_timer import WaitTimer
-from stretto.nn import Block, Embedding, Linear, Stack, State, TokenLoss, initialize
+from stretto.nn import Block, CrossEntropy, Embedding, Linear, Stack, State, initialize
 from stretto.plan import Trace
 from stretto.plan.actions import dependencies
 from stretto.plan.schedule import stage_schedule
@@ -48,8 +48,8 @@ def make_trainer(world: World | None, layout: Layout, case: Case, blocks: list[B
     model = Stack(blocks or lstm_model()).to(case.dtype)
     config = TrainConfig(steps=case.num_steps, lr=case.lr, optimizer="sgd", schedule="constant", clip=case.clip)
     if world is None:
-        return Trainer(LocalEngine(initialize(model, 3), TokenLoss()), RandomWindows(case), config)
-    engine = make_engine(model, TokenLoss(), layout, world, seed=3)
+        return Trainer(LocalEngine(initialize(model, 3), CrossEntropy()), RandomWindows(case), config)
+    engine = make_engine(model, CrossEntropy(), layout, world, seed=3)
     return Trainer(engine, RandomWindows(case), config)
 
 

@@ -13,7 +13,7 @@ from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, make
 from stretto.base.position import Position
 from stretto.data import Corpus, Lanes
 from stretto.errors import ConfigError
-from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
 
 TO_ONE_DEVICE = [(2, 2), (1, 4), (4, 1), (1, 1)]  # replicas, stages
 TO_ANY_NUMBER = [(2, 2), (2, 1), (1, 3), (1, 1)]
@@ -37,7 +37,7 @@ def train(
 ) -> TrainingResult:
     """Resume from the checkpoints in a folder, train up to a step, and save there."""
     model = Stack(MODELS[case.model]()).to(case.dtype)
-    engine = make_engine(model, TokenLoss(), layout, world, seed=3)
+    engine = make_engine(model, CrossEntropy(), layout, world, seed=3)
     config = TrainConfig.model_validate(
         {"steps": 100, "lr": 0.05, "optimizer": optimizer, "clip": 0.5, **OPTIMIZERS[optimizer]}
     )
@@ -127,7 +127,7 @@ def test_a_run_resumed_in_the_same_layout_has_the_same_bits(
 def test_a_run_with_a_custom_optimizer_resumes_with_the_same_bits(byte_corpus: Corpus, tmp_path: Path) -> None:
     def losses(folder: Path, stop: int) -> list[float]:
         model = Stack([Embedding(256, 8), LSTM(8, 8), Linear(8, 256)])
-        engine = make_engine(model, TokenLoss(), seed=3)
+        engine = make_engine(model, CrossEntropy(), seed=3)
         config = TrainConfig(steps=8, warmup=2)
         # Adafactor keeps less than one value per weight.
         trainer = Trainer(engine, Lanes(byte_corpus, 4, 20), config, optimizer=torch.optim.Adafactor)
@@ -152,9 +152,8 @@ def test_optimizer_state_that_can_not_be_saved_is_refused(byte_corpus: Corpus) -
                     self.state[parameter]["count"] = self.state[parameter].get("count", 0) + 1
 
     model = Stack([Embedding(256, 8), LSTM(8, 8), Linear(8, 256)])
-    trainer = Trainer(
-        make_engine(model, TokenLoss(), seed=3), Lanes(byte_corpus, 4, 20), TrainConfig(steps=2), optimizer=CountingSGD
-    )
+    engine = make_engine(model, CrossEntropy(), seed=3)
+    trainer = Trainer(engine, Lanes(byte_corpus, 4, 20), TrainConfig(steps=2), optimizer=CountingSGD)
     trainer.advance()
     with pytest.raises(ConfigError, match=r"the optimizer's 'count' for .* is of type int, which can't be saved"):
         trainer.snapshot()
@@ -173,7 +172,7 @@ def test_a_different_seed_or_optimizer_is_refused(pools: RankPools, tmp_path: Pa
 def train_wide(world: World, folder: Path, stop: int) -> list[Tensor]:
     """A model whose gradients fill several of the reducer's buckets."""
     blocks = [Embedding(NUM_TOKENS, 256), LSTM(256, 256), LSTM(256, 256), Linear(256, NUM_TOKENS)]
-    engine = make_engine(Stack(blocks), TokenLoss(), Layout(replicas=3), world, seed=3)
+    engine = make_engine(Stack(blocks), CrossEntropy(), Layout(replicas=3), world, seed=3)
     case = Case(num_rows=6, window=6)
     trainer = Trainer(engine, RandomWindows(case), TrainConfig(steps=100, lr=0.01))
     with CheckpointManager(folder, world) as checkpoints:

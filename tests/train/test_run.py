@@ -188,7 +188,7 @@ def test_a_custom_model_and_a_custom_loss_are_trained(byte_corpus: Corpus, tmp_p
         "def build(task):\n"
         "    blocks = [stretto.nn.Embedding(task.num_inputs, 4), stretto.nn.Linear(4, task.num_outputs)]\n"
         "    return stretto.nn.Stack(blocks)\n"
-        "def loss(y, targets):\n    return stretto.nn.TokenLoss()(y, targets)\n"
+        "def loss(y, targets):\n    return stretto.nn.CrossEntropy()(y, targets)\n"
         "def mean(y, targets):\n    return y.mean()\n"
         "number = 3\n"
     )
@@ -207,7 +207,7 @@ def test_a_custom_model_and_a_custom_loss_are_trained(byte_corpus: Corpus, tmp_p
         ({"factory": "no_such_module:build"}, "needs a module that is not installed"),
         ({"factory": f"{code}:gone"}, "has no gone"),
         ({"factory": f"{code}:number"}, "gives an object of type int; name a function that returns a stretto.nn.Stack"),
-        ({"loss": f"{code}:number"}, "can't be called"),
+        ({"loss": f"{code}:number"}, "loss is an object of type int, not a function"),
     ):
         with pytest.raises(ConfigError, match=re.escape(reason)):
             Run(config_for(byte_corpus, tmp_path / "other", model={"hidden": 4, **model}))

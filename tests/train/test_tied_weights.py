@@ -10,7 +10,7 @@ from helpers.rank_pool import RankPools
 from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, make_engine
 from stretto.data import Corpus, Lanes
 from stretto.errors import ConfigError
-from stretto.nn import LSTM, Embedding, Linear, Pointwise, Stack, TokenLoss
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Pointwise, Stack
 
 CPU = torch.device("cpu")
 
@@ -28,19 +28,19 @@ def tied_model() -> Stack:
 def test_weights_tied_across_two_stages_are_refused(seed: int | None, rank: int) -> None:
     message = r"blocks\.0\.module\.weight and blocks\.2\.module\.weight are the same parameter; tied weights"
     with pytest.raises(ConfigError, match=message):
-        make_engine(tied_model(), TokenLoss(), Layout(stages=2), World(rank, 2, CPU), seed=seed)
+        make_engine(tied_model(), CrossEntropy(), Layout(stages=2), World(rank, 2, CPU), seed=seed)
 
 
 def test_a_block_that_is_in_two_stages_is_refused() -> None:
     block = Pointwise(torch.nn.Linear(4, 4))
     with pytest.raises(ConfigError, match=r"blocks\.0\.module\.weight and blocks\.1\.module\.weight are the same"):
-        make_engine(Stack([block, block]), TokenLoss(), Layout(stages=2), World(0, 2, CPU))
+        make_engine(Stack([block, block]), CrossEntropy(), Layout(stages=2), World(0, 2, CPU))
 
 
 def train(world: World, corpus: str, folder: Path, layout: Layout, stop: int) -> tuple[list[float], dict[str, Tensor]]:
     """Resume from the folder's checkpoint, train up to a step, save, and return losses and weights."""
     model = tied_model()
-    engine = make_engine(model, TokenLoss(), layout, world)
+    engine = make_engine(model, CrossEntropy(), layout, world)
     config = TrainConfig(steps=8, lr=0.05, weight_decay=0.1, clip=0.1)
     trainer = Trainer(engine, Lanes(Corpus.open(corpus), 8, 12), config)
     with CheckpointManager(folder, world) as checkpoints:

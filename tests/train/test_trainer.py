@@ -27,7 +27,7 @@ from stretto.data import (
 )
 from stretto.engine.engine import BeforeLastBackward, no_op, window_tensor
 from stretto.errors import ConfigError, DataError, DivergedError
-from stretto.nn import LSTM, BidirectionalLSTM, Embedding, Linear, Pointwise, Stack, State, TokenLoss, initialize
+from stretto.nn import LSTM, BidirectionalLSTM, CrossEntropy, Embedding, Linear, Pointwise, Stack, State, initialize
 from stretto.testing import LocalEngine
 
 
@@ -53,7 +53,7 @@ def test_200_steps_on_wikitext_equal_the_hand_written_loop(
         by_hand, ((window_tensor(w, "inputs"), window_tensor(w, "targets")) for w in windows), lr=2e-3, clip=0.5
     )
 
-    engine = LocalEngine(stack, TokenLoss())
+    engine = LocalEngine(stack, CrossEntropy())
     trainer = Trainer(engine, data, TrainConfig(steps=200, lr=2e-3, schedule="constant", clip=0.5))
     clipped = 0
     for report, hand in zip(trainer, expected, strict=True):
@@ -67,7 +67,8 @@ def test_200_steps_on_wikitext_equal_the_hand_written_loop(
 
 
 def test_the_times_of_a_report_sum_up_and_it_is_frozen(byte_corpus: Corpus) -> None:
-    trainer = Trainer(LocalEngine(make(byte_corpus), TokenLoss()), Lanes(byte_corpus, 10, 100), TrainConfig(epochs=2))
+    engine = LocalEngine(make(byte_corpus), CrossEntropy())
+    trainer = Trainer(engine, Lanes(byte_corpus, 10, 100), TrainConfig(epochs=2))
     reports = list(trainer)
     assert len(reports) == trainer.num_steps == 2 * (trainer.windows.num_windows or 0)
     assert [report.step for report in reports] == list(range(1, len(reports) + 1))
@@ -96,7 +97,7 @@ def test_an_optimizer_factory_replaces_the_optimizer_of_the_config(byte_corpus: 
     stack = make(byte_corpus).double()
     config = TrainConfig(steps=6, warmup=3, schedule="constant", clip=0)
     trainer = Trainer(
-        LocalEngine(stack, TokenLoss()),
+        LocalEngine(stack, CrossEntropy()),
         Lanes(byte_corpus, 10, 50),
         config,
         optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.3),
@@ -113,7 +114,7 @@ def test_an_optimizer_factory_replaces_the_optimizer_of_the_config(byte_corpus: 
 
 def test_a_factory_of_the_configs_optimizer_gives_the_same_curve(byte_corpus: Corpus) -> None:
     def losses(config: TrainConfig, optimizer: OptimizerFactory | None) -> list[float]:
-        engine = LocalEngine(make(byte_corpus), TokenLoss())
+        engine = LocalEngine(make(byte_corpus), CrossEntropy())
         trainer = Trainer(engine, Lanes(byte_corpus, 10, 50), config, optimizer=optimizer)
         return [report.loss for report in trainer]
 
@@ -124,7 +125,7 @@ def test_a_factory_of_the_configs_optimizer_gives_the_same_curve(byte_corpus: Co
 
 
 def test_settings_of_an_unused_optimizer_are_refused(byte_corpus: Corpus) -> None:
-    engine, lanes = LocalEngine(make(byte_corpus), TokenLoss()), Lanes(byte_corpus, 10, 50)
+    engine, lanes = LocalEngine(make(byte_corpus), CrossEntropy()), Lanes(byte_corpus, 10, 50)
     with pytest.raises(ConfigError, match=r"train\.lr=0\.5 has no effect with your own optimizer"):
         Trainer(engine, lanes, TrainConfig(lr=0.5), optimizer=torch.optim.AdamW)
     with pytest.raises(ConfigError, match="the optimizer function returned an object of type list"):
@@ -147,13 +148,14 @@ def test_every_step_draws_new_masks(byte_corpus: Corpus) -> None:
             return super().step(window, carried, key, before_last_backward, loss_scale)
 
     for seed in (1, 2):
-        list(Trainer(Spy(make(byte_corpus), TokenLoss()), Lanes(byte_corpus, 10, 50), TrainConfig(steps=4), seed=seed))
+        spy = Spy(make(byte_corpus), CrossEntropy())
+        list(Trainer(spy, Lanes(byte_corpus, 10, 50), TrainConfig(steps=4), seed=seed))
     assert len(set(seen)) == 8
 
 
 def test_a_stage_without_weights_takes_its_steps_too(byte_corpus: Corpus) -> None:
     window = Lanes(byte_corpus, 2, 3)
-    engine = LocalEngine(Stack([Pointwise(OneHot())]), TokenLoss())
+    engine = LocalEngine(Stack([Pointwise(OneHot())]), CrossEntropy())
     assert len(list(Trainer(engine, window, TrainConfig(steps=2)))) == 2
 
 
@@ -165,23 +167,23 @@ class OneHot(torch.nn.Module):
 def test_impossible_settings_are_refused_at_once(byte_corpus: Corpus) -> None:
     lanes = Lanes(byte_corpus, 10, 50)
     with pytest.raises(ConfigError, match=r"train\.warmup=999 exceeds the run's \d+ steps"):
-        Trainer(LocalEngine(make(byte_corpus), TokenLoss()), lanes, TrainConfig(warmup=999))
+        Trainer(LocalEngine(make(byte_corpus), CrossEntropy()), lanes, TrainConfig(warmup=999))
     ahead = Stack([Embedding(256, 4), BidirectionalLSTM(4, 4), Linear(8, 256)])
     with pytest.raises(ConfigError, match="looks ahead in time"):
-        Trainer(LocalEngine(ahead, TokenLoss()), lanes, TrainConfig())
+        Trainer(LocalEngine(ahead, CrossEntropy()), lanes, TrainConfig())
 
 
 def test_micro_batches_give_the_same_curve(byte_corpus: Corpus) -> None:
     curves = []
     for micro_batches in (1, 3):
-        engine = LocalEngine(make(byte_corpus).double(), TokenLoss(), micro_batches=micro_batches)
+        engine = LocalEngine(make(byte_corpus).double(), CrossEntropy(), micro_batches=micro_batches)
         curves.append([report.loss for report in Trainer(engine, Lanes(byte_corpus, 10, 50), TrainConfig(steps=20))])
     assert curves[0] == pytest.approx(curves[1], rel=1e-9)
 
 
 def test_a_run_that_diverges_stops_before_the_weights_change(byte_corpus: Corpus) -> None:
     stack = make(byte_corpus)
-    trainer = Trainer(LocalEngine(stack, TokenLoss()), Lanes(byte_corpus, 10, 50), TrainConfig(steps=20))
+    trainer = Trainer(LocalEngine(stack, CrossEntropy()), Lanes(byte_corpus, 10, 50), TrainConfig(steps=20))
     trainer.advance()
     weight = next(stack.parameters())
     with torch.no_grad():
@@ -206,7 +208,7 @@ def train_on_texts(world: World, folder: Path, *, is_shared: bool = False) -> li
     """Train replicas on batches of unequal lengths; return the loss and the number of targets of each step."""
     model = Stack([Embedding(256, 8), LSTM(8, 8), Linear(8, 256)]).double()
     layout = Layout(replicas=world.size, micro_batches=2)
-    engine = make_engine(model, TokenLoss(), layout, world, seed=1)
+    engine = make_engine(model, CrossEntropy(), layout, world, seed=1)
     windows = Batches(NextTokenItems(Sequences.open(folder)), budget=200)
     if is_shared:
         windows = windows.share(engine.mesh.replica, engine.mesh.num_replicas)

@@ -20,7 +20,7 @@ def build_network(config: ModelConfig, task: Task) -> Stack:
         if config.norm:
             blocks.append(LayerNorm(width))
         blocks += _dropout(config)
-    return Stack([*blocks, Linear(width, task.num_outputs)])
+    return Stack([*blocks, Linear(width, task.num_outputs * config.outputs_per_target)])
 
 
 def _input_blocks(config: ModelConfig, task: Task) -> tuple[list[Block], int]:

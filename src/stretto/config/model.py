@@ -1,10 +1,32 @@
 """The [model] section: the network."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from stretto.base.strict_model import StrictModel
+
+
+def _parse_numbers(value: object) -> object:
+    """Convert the text `0.1,0.9` of a command-line option to a tuple; return anything else unchanged."""
+    if not isinstance(value, str):
+        return value
+    try:
+        return tuple(map(float, filter(None, value.split(","))))
+    except ValueError:
+        raise ValueError(f"{value!r} is not a list of numbers; separate them with commas, as in 0.1,0.9") from None
+
+
+Numbers = Annotated[tuple[float, ...], Field(strict=False), BeforeValidator(_parse_numbers)]
+
+# The losses that `model.loss` can name, and the fields that only one of them uses.
+LOSS_NAMES = ("cross_entropy", "binary_cross_entropy", "mse", "mae", "huber", "quantile")
+_LOSS_OF_FIELD = {
+    "class_weights": "cross_entropy",
+    "label_smoothing": "cross_entropy",
+    "huber_delta": "huber",
+    "quantiles": "quantile",
+}
 
 
 class ModelConfig(StrictModel):
@@ -14,8 +36,17 @@ class ModelConfig(StrictModel):
     """Your own model, as `file.py:function` or `package.module:function`; the function takes a `stretto.data.Task` and
     returns a Stack."""
     loss: str | None = None
-    """Your own loss, as `file.py:function` or `package.module:function`; the function takes outputs and targets and
-    returns a LossSum."""
+    """The loss: `cross_entropy`, `binary_cross_entropy`, `mse`, `mae`, `huber`, `quantile`, or your own, as
+    `file.py:function` or `package.module:function`: the function takes outputs and targets and returns a LossSum. By
+    default cross-entropy for tokens and classes, and the squared error for values."""
+    class_weights: Numbers = ()
+    """cross_entropy: the weight of each class, in the order of the classes; by default all are equal."""
+    label_smoothing: float = Field(0.0, ge=0, le=1)
+    """cross_entropy: share of each target that is spread over all classes."""
+    huber_delta: float = Field(1.0, gt=0, allow_inf_nan=False)
+    """huber: the error above which the loss is linear."""
+    quantiles: Numbers = (0.1, 0.5, 0.9)
+    """quantile: the quantiles to predict for each value."""
     weights: str | None = None
     """File with initial weights, from `stretto.exchange.save_weights` or another run; by default weights are random.
     Blocks that have weights are matched in order. The file is not read again when the run resumes."""
@@ -47,7 +78,34 @@ class ModelConfig(StrictModel):
             raise ValueError(f"projection={self.projection} needs cell='lstm'; remove projection")
         if self.projection is not None and self.projection >= self.hidden:
             raise ValueError(f"projection={self.projection} must be less than hidden={self.hidden}; make it smaller")
+        self._check_loss()
         return self
+
+    def _check_loss(self) -> None:
+        if self.loss is not None and not self.has_own_loss and self.loss not in LOSS_NAMES:
+            raise ValueError(
+                f"loss={self.loss!r} is not known; choose from {', '.join(LOSS_NAMES)}, or write file.py:function"
+            )
+        for name, loss in _LOSS_OF_FIELD.items():
+            value = getattr(self, name)
+            # Without a loss, the data decides whether it is the cross-entropy.
+            is_used = self.loss == loss or (self.loss is None and loss == "cross_entropy")
+            if value != type(self).model_fields[name].default and not is_used:
+                raise ValueError(f"{name}={value} needs loss={loss!r}, not {self.loss!r}; leave it out")
+        if not self.quantiles or not all(0 < quantile < 1 for quantile in self.quantiles):
+            raise ValueError(
+                f"quantiles={list(self.quantiles)} must be between 0 and 1; use values such as 0.1, 0.5, 0.9"
+            )
+
+    @property
+    def has_own_loss(self) -> bool:
+        """Whether `loss` names Python code."""
+        return self.loss is not None and ":" in self.loss
+
+    @property
+    def outputs_per_target(self) -> int:
+        """The number of outputs that the loss needs for each value or class."""
+        return len(self.quantiles) if self.loss == "quantile" else 1
 
     @property
     def output_size(self) -> int:

@@ -1,11 +1,14 @@
 """make_engine: builds this rank's engine for a model and a layout."""
 
+from torch import nn
+
 from stretto.base.errors import ConfigError, PlanError
 from stretto.blocks.block import Block
 from stretto.blocks.initialize import check_untied, initialize
 from stretto.blocks.losses import Loss
 from stretto.blocks.pointwise import Embedding
 from stretto.blocks.stack import Stack
+from stretto.blocks.torch_losses import as_loss
 from stretto.config.layout import Layout
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.precision import Precision
@@ -19,7 +22,7 @@ from stretto.plan.partition import partition, partition_from_counts
 
 def make_engine(
     model: Stack,
-    loss: Loss,
+    loss: Loss | nn.Module,
     layout: Layout | None = None,
     world: World | None = None,
     *,
@@ -30,8 +33,9 @@ def make_engine(
 
     With `seed`, each module's weights come from a generator seeded with `seed` and the module's name; `model` can then
     be on the meta device, so no rank ever holds all of it. Without `seed`, all replicas start with replica 0's weights.
-    Tied weights are possible only without `seed` and with one stage.
+    Tied weights are possible only without `seed` and with one stage. `loss` can be one of torch's: see `nn.as_loss`.
     """
+    loss = as_loss(loss)
     layout = layout or Layout()
     if layout.auto:
         raise ConfigError(

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.device_copy import to_device
-from stretto.base.errors import DataError
+from stretto.base.errors import ConfigError, DataError
 from stretto.base.state import State, detach, where_rows
 from stretto.base.window import Rows, Window
 from stretto.blocks.losses import LossSum
@@ -29,6 +29,7 @@ class StepResult:
     count: Tensor  # scalar: the number of targets
     state: State  # of this rank's rows and blocks, detached: the next window starts from it
     num_correct: Tensor | None = None  # scalar: the number of correct predictions, if the loss counts them
+    weight: Tensor | None = None  # scalar: the sum of the targets' weights; None if each has weight 1
 
 
 class Engine(Protocol):
@@ -101,12 +102,16 @@ def step_result(losses: Sequence[LossSum], state: State, device: torch.device) -
     if not losses:
         return StepResult(torch.zeros((), device=device), torch.zeros((), dtype=torch.int64, device=device), state)
     correct = [loss.num_correct for loss in losses if loss.num_correct is not None]
+    weights = [loss.weight for loss in losses if loss.weight is not None]
+    if weights and len(weights) < len(losses):
+        raise ConfigError("the loss returned a weight for some targets only; always return LossSum.weight, or never")
     return StepResult(
         torch.stack([loss.total for loss in losses]).sum(),
         # A user's loss may have counted on the CPU.
         to_device(torch.stack([loss.count for loss in losses]).sum(), device),
         state,
         to_device(torch.stack(correct).sum(), device) if len(correct) == len(losses) else None,
+        to_device(torch.stack(weights).sum(), device) if weights else None,
     )
 
 

@@ -13,6 +13,7 @@ from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights, rnn_modules
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.stack import Stack
+from stretto.blocks.torch_losses import as_loss
 from stretto.engine.engine import (
     BeforeLastBackward,
     StepResult,
@@ -47,7 +48,7 @@ class LocalEngine:
         self.is_causal = stack.causal
         self.num_micro_batches = micro_batches
         self.recorder = ActionRecorder(self._device)
-        self._loss = loss
+        self._loss = as_loss(loss)
         self.precision = check_precision(precision)
         self._cast_weights = CastWeights(rnn_modules(stack), compute_dtype(precision))
 

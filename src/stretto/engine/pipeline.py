@@ -37,6 +37,7 @@ from stretto.blocks.cast_weights import CastWeights
 from stretto.blocks.fused import FusedStack
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.stack import Stack
+from stretto.blocks.torch_losses import as_loss
 from stretto.config.layout import Layout
 from stretto.engine.boundary import BoundarySpec, infer_boundaries
 from stretto.engine.cut import WindowCut, cut_window
@@ -111,7 +112,7 @@ class PipelineEngine:
         self.device = mesh.world.device
         self.recorder = ActionRecorder(self.device)
         self.num_started_windows = 0  # shown in this rank's status
-        self._loss = loss
+        self._loss = as_loss(loss)
         self.precision = check_precision(precision)
         self.cast_weights = CastWeights(self._fused_stack.rnns, compute_dtype(precision))
         self._boundaries: tuple[BoundarySpec | None, BoundarySpec | None] | None = None

@@ -14,7 +14,8 @@ from stretto.base.state import State, cat_rows, detach
 from stretto.base.tf32 import use_tf32
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
-from stretto.blocks.losses import Loss
+from stretto.blocks.losses import Loss, LossSum
+from stretto.blocks.torch_losses import as_loss
 
 
 @dataclass(frozen=True)
@@ -223,6 +224,7 @@ def _difference(expected: Tensor, actual: Tensor | None, scale: float) -> float:
 @use_tf32(False)
 def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-4) -> None:
     """Raise a `LawError` unless the losses of two parts of a batch, split in time or rows, sum to that of the whole."""
+    loss = as_loss(loss)
     whole = loss(y, targets)
     if not math.isfinite(whole.total):
         raise LawError(
@@ -236,10 +238,16 @@ def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-
         split = zip(y.tensor_split([cut], dim), targets.tensor_split([cut], dim), strict=True)
         parts = [loss(*pair) for pair in split]
         total, count = sum(float(part.total) for part in parts), sum(int(part.count) for part in parts)
+        weight = sum(float(_weight(part)) for part in parts)
         scale = max(abs(float(part.total)) for part in (whole, *parts))
         # `not ... <=` instead of `>`, so that NaN fails the check.
-        if count != int(whole.count) or not abs(total - float(whole.total)) <= tolerance * scale:
+        is_sum = count == int(whole.count) and math.isclose(weight, float(_weight(whole)), rel_tol=tolerance)
+        if not is_sum or not abs(total - float(whole.total)) <= tolerance * scale:
             raise LawError(
                 f"the loss is not a sum over {axis}: two parts give {total:.6g} over {count} targets, the whole "
                 f"{float(whole.total):.6g} over {int(whole.count)}; return a sum and a count, never a mean"
             )
+
+
+def _weight(loss_sum: LossSum) -> Tensor:
+    return loss_sum.count if loss_sum.weight is None else loss_sum.weight

@@ -19,6 +19,7 @@ from stretto.base.window import Window
 from stretto.blocks.initialize import initialize
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
+from stretto.blocks.torch_losses import as_loss
 from stretto.config.layout import Layout
 from stretto.engine.engine import window_tensor
 from stretto.engine.pipeline import PipelineEngine
@@ -44,6 +45,9 @@ class ProfileInput:
     precision: Precision = "fp32"
     seed: int = 1
     threads: int = 0  # per rank on a CPU; 0 for an equal share of the cores
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "loss", as_loss(self.loss))
 
     @cached_property
     def window(self) -> Window:

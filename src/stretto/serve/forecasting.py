@@ -13,7 +13,7 @@ from stretto.base.errors import ConfigError, DataError
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.serve.prediction_dataset import check_outputs
-from stretto.serve.source import FieldNames, ensure_prepared, open_source
+from stretto.serve.source import FieldNames, ensure_prepared, open_source, reject_quantiles
 from stretto.store.corpus import Corpus
 from stretto.train.feed import make_forecast_transform
 from stretto.train.trained_model import TrainedModel
@@ -43,6 +43,7 @@ def forecast(
     data, data_spec = trained.config.data, trained.data_spec
     if data_spec.task.targets != "values" or data_spec.channels is None:
         raise ConfigError(f"the run's model predicts {data_spec.task.targets}, not values; use a run on series")
+    reject_quantiles(trained.config.model)
     steps = data.horizon if steps is None else steps
     if steps < 1:
         raise ConfigError(f"steps={steps} is less than 1; use at least 1")

@@ -27,7 +27,7 @@ from stretto.serve.prediction_dataset import (
     check_outputs,
     make_prediction_dataset,
 )
-from stretto.serve.source import FieldNames, ensure_prepared, is_raw, open_source, prepare_source
+from stretto.serve.source import FieldNames, ensure_prepared, is_raw, open_source, prepare_source, reject_quantiles
 from stretto.store.index import Store
 from stretto.train.trained_model import TrainedModel
 
@@ -105,6 +105,7 @@ def parts_folder(path: Path) -> Path:
 
 
 def _open_dataset(trained: TrainedModel, location: Path | str) -> PredictionDataset:
+    reject_quantiles(trained.config.model)
     return make_prediction_dataset(open_source(location, trained.data_spec), trained.data_spec, trained.config.data)
 
 

@@ -1,15 +1,26 @@
 """Builds what a config describes (data, model, loss, engine) and checks it before ranks communicate."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.task import Task
-from stretto.blocks.losses import Loss, LossSum, SequenceLoss, SquaredError, TokenLoss
+from stretto.blocks.losses import (
+    AbsoluteError,
+    BinaryCrossEntropy,
+    CrossEntropy,
+    HuberLoss,
+    Loss,
+    QuantileLoss,
+    SquaredError,
+)
 from stretto.blocks.network import build_network
 from stretto.blocks.pointwise import Embedding, Linear
 from stretto.blocks.stack import Stack
+from stretto.blocks.torch_losses import as_loss
 from stretto.config.layout import Layout
 from stretto.config.model import ModelConfig
 from stretto.config.run import DataConfig, RunConfig, RunSettings
@@ -87,23 +98,38 @@ def build_model(config: ModelConfig, task: Task) -> Stack:
 
 def build_loss(config: ModelConfig, task: Task) -> Loss:
     """Return the loss that a config names; by default, the usual one for the task's targets."""
-    if config.loss is None:
-        defaults: dict[str, Loss] = {"tokens": TokenLoss(), "labels": SequenceLoss(), "values": SquaredError()}
-        return defaults[task.targets]
-    loss = load_object("model.loss", config.loss)
-    if not callable(loss):
-        raise ConfigError(f"model.loss={config.loss!r} can't be called; name a function of (outputs, targets)")
+    has_classes = task.targets != "values"
+    if config.has_own_loss:
+        assert config.loss is not None
+        try:
+            return as_loss(cast(Loss, load_object("model.loss", config.loss)))
+        except ConfigError as error:
+            raise ConfigError(f"model.loss={config.loss!r}: {error}") from None
+    name = config.loss or ("cross_entropy" if has_classes else "mse")
+    for field in ("class_weights", "label_smoothing"):
+        if getattr(config, field) and not has_classes:
+            raise ConfigError(f"model.{field} needs classes, but the data's targets are values; leave it out")
+    if has_classes != (name == "cross_entropy"):
+        kind, choices = ("classes", "cross_entropy") if has_classes else ("values", "mse, mae, huber or quantile")
+        raise ConfigError(f"model.loss={name!r} does not fit the data, whose targets are {kind}; use {choices}")
+    losses: dict[str, Callable[[], Loss]] = {
+        "cross_entropy": lambda: CrossEntropy(_class_weights(config, task), config.label_smoothing),
+        "binary_cross_entropy": BinaryCrossEntropy,
+        "mse": SquaredError,
+        "mae": AbsoluteError,
+        "huber": lambda: HuberLoss(config.huber_delta),
+        "quantile": lambda: QuantileLoss(config.quantiles),
+    }
+    return losses[name]()
 
-    def checked_loss(outputs: torch.Tensor, targets: torch.Tensor) -> LossSum:
-        loss_sum = loss(outputs, targets)
-        if not isinstance(loss_sum, LossSum):
-            raise ConfigError(
-                f"model.loss={config.loss!r} returned an object of type {type(loss_sum).__name__}; "
-                "return stretto.nn.LossSum(total, count)"
-            )
-        return loss_sum
 
-    return checked_loss
+def _class_weights(config: ModelConfig, task: Task) -> tuple[float, ...]:
+    if config.class_weights and len(config.class_weights) != task.num_outputs:
+        raise ConfigError(
+            f"model.class_weights has {len(config.class_weights)} numbers, but the data has {task.num_outputs} "
+            "classes; give one weight per class"
+        )
+    return config.class_weights
 
 
 def build_engine(
@@ -142,8 +168,8 @@ def _check_input_and_output_sizes(model: Stack, config: ModelConfig, task: Task)
             f"{factory} begins with an Embedding of {first.num_tokens} tokens, but the data's vocabulary has "
             f"{task.num_inputs}; use task.num_inputs"
         )
-    # The default losses of tokens and labels need an output per class. SquaredError reports wrong shapes itself.
-    needs_classes = config.loss is None and task.targets != "values"
+    # Cross-entropy needs an output per class. Losses of values report wrong shapes themselves.
+    needs_classes = not config.has_own_loss and task.targets != "values"
     if isinstance(last, Linear) and needs_classes and last.num_outputs < task.num_outputs:
         raise ConfigError(
             f"{factory} ends with a Linear that has {last.num_outputs} outputs, but the data needs {task.num_outputs}; "

@@ -29,6 +29,7 @@ class Evaluation:
     bytes_per_token: float | None = None  # None if the data is not text
     target_kind: Literal["tokens", "labels", "values"] = "tokens"  # as in `Task.targets`
     num_correct: int | None = None  # how many predictions were right; None if the loss does not count them
+    weight: float | None = None  # of all targets; None if each has weight 1
 
     def __str__(self) -> str:
         scores = "".join(f"  {name.replace('_', ' ')} {value:,.4f}" for name, value in self.scores.items())
@@ -36,17 +37,18 @@ class Evaluation:
 
     @property
     def scores(self) -> dict[str, float]:
-        """Accuracy if the loss counts correct predictions; else perplexity for tokens, and bits per byte for text."""
-        if self.accuracy is not None:
-            return {"accuracy": self.accuracy}
-        if self.target_kind != "tokens":
-            return {}
-        bits = {} if self.bits_per_byte is None else {"bits_per_byte": self.bits_per_byte}
-        return {"perplexity": self.perplexity, **bits}
+        """Perplexity for tokens, bits per byte for text, and accuracy if the loss counts correct predictions."""
+        is_text = self.target_kind == "tokens"
+        values = {
+            "perplexity": self.perplexity if is_text else None,
+            "bits_per_byte": self.bits_per_byte if is_text else None,
+            "accuracy": self.accuracy,
+        }
+        return {name: value for name, value in values.items() if value is not None}
 
     @property
     def loss(self) -> float:
-        return self.total / self.num_targets
+        return self.total / (self.num_targets if self.weight is None else self.weight)
 
     @property
     def perplexity(self) -> float:
@@ -85,8 +87,8 @@ def evaluate(
     mesh = engine.mesh
     share = windows.share(mesh.replica, mesh.num_replicas, engine.num_micro_batches)
     state: State | None = None
-    # Summed on the device: the loss, the targets, the correct predictions, and how many targets these cover.
-    sums = torch.zeros(4, dtype=torch.float64, device=mesh.world.device)
+    # Summed on the device: the loss, the targets, their weights, correct predictions, and how many targets these cover.
+    sums = torch.zeros(5, dtype=torch.float64, device=mesh.world.device)
     reader = read_ahead(
         share,
         Position(),
@@ -101,16 +103,16 @@ def evaluate(
             raise EvaluationInterruptedError
         result = engine.eval_step(window, state, key=0)  # a fixed key, so that evaluations are repeatable
         state = result.state
-        parts = [result.total, result.count]
+        parts = [result.total, result.count, result.count if result.weight is None else result.weight]
         parts += [] if result.num_correct is None else [result.num_correct, result.count]
         sums[: len(parts)] += torch.stack([part.double() for part in parts])
         is_last = next_position.epoch > 0
         on_window(1.0 if is_last else share.fraction(next_position))
         if is_last:
             break
-    total, num_targets, num_correct, num_judged = mesh.world.sum_over_ranks(sums)
-    if not num_targets:
+    total, num_targets, weight, num_correct, num_judged = mesh.world.sum_over_ranks(sums)
+    if not weight:
         raise DataError("the data has no targets, so there is nothing to evaluate; use other data")
     # If a user's loss counts correct predictions in only some of its calls, there is no accuracy.
     correct = int(num_correct) if num_judged == num_targets else None
-    return Evaluation(total, int(num_targets), windows.bytes_per_token, windows.task.targets, correct)
+    return Evaluation(total, int(num_targets), windows.bytes_per_token, windows.task.targets, correct, weight)

@@ -163,7 +163,8 @@ def _use_allowed_cache(config: RunConfig, allowed_locations: Sequence[str]) -> R
 
 def _check_trusted(config: RunConfig, location: str, trust: bool) -> RunConfig:
     """Return the config; raise if it names Python code and the caller does not trust it."""
-    for name, value in (("factory", config.model.factory), ("loss", config.model.loss)):
+    own_loss = config.model.loss if config.model.has_own_loss else None
+    for name, value in (("factory", config.model.factory), ("loss", own_loss)):
         if value is not None and not trust:
             raise ConfigError(
                 f"loading {location} would run Python code (model.{name}={value!r}); set trust=True if you trust its "

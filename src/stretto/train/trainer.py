@@ -87,6 +87,7 @@ class _StepTotals(NamedTuple):
 
     loss_sum: float  # over targets
     num_targets: float
+    weight: float  # of the targets: their number, unless the loss weights them
     squared_grad_norm: float  # of the summed loss
     num_valid: float  # elements that are not padding; each stage counts them, so only num_valid / num_elements matters
     num_elements: float  # time steps times rows
@@ -95,11 +96,11 @@ class _StepTotals(NamedTuple):
 
     @property
     def loss(self) -> float:
-        return self.loss_sum / self.num_targets if self.num_targets else math.nan
+        return self.loss_sum / self.weight if self.weight else math.nan
 
     @property
     def grad_norm(self) -> float:
-        return math.sqrt(self.squared_grad_norm) / (self.num_targets or 1)  # of the mean loss
+        return math.sqrt(self.squared_grad_norm) / (self.weight or 1)  # of the mean loss
 
     @property
     def is_finite(self) -> bool:
@@ -342,7 +343,9 @@ class Trainer:
         world = self.engine.mesh.world
         # One vector, one all_reduce and one read: the only time in a step that the host waits for its device.
         squared_grad_norm = self.engine.squared_grad_norm() / self.loss_scale.value**2
-        on_device = [result.total.double(), result.count.double(), squared_grad_norm]
+        count = result.count.double()
+        weight = count if result.weight is None else result.weight.double()
+        on_device = [result.total.double(), count, weight, squared_grad_norm]
         on_host = [
             float(window.num_valid),
             float(window.num_steps * window.num_rows),
@@ -363,12 +366,12 @@ class Trainer:
                 self._check_divergence(totals)
             return totals.grad_norm, self._finite_state(state)
         self._consecutive_skips = 0
-        if not totals.num_targets:
+        if not totals.weight:
             # There is nothing to learn from: all rows have only one token, for example, or all values are missing.
             return 0.0, state
         gradient_norm = scale_gradients(
             self.engine.stack.parameters(),
-            totals.num_targets * loss_scale,
+            totals.weight * loss_scale,
             math.sqrt(totals.squared_grad_norm) * loss_scale,
             self.config.clip,
         )

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from stretto.base.tf32 import use_tf32
 from stretto.blocks.initialize import initialize
-from stretto.blocks.losses import TokenLoss
+from stretto.blocks.losses import CrossEntropy
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.engine.build import make_engine, stage_parts
@@ -75,7 +75,7 @@ def run(world: World, name: str, folder: Path) -> CheckResult | None:
 def _train(world: World, layout: Layout, *, is_recorded: bool) -> tuple[_Training, int]:
     """Return the result of training in a layout, and how many actions this rank recorded in the last step."""
     model = sample_model()
-    engine = make_engine(model, TokenLoss(), layout, world, seed=SEED)
+    engine = make_engine(model, CrossEntropy(), layout, world, seed=SEED)
     trainer = sample_trainer(engine, _NUM_STEPS)
     trainer.is_recording = is_recorded
     losses = [report.loss for report in trainer]
@@ -90,7 +90,7 @@ def _train(world: World, layout: Layout, *, is_recorded: bool) -> tuple[_Trainin
 
 
 def _train_on_one_device(world: World) -> _Training:
-    engine = LocalEngine(initialize(sample_model(), SEED, world.device), TokenLoss())
+    engine = LocalEngine(initialize(sample_model(), SEED, world.device), CrossEntropy())
     losses = [report.loss for report in sample_trainer(engine, _NUM_STEPS)]
     return _Training(losses, _gradients(engine.stack), engine.stack.state_dict())
 

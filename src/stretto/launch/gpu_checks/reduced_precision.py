@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from stretto.base.tf32 import use_tf32
-from stretto.blocks.losses import TokenLoss
+from stretto.blocks.losses import CrossEntropy
 from stretto.engine.build import make_engine
 from stretto.engine.precision import Precision
 from stretto.launch.gpu_checks.result import CheckResult
@@ -47,5 +47,5 @@ def run(world: World, name: str, folder: Path) -> CheckResult:
 
 
 def _train(world: World, precision: Precision) -> list[float]:
-    engine = make_engine(sample_model(), TokenLoss(), world=world, seed=SEED, precision=precision)
+    engine = make_engine(sample_model(), CrossEntropy(), world=world, seed=SEED, precision=precision)
     return [report.loss for report in sample_trainer(engine, _NUM_STEPS, "adamw")]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.tf32 import use_tf32
-from stretto.blocks.losses import TokenLoss
+from stretto.blocks.losses import CrossEntropy
 from stretto.checkpoint.manager import CheckpointManager
 from stretto.engine.build import make_engine
 from stretto.launch.gpu_checks.result import CheckResult
@@ -55,7 +55,7 @@ def run(world: World, name: str, folder: Path) -> CheckResult:
 
 
 def _make_trainer(world: World) -> Trainer:
-    return sample_trainer(make_engine(sample_model(), TokenLoss(), world=world, seed=SEED), _NUM_STEPS, "adamw")
+    return sample_trainer(make_engine(sample_model(), CrossEntropy(), world=world, seed=SEED), _NUM_STEPS, "adamw")
 
 
 def _advance(trainer: Trainer, step: int) -> None:

@@ -3,7 +3,7 @@
 import time
 from pathlib import Path
 
-from stretto.blocks.losses import TokenLoss
+from stretto.blocks.losses import CrossEntropy
 from stretto.config.layout import Layout
 from stretto.engine.build import make_engine
 from stretto.launch.gpu_checks.killed_peer import ASLEEP, KILLED_RANK
@@ -14,7 +14,7 @@ from stretto.mesh.world import World
 
 def run(world: World, name: str, folder: Path) -> CheckResult:
     """Train; only a rank that does not notice the loss of its peer returns from this."""
-    engine = make_engine(sample_model(), TokenLoss(), Layout(stages=world.size, chunks=4), world, seed=SEED)
+    engine = make_engine(sample_model(), CrossEntropy(), Layout(stages=world.size, chunks=4), world, seed=SEED)
     if world.rank == KILLED_RANK:
         world.set_status(ASLEEP)
         time.sleep(3600)
