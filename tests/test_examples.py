@@ -3,6 +3,7 @@
 The first two are README's, and run with its quickstart.
 """
 
+import json
 import os
 import pydoc_data.topics
 import re
@@ -116,3 +117,15 @@ def test_a_trained_model_is_used(tmp_path: Path) -> None:
     (noise,) = figures(printed, r"noise: ([\d.]+) nats per byte")
     assert python + 0.5 < noise
     assert figures(printed, r"(\d+) pieces of validation text")[0] > 10
+
+
+@pytest.mark.long
+def test_arrays_are_learned_alike_by_one_rank_and_by_two(tmp_path: Path) -> None:
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    results = [
+        json.loads(run(tmp_path, *torchrun, str(ranks), str(EXAMPLES / "09_arrays.py")).splitlines()[-1])
+        for ranks in (1, 2)
+    ]
+    assert [result["ranks"] for result in results] == [1, 2]
+    losses = [result["loss"] for result in results]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-2) and losses[0] < 0.05, "the variance of y is about 0.5"

@@ -1,4 +1,5 @@
 from stretto.base.position import Position as Position
+from stretto.base.task import TargetKind as TargetKind
 from stretto.base.task import Task as Task
 from stretto.base.window import Window as Window
 from stretto.prepare.inspection import DataHints as DataHints
@@ -20,9 +21,12 @@ from stretto.store.corpus import Corpus as Corpus
 from stretto.store.sequences import Sequences as Sequences
 from stretto.train.suggest import Suggestion as Suggestion
 from stretto.train.suggest import suggest as suggest
+from stretto.windows.arrays import ArrayItems as ArrayItems
+from stretto.windows.arrays import from_arrays as from_arrays
 from stretto.windows.batches import Batches as Batches
 from stretto.windows.documents import DocumentLanes as DocumentLanes
 from stretto.windows.forecast import ForecastTransform as ForecastTransform
+from stretto.windows.items import Items as Items
 from stretto.windows.items import LabeledItems as LabeledItems
 from stretto.windows.items import NextTokenItems as NextTokenItems
 from stretto.windows.items import SlidingWindows as SlidingWindows

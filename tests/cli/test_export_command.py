@@ -32,7 +32,7 @@ def test_a_run_is_exported_as_onnx_with_its_vocabulary(trained: Path, capsys: py
     assert "x, state.2.h, state.2.c, state.4.h, state.4.c" in said
     assert "checked with onnxruntime: the largest difference from torch is" in said
     found = {entry.key: json.loads(entry.value) for entry in onnx.load(trained / "model.onnx").metadata_props[1:]}
-    assert found["stretto.task"]["targets"] == "tokens"
+    assert found["stretto.task"]["targets"] == "next_token"
     assert "stretto" in found["stretto.vocabulary"]["symbols"]
 
 

@@ -223,7 +223,7 @@ class FakeTrainedModel:
 
 
 def test_the_metadata_is_written_into_the_model(tmp_path: Path) -> None:
-    described = FakeTrainedModel(Stack([LSTM(4, 3), Linear(3, 2)]), Task("channels", 4, "labels", 2))
+    described = FakeTrainedModel(Stack([LSTM(4, 3), Linear(3, 2)]), Task("channels", 4, "class_per_row", 2))
     export_onnx(described, tmp_path / "model.onnx")
     found = metadata(tmp_path / "model.onnx")
     assert json.loads(found["stretto.labels"]) == ["no", "yes"]

@@ -63,5 +63,5 @@ def test_one_run_or_more_than_eight_are_an_error(tmp_path: Path) -> None:
 def test_an_axis_of_tokens_and_labels_is_called_targets(tmp_path: Path) -> None:
     runs = [write_run(tmp_path / name, 0.1) for name in ("tokens", "labels")]
     assert "tokens trained on" in render_comparison(runs)
-    (runs[1] / DATA_SPEC).write_text('{"task": {"targets": "labels"}}')
+    (runs[1] / DATA_SPEC).write_text('{"task": {"targets": "class_per_row"}}')
     assert 'data-x="targets trained on"' in render_comparison(runs)

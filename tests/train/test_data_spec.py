@@ -4,7 +4,7 @@ from stretto.errors import DataError
 from stretto.train.data_spec import read_data_spec
 
 SPEC = (
-    b'{"task": {"inputs": "tokens", "targets": "tokens", "num_inputs": 2, "num_outputs": 2},'
+    b'{"task": {"inputs": "tokens", "targets": "next_token", "num_inputs": 2, "num_outputs": 2},'
     b' "labels": [], "channels": null, "origin": null}'
 )
 

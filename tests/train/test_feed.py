@@ -53,11 +53,11 @@ def write(folder: Path, kind: str, rows: list[list[int]]) -> None:
 @pytest.mark.parametrize(
     ("kind", "data", "asks", "says"),
     [
-        ("classes", {"budget": 60}, "labels", "60 rows in batches of at most 60 time steps"),
-        ("tokens", {"budget": 60}, "tokens", "60 rows in batches of at most 60 time steps"),
-        ("tokens", {"feed": "lanes", "lanes": 3, "window": 5}, "tokens", "60 sequences in 3 lanes x window 5"),
-        ("values", {"context": 8, "horizon": 2, "budget": 64}, "values", "batches of at most 64 time steps"),
-        ("values", {"lanes": 2, "window": 10, "targets": ["c1"], "masks": True}, "values", "2 lanes x window 10"),
+        ("classes", {"budget": 60}, "class_per_row", "60 rows in batches of at most 60 time steps"),
+        ("tokens", {"budget": 60}, "next_token", "60 rows in batches of at most 60 time steps"),
+        ("tokens", {"feed": "lanes", "lanes": 3, "window": 5}, "next_token", "60 sequences in 3 lanes x window 5"),
+        ("values", {"context": 8, "horizon": 2, "budget": 64}, "horizon", "batches of at most 64 time steps"),
+        ("values", {"lanes": 2, "window": 10, "targets": ["c1"], "masks": True}, "horizon", "2 lanes x window 10"),
     ],
 )
 def test_a_loaded_model_has_the_scores_of_its_run(
@@ -74,7 +74,7 @@ def test_a_loaded_model_has_the_scores_of_its_run(
     assert again.loss == pytest.approx(last.evaluation.loss, rel=1e-6)
     assert again.num_targets == last.evaluation.num_targets
     lines = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
-    assert ("perplexity" in lines[-1]) == (asks == "tokens")
+    assert ("perplexity" in lines[-1]) == (asks == "next_token")
 
 
 def test_an_epoch_ends_when_every_row_was_seen(rows: list[list[int]], tmp_path: Path) -> None:

@@ -1,7 +1,14 @@
 """Task: what kind of inputs and targets a dataset has, and how many features a network needs for them."""
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
+
+TargetKind = Literal["next_token", "class_per_row", "values_per_row", "class_per_step", "values_per_step", "horizon"]
+"""What a model predicts: the next token; one class, or one or more values, per row or per time step; or the future.
+
+`horizon` stands for the values of some channels over the next time steps.
+"""
+TARGET_KINDS: tuple[TargetKind, ...] = get_args(TargetKind)
 
 
 @dataclass(frozen=True)
@@ -10,10 +17,39 @@ class Task:
 
     inputs: Literal["tokens", "channels"]
     num_inputs: int  # the vocabulary's size, or the number of channels (twice that with `data.masks`)
-    targets: Literal["tokens", "labels", "values"]  # a token per time step, a label per row, or numbers per time step
+    targets: TargetKind
     num_outputs: int  # features of the last block: the vocabulary's size, or the number of classes or values
+
+    def __post_init__(self) -> None:
+        if self.targets not in TARGET_KINDS:
+            raise ValueError(f"targets={self.targets!r} is not known; choose from {', '.join(TARGET_KINDS)}")
 
     @classmethod
     def language(cls, num_tokens: int) -> "Task":
         """Return the task of a language model: predict the next token. `num_tokens` is the vocabulary's size."""
-        return cls("tokens", num_tokens, "tokens", num_tokens)
+        return cls("tokens", num_tokens, "next_token", num_tokens)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether targets are classes (tokens are classes too), and not values."""
+        return has_classes(self.targets)
+
+    @property
+    def is_per_row(self) -> bool:
+        """Whether a row has one target, at its last time step."""
+        return is_per_row(self.targets)
+
+
+def has_classes(kind: TargetKind) -> bool:
+    """Whether targets of this kind are classes (tokens are classes too), and not values."""
+    return kind in ("next_token", "class_per_row", "class_per_step")
+
+
+def is_per_row(kind: TargetKind) -> bool:
+    """Whether a row has one target of this kind, at its last time step."""
+    return kind in ("class_per_row", "values_per_row")
+
+
+def target_name(kind: TargetKind) -> str:
+    """Return what targets of this kind are called when they are counted: tokens, labels or values."""
+    return "tokens" if kind == "next_token" else "labels" if has_classes(kind) else "values"

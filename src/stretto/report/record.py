@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stretto.base.task import TARGET_KINDS, target_name
 from stretto.config.run import RunConfig
 from stretto.report.downsampled_series import DownsampledSeries
 
@@ -209,8 +210,8 @@ class Record:
     def target_name(self) -> str:
         """What the targets of this run are called: tokens, labels or values."""
         task = self.data_spec.get("task")
-        name = task.get("targets") if isinstance(task, Mapping) else None
-        return name if isinstance(name, str) else "tokens"
+        kind = task.get("targets") if isinstance(task, Mapping) else None
+        return target_name(kind) if kind in TARGET_KINDS else "tokens"
 
     @property
     def status(self) -> str:

@@ -1,3 +1,4 @@
+from stretto.serve.array_prediction import predict_arrays as predict_arrays
 from stretto.serve.forecasting import SeriesForecast as SeriesForecast
 from stretto.serve.forecasting import forecast as forecast
 from stretto.serve.generation import Sampling as Sampling

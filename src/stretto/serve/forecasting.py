@@ -41,8 +41,8 @@ def forecast(
     horizon, a model continues from its own forecast, so it must predict all channels.
     """
     data, data_spec = trained.config.data, trained.data_spec
-    if data_spec.task.targets != "values" or data_spec.channels is None:
-        raise ConfigError(f"the run's model predicts {data_spec.task.targets}, not values; use a run on series")
+    if data_spec.task.targets != "horizon" or data_spec.channels is None:
+        raise ConfigError(f"the run's model predicts {data_spec.task.targets}, not a horizon; use a run on series")
     reject_quantiles(trained.config.model)
     steps = data.horizon if steps is None else steps
     if steps < 1:

@@ -132,7 +132,7 @@ class _TokenDecoder:
 
 def _vocabulary(trained: TrainedModel) -> Vocabulary:
     vocabulary, targets = trained.data_spec.vocabulary, trained.data_spec.task.targets
-    if targets != "tokens":
+    if targets != "next_token":
         raise ConfigError(f"the run's model predicts {targets}, so it can't generate text; use a run on text")
     if vocabulary is None:
         raise ConfigError("the run's data has no vocabulary; use stretto.serve.generate_tokens, which takes tokens")

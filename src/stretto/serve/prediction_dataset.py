@@ -53,10 +53,14 @@ def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, dat
     targets = data_spec.task.targets
     if isinstance(source, Corpus):
         return TextRows(source, data.window * _WINDOWS_PER_TEXT_ROW)
-    if targets == "tokens":
+    if targets == "next_token":
         return TokenRows(NextTokenItems(source))
-    if targets == "labels":
+    if targets == "class_per_row":
         return LabelRows(source, InputItems(source, data.masks), data_spec.labels)
+    if targets != "horizon":
+        raise ConfigError(
+            f"the run was trained on arrays ({targets}), not on a store; use stretto.serve.predict_arrays"
+        )
     forecast = make_forecast_transform(source, data)
     names = tuple(data_spec.channels.names[index] for index in forecast.target_channels) if data_spec.channels else ()
     if data.context is None:

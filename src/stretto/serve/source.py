@@ -72,7 +72,7 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
     values = data_spec.channels or Tokens(num_tokens=task.num_inputs)  # num_inputs is the vocabulary size
     labels = Classes(names=data_spec.labels) if data_spec.labels else None
     shared = SharedProperties("the run", values, labels, data_spec.vocabulary)
-    if task.inputs == "channels" and task.targets == "values":
+    if task.inputs == "channels" and task.targets == "horizon":
         names = _field_names(file)
         assert isinstance(values, Channels)
         for name in values.names:
@@ -87,7 +87,7 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
         label = fields.label or (origin.label if labels is not None and origin.label in names else None)
         sequence = fields.sequence or (origin.sequence if origin.sequence in names else None)
         prepare_sequences(file, folder, SequenceOptions(like=shared, sequence=sequence, label=label))
-    elif data_spec.vocabulary is not None and task.targets == "tokens":
+    elif data_spec.vocabulary is not None and task.targets == "next_token":
         prepare_text(file, folder, TextOptions(vocabulary=data_spec.vocabulary))
     else:
         raise DataError(f"{file} is not a file of records ({', '.join(FORMATS)}); use one, or a prepared folder")
@@ -104,7 +104,7 @@ def _spec_of(source: Corpus | Sequences, run_spec: DataSpec) -> DataSpec:
     if isinstance(source, Corpus):
         return DataSpec(replace(run_spec.task, inputs="tokens", num_inputs=len(source.vocabulary)), source.vocabulary)
     values, labels = source.fields.values, source.fields.labels
-    names = run_spec.labels if labels is None or run_spec.task.targets != "labels" else labels.names
+    names = run_spec.labels if labels is None or run_spec.task.targets != "class_per_row" else labels.names
     if isinstance(values, Channels):
         return DataSpec(replace(run_spec.task, inputs="channels"), None, names, values)
     return DataSpec(replace(run_spec.task, inputs="tokens", num_inputs=values.num_tokens), source.vocabulary, names)

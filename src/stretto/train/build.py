@@ -98,7 +98,7 @@ def build_model(config: ModelConfig, task: Task) -> Stack:
 
 def build_loss(config: ModelConfig, task: Task) -> Loss:
     """Return the loss that a config names; by default, the usual one for the task's targets."""
-    has_classes = task.targets != "values"
+    has_classes = task.has_classes
     if config.has_own_loss:
         assert config.loss is not None
         try:
@@ -169,7 +169,7 @@ def _check_input_and_output_sizes(model: Stack, config: ModelConfig, task: Task)
             f"{task.num_inputs}; use task.num_inputs"
         )
     # Cross-entropy needs an output per class. Losses of values report wrong shapes themselves.
-    needs_classes = not config.has_own_loss and task.targets != "values"
+    needs_classes = not config.has_own_loss and task.has_classes
     if isinstance(last, Linear) and needs_classes and last.num_outputs < task.num_outputs:
         raise ConfigError(
             f"{factory} ends with a Linear that has {last.num_outputs} outputs, but the data needs {task.num_outputs}; "

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
 from stretto.base.errors import DataError
 from stretto.base.position import Position
 from stretto.base.state import State
+from stretto.base.task import TargetKind, target_name
 from stretto.engine.engine import Engine
 from stretto.windows.loader import WindowSource, read_ahead
 
@@ -27,18 +27,18 @@ class Evaluation:
     total: float  # the loss summed over targets, in nats for tokens and labels
     num_targets: int  # tokens, labels or values
     bytes_per_token: float | None = None  # None if the data is not text
-    target_kind: Literal["tokens", "labels", "values"] = "tokens"  # as in `Task.targets`
+    target_kind: TargetKind = "next_token"  # as in `Task.targets`
     num_correct: int | None = None  # how many predictions were right; None if the loss does not count them
     weight: float | None = None  # of all targets; None if each has weight 1
 
     def __str__(self) -> str:
         scores = "".join(f"  {name.replace('_', ' ')} {value:,.4f}" for name, value in self.scores.items())
-        return f"loss {self.loss:.4f}{scores}  ({self.num_targets:,} {self.target_kind})"
+        return f"loss {self.loss:.4f}{scores}  ({self.num_targets:,} {target_name(self.target_kind)})"
 
     @property
     def scores(self) -> dict[str, float]:
         """Perplexity for tokens, bits per byte for text, and accuracy if the loss counts correct predictions."""
-        is_text = self.target_kind == "tokens"
+        is_text = self.target_kind == "next_token"
         values = {
             "perplexity": self.perplexity if is_text else None,
             "bits_per_byte": self.bits_per_byte if is_text else None,

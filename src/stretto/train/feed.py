@@ -126,7 +126,7 @@ def _sequence_feed(sequences: Sequences, data: DataConfig, seed: int, min_rows: 
     else:
         items = _items(sequences, data, kind, is_validation=min_rows is not None)
         windows = Batches(items, data.budget, data.max_rows, data.row_multiple, seed)
-    label_names = labels.names if labels and windows.task.targets == "labels" else ()
+    label_names = labels.names if labels and windows.task.targets == "class_per_row" else ()
     return Feed(windows, DataSpec(windows.task, sequences.vocabulary, label_names, channels, sequences.fields.origin))
 
 

@@ -23,7 +23,7 @@ _BATCHES_PER_POOL = 64
 # A pool is packed as a whole, so it has at most about this many rows, or _MIN_BATCHES_PER_POOL batches if that is more.
 _MAX_ROWS_PER_POOL = 1 << 18
 _MIN_BATCHES_PER_POOL = 4
-_ROWS_PER_READ = 1 << 16  # how many rows' lengths are read at once to find the longest
+_MAX_ROWS = 1 << 20  # of a batch
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Batches:
     num_windows = None  # known only after a whole epoch is packed
 
     items: Items
-    budget: int  # maximum of rows x time steps of the longest row, per global batch
-    max_rows: int = 1 << 20  # maximum number of rows, per global batch
+    budget: int | None = None  # maximum of rows x time steps of the longest row, per global batch; None: no limit
+    max_rows: int | None = None  # maximum number of rows, per global batch; None: no limit
     row_multiple: int = 8  # cut batches with more rows to a multiple, for equal shares; not a pool's last batch
     seed: int = 1
     own_share: Share | None = None  # this replica's share; None: all rows
@@ -48,13 +48,21 @@ class Batches:
     def __post_init__(self) -> None:
         if isinstance(self.items, Sequences):
             raise DataError("items is a Sequences; wrap it in LabeledItems, NextTokenItems or SlidingWindows")
-        if self.items.longest > self.limits.budget:
+        if not isinstance(self.items, Items):
+            raise DataError(
+                f"items is an object of type {type(self.items).__name__}; make them with stretto.data.from_arrays, or "
+                "subclass stretto.data.Items"
+            )
+        if self.budget is None and self.max_rows is None:
+            raise DataError("Batches have no size; set budget to a number of time steps, or max_rows to one of rows")
+        if self.budget is not None and self.items.longest > self.limits.budget:
             if isinstance(self.items, SlidingWindows):
                 problem = f"context={self.items.context:,} exceeds data.budget={self.budget:,}"
                 raise DataError(f"{problem}; raise the budget, or use a shorter context")
             problem = f"has {self.items.longest:,} time steps, more than data.budget={self.budget:,}"
             remedy = "raise the budget, or split long sequences before you prepare them"
-            raise DataError(f"{self._describe_longest()} {problem}; {remedy}")
+            shard, index = self.items.find_longest()
+            raise DataError(f"{self.items.location}: sequence {index:,} of shard {shard} {problem}; {remedy}")
 
     def share(self, index: int, count: int, min_rows: int = 1) -> Self:
         """Return the share of replica `index` of `count`; blank rows fill its batches up to `min_rows` rows."""
@@ -62,16 +70,20 @@ class Batches:
 
     @cached_property
     def limits(self) -> BatchLimits:
-        return BatchLimits(self.budget, self.max_rows, self.row_multiple)
+        max_rows = _MAX_ROWS if self.max_rows is None else self.max_rows
+        budget = max(1, self.items.longest) * max_rows if self.budget is None else self.budget
+        # Without a budget, `max_rows` is what a user calls the batch size.
+        return BatchLimits(budget, max_rows, 1 if self.budget is None else self.row_multiple)
 
     @cached_property
     def order(self) -> BatchOrder:
-        batch_rows = int(min(self.budget / max(self.items.mean_length, 1), self.max_rows)) + 1
+        batch_rows = int(min(self.limits.budget / max(self.items.mean_length, 1), self.limits.max_rows)) + 1
         pool_rows = min(_BATCHES_PER_POOL * batch_rows, max(_MAX_ROWS_PER_POOL, _MIN_BATCHES_PER_POOL * batch_rows))
         return BatchOrder(ShufflePools(self.items, self.seed, pool_rows), self.limits)
 
     def __str__(self) -> str:
-        return f"{self.num_rows:,} rows in batches of at most {self.budget:,} time steps"
+        size = f"{self.max_rows:,} rows" if self.budget is None else f"{self.budget:,} time steps"
+        return f"{self.num_rows:,} rows in batches of at most {size}"
 
     @property
     def num_rows(self) -> int:
@@ -84,7 +96,7 @@ class Batches:
 
     @property
     def bytes_per_token(self) -> float | None:
-        return self.items.sequences.bytes_per_token
+        return self.items.bytes_per_token
 
     def next_position(self, position: Position) -> Position:
         """Return the position of the batch after the one at `position`."""
@@ -128,6 +140,8 @@ class Batches:
         x, target = None, None
         if len(rows.lengths):
             x, target = self.items.read(rows.row_ids(), num_steps, inputs=inputs, targets=targets)
+            self._check_payload("inputs", x if inputs else None, num_steps, len(rows.lengths))
+            self._check_payload("targets", target if targets else None, num_steps, len(rows.lengths))
         if num_blank:
             # A blank row takes its shape and dtype from the batch's first row, since this share may have no rows.
             first_row = batch.take(slice(1)).row_ids()
@@ -136,18 +150,13 @@ class Batches:
             target = _add_blank(target, like_target, num_blank, fill=None)
         return x, target
 
-    def _describe_longest(self) -> str:
-        """Return the location, index and shard of the longest sequence, for a message."""
-        longest, sequences = self.items.longest, self.items.sequences
-        for shard, size in enumerate(self.items.shard_sizes):
-            if sequences.fields.shards[shard].longest < sequences.longest:
-                continue
-            for start in range(0, size, _ROWS_PER_READ):
-                lengths = self.items.lengths(shard, start, min(size, start + _ROWS_PER_READ))
-                matches = np.flatnonzero(lengths == longest)
-                if len(matches):
-                    return f"{sequences.location}: sequence {start + matches[0]:,} of shard {shard}"
-        return sequences.location
+    def _check_payload(self, name: str, tensor: Tensor | None, num_steps: int, num_rows: int) -> None:
+        """Raise if what a user's Items returned does not have the shape of the batch."""
+        if tensor is not None and tensor.shape[:2] != (num_steps, num_rows):
+            raise DataError(
+                f"{type(self.items).__name__}.read returned {name} of shape {list(tensor.shape)}; return "
+                f"[{num_steps}, {num_rows}, ...]: time steps, then rows"
+            )
 
 
 def _add_blank(tensor: Tensor | None, like: Tensor | None, num_blank: int, fill: int | None) -> Tensor | None:

@@ -67,7 +67,7 @@ class ForecastTransform:
     def task(self) -> Task:
         """The number and type of inputs and outputs that a network needs."""
         num_inputs = len(self.mean) * (2 if self.masks else 1)
-        return Task("channels", num_inputs, "values", self.horizon * len(self.target_channels))
+        return Task("channels", num_inputs, "horizon", self.horizon * len(self.target_channels))
 
     def inputs(self, values: NDArray[Any]) -> Values:
         """Return scaled values `[time, channels]`, 0 (the mean) where missing; `masks` adds a mask per channel."""

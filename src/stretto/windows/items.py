@@ -1,10 +1,11 @@
 """Items: the rows that batches are made from (labeled sequences, sequences of tokens, or sliding windows)."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.base.errors import DataError
+from stretto.base.fingerprint import fingerprint
 from stretto.base.task import Task
 from stretto.base.window import IGNORE_INDEX
 from stretto.store.sequences import Channels, IntArray, Sequences, StepRange, Tokens
@@ -21,25 +23,84 @@ RowId = tuple[int, int]
 """A row as (shard, index in the shard)."""
 
 
-class Items(Protocol):
-    """Rows of different lengths with inputs and targets: what `Batches` are made from."""
-
-    @property
-    def sequences(self) -> Sequences: ...
-    @property
-    def task(self) -> Task: ...
-    @property
-    def shard_sizes(self) -> Sequence[int]: ...  # the number of rows in each shard
-    @property
-    def longest(self) -> int: ...  # time steps of the longest row
-    @property
-    def mean_length(self) -> float: ...  # time steps per row, approximately
-    def lengths(self, shard: int, start: int, stop: int) -> IntArray: ...  # of rows `start` to `stop` of a shard
-    def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> "Payload":
-        """Return inputs and targets `[time, batch, ...]`, padded to `num_steps` time steps; None if not requested."""
-
-
 Payload = tuple[Tensor | None, Tensor | None]  # inputs and targets
+_ROWS_PER_READ = 1 << 16  # how many rows' lengths are read at once to find the longest
+
+
+class Items(ABC):
+    """Rows of different lengths with inputs and targets: what `Batches` are made from.
+
+    Subclass it for your own data. Rows are in shards; data in memory has a single shard. What a row contains must
+    depend on nothing but its shard and index: batches are read in any order, by any rank, and again after a resume.
+    """
+
+    @property
+    @abstractmethod
+    def task(self) -> Task:
+        """The kind and size of inputs and targets."""
+
+    @property
+    @abstractmethod
+    def shard_sizes(self) -> Sequence[int]:
+        """The number of rows in each shard."""
+
+    @property
+    @abstractmethod
+    def longest(self) -> int:
+        """The number of time steps of the longest row."""
+
+    @property
+    @abstractmethod
+    def mean_length(self) -> float:
+        """The mean number of time steps of a row, approximately."""
+
+    @abstractmethod
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
+        """Return the number of time steps of rows `start` to `stop` of a shard."""
+
+    @abstractmethod
+    def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
+        """Return inputs and targets `[num_steps, rows, ...]`, padded; None for what is not requested.
+
+        After a row's end, and where a time step has no target, targets are -100, or NaN if they are floats. Targets
+        per row are at the row's last time step.
+        """
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """The names of the classes; empty if they have none."""
+        return ()
+
+    @property
+    def location(self) -> str:
+        """Where the data is, for messages."""
+        return type(self).__name__
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        """The mean number of bytes of text per token; None if the data is not text."""
+        return None
+
+    @property
+    def digest(self) -> str:
+        """A hash by which a resumed run recognizes its data; by default of the task and the number of rows only."""
+        return fingerprint([str(self.task), list(self.shard_sizes), self.longest])
+
+    def find_longest(self) -> RowId:
+        """Return the longest row, for a message."""
+        for shard, size in enumerate(self.shard_sizes):
+            if self._longest_in(shard) < self.longest:
+                continue
+            for start in range(0, size, _ROWS_PER_READ):
+                lengths = self.lengths(shard, start, min(size, start + _ROWS_PER_READ))
+                matches = np.flatnonzero(lengths == self.longest)
+                if len(matches):
+                    return shard, start + int(matches[0])
+        return 0, 0
+
+    def _longest_in(self, shard: int) -> int:
+        """Return an upper bound on the lengths in a shard, so that only few shards are searched for the longest row."""
+        return self.longest
 
 
 @dataclass(frozen=True)
@@ -47,6 +108,14 @@ class _SequenceItems:
     """Each sequence is a row."""
 
     sequences: Sequences
+
+    @property
+    def location(self) -> str:
+        return self.sequences.location
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        return self.sequences.bytes_per_token
 
     @property
     def shard_sizes(self) -> Sequence[int]:
@@ -62,6 +131,9 @@ class _SequenceItems:
 
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         return np.diff(self.sequences.boundaries(shard, start, stop))
+
+    def _longest_in(self, shard: int) -> int:
+        return self.sequences.fields.shards[shard].longest
 
 
 @dataclass(frozen=True)
@@ -83,7 +155,7 @@ class InputItems(_SequenceItems):
 
 
 @dataclass(frozen=True)
-class LabeledItems(InputItems):
+class LabeledItems(InputItems, Items):
     """Each sequence is a row; its label is the target of its last time step."""
 
     def __post_init__(self) -> None:
@@ -96,9 +168,9 @@ class LabeledItems(InputItems):
         assert labels is not None
         num_outputs = len(labels.names)
         if isinstance(values, Tokens):
-            return Task("tokens", values.num_tokens, "labels", num_outputs)
+            return Task("tokens", values.num_tokens, "class_per_row", num_outputs)
         assert self.scaler is not None
-        return replace(self.scaler.task, targets="labels", num_outputs=num_outputs)
+        return replace(self.scaler.task, targets="class_per_row", num_outputs=num_outputs)
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences, and each label at the last time step of its sequence."""
@@ -113,7 +185,7 @@ class LabeledItems(InputItems):
 
 
 @dataclass(frozen=True)
-class NextTokenItems(_SequenceItems):
+class NextTokenItems(_SequenceItems, Items):
     """Each sequence of tokens is a row; the target of each time step is the next token."""
 
     def __post_init__(self) -> None:
@@ -145,7 +217,7 @@ class NextTokenItems(_SequenceItems):
 
 
 @dataclass(frozen=True)
-class SlidingWindows:
+class SlidingWindows(Items):
     """Each row is a window of `context` time steps of a series; the values that follow are targets.
 
     A window starts every `stride` time steps. Only its last time step has targets; with `every_step`, all do. With a
@@ -168,6 +240,14 @@ class SlidingWindows:
                 f"{self.sequences.location}: no series has the {self.context} + {self.forecast.horizon} time steps of "
                 f"context and horizon (the longest has {self.sequences.longest}); use a shorter context or horizon"
             )
+
+    @property
+    def location(self) -> str:
+        return self.sequences.location
+
+    @property
+    def bytes_per_token(self) -> float | None:
+        return self.sequences.bytes_per_token
 
     @property
     def task(self) -> Task:
@@ -235,10 +315,13 @@ class SlidingWindows:
 
 
 def pad(rows: Sequence[NDArray[Any]], num_steps: int, value: float) -> Tensor:
-    """Return rows of different lengths as one int64 or float32 tensor `[num_steps, rows, ...]`, padded with `value`."""
+    """Return rows of different lengths as one tensor `[num_steps, rows, ...]`, padded with `value`.
+
+    Integers become int64; floats keep their dtype, but half precision becomes float32.
+    """
     if not rows:
         return torch.full((num_steps, 0), value)
-    dtype = np.float32 if rows[0].dtype.kind == "f" else np.int64
+    dtype = np.result_type(rows[0].dtype, np.float32) if rows[0].dtype.kind == "f" else np.dtype(np.int64)
     padded = np.full((num_steps, len(rows), *rows[0].shape[1:]), value, dtype)
     for index, row in enumerate(rows):
         padded[: len(row), index] = row

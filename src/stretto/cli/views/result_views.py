@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import TaskID
 from rich.table import Table
 
+from stretto.base.task import target_name
 from stretto.base.units import pluralize
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import make_progress, show_fraction
@@ -53,7 +54,7 @@ def evaluate_and_show(trained: "TrainedModel", data: Path | str) -> None:
     table.add_row("loss", f"{evaluation.loss:.4f}")
     for name, value in evaluation.scores.items():
         table.add_row(name.replace("_", " "), f"{value:,.4f}")
-    table.add_row(evaluation.target_kind, f"{evaluation.num_targets:,}")
+    table.add_row(target_name(evaluation.target_kind), f"{evaluation.num_targets:,}")
     console.print(table)
 
 

@@ -6,6 +6,7 @@ from collections import deque
 from rich.console import Console
 from rich.live import Live
 
+from stretto.base.task import target_name
 from stretto.base.units import format_loss, pluralize
 from stretto.checkpoint.manager import SaveReport
 from stretto.cli.views.console import make_console
@@ -78,7 +79,7 @@ def _show_lines(console: Console, run: Run) -> None:
         elif isinstance(event, RankReport):
             # Reported every run.log_every steps, and after the last step.
             percentage = f" ({run.trainer.progress:.0%})" if run.trainer.num_steps is None else ""
-            figures = _format_figures(recent, event, run.data_spec.task.targets)
+            figures = _format_figures(recent, event, target_name(run.data_spec.task.targets))
             console.print(f"step {event.step}{_step_total(run)}{percentage}  {figures}")
             recent.clear()
 
@@ -87,7 +88,7 @@ def _show_live(console: Console, run: Run) -> None:
     trainer = run.trainer
     view = LiveView(
         trainer.num_steps,
-        run.data_spec.task.targets,
+        target_name(run.data_spec.task.targets),
         step=trainer.step,
         progress=trainer.progress,
         restarts=run.checkpoints.generation - 1,

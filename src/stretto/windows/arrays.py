@@ -1,0 +1,127 @@
+"""from_arrays: rows in memory, as numpy arrays or torch Tensors, for training in batches."""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike
+from torch import Tensor
+
+from stretto.base.errors import DataError
+from stretto.base.task import TargetKind, Task
+from stretto.base.window import IGNORE_INDEX
+from stretto.store.sequences import IntArray
+from stretto.windows.items import Items, Payload, RowId, pad
+from stretto.windows.row_arrays import RowArrays
+from stretto.windows.row_inputs import ArrayRows, RowInputs
+from stretto.windows.row_targets import RowTargets, count_classes, find_targets
+
+_SAMPLED_ROWS = 64  # how many rows the digest of the data is computed from
+
+
+def from_arrays(
+    inputs: ArrayRows,
+    targets: ArrayRows | None = None,
+    *,
+    lengths: ArrayLike | Tensor | None = None,
+    target_kind: TargetKind | None = None,
+    classes: int | Sequence[str] | None = None,
+    num_tokens: int | None = None,
+) -> "ArrayItems":
+    """Return rows in memory for `Batches`: numpy arrays or torch Tensors, dense or as a list of rows.
+
+    `inputs` are floats `[rows, time, channels]` or `[rows, time]` (one channel), or integers `[rows, time]`, which are
+    tokens; or a list of such rows, which may differ in length. `lengths` says how many time steps of each row of a
+    dense array are valid. Nothing is copied or scaled.
+
+    The kind of `targets` follows from their shape and dtype. If that is ambiguous, name it with `target_kind`:
+
+    - `class_per_row`: integers or text `[rows]`, a class per row
+    - `values_per_row`: floats `[rows]` or `[rows, values]`
+    - `class_per_step`: integers or text `[rows, time]`, a class per time step
+    - `values_per_step`: floats `[rows, time, values]`, or `[rows, time]` if `target_kind` says so
+    - `next_token`: no targets; the inputs are tokens
+
+    -100 marks a missing class, NaN a missing value. `classes` is the number of classes, or their names, and
+    `num_tokens` the size of the vocabulary; by default both are those that occur. Give them for validation data, in
+    which some may not occur.
+    """
+    rows = RowInputs.of(inputs, lengths)
+    num_inputs = rows.num_channels
+    if rows.is_tokens:
+        num_inputs = count_classes(rows.rows.parts(rows.lengths), "inputs", num_tokens)
+    if targets is None:
+        if not rows.is_tokens:
+            raise DataError("targets are missing, and inputs are floats, not tokens; give targets")
+        return ArrayItems(rows, Task.language(num_inputs))
+    target_rows = RowArrays.of(targets, "targets")
+    if len(target_rows) != len(rows):
+        raise DataError(f"targets have {len(target_rows)} rows, but inputs have {len(rows)}; make them equal")
+    row_targets = find_targets(target_rows, rows.rows.sizes, target_kind, classes)
+    kind = "tokens" if rows.is_tokens else "channels"
+    return ArrayItems(rows, Task(kind, num_inputs, row_targets.kind, row_targets.num_outputs), row_targets)
+
+
+@dataclass(frozen=True)
+class ArrayItems(Items):
+    """Rows in memory, made by `from_arrays`: inputs with their lengths, and targets."""
+
+    inputs: RowInputs
+    data_task: Task
+    targets: RowTargets | None = None  # None: the next token
+
+    @property
+    def task(self) -> Task:
+        return self.data_task
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        return () if self.targets is None else self.targets.names
+
+    @property
+    def shard_sizes(self) -> Sequence[int]:
+        return (len(self.inputs),)
+
+    @cached_property
+    def longest(self) -> int:
+        return int(self._num_steps.max())
+
+    @cached_property
+    def mean_length(self) -> float:
+        return float(self._num_steps.mean())
+
+    @cached_property
+    def _num_steps(self) -> IntArray:
+        """The time steps of each row. The last token is only a target."""
+        return self.inputs.lengths - 1 if self.targets is None else self.inputs.lengths
+
+    @property
+    def location(self) -> str:
+        return "inputs"
+
+    @cached_property
+    def digest(self) -> str:
+        content = hashlib.sha256(f"{self.data_task} {self.labels}".encode() + self.inputs.lengths.tobytes())
+        # A sample is enough to notice other data, and large arrays are not read twice.
+        for index in np.unique(np.linspace(0, len(self.inputs) - 1, _SAMPLED_ROWS).astype(int)).tolist():
+            content.update(np.ascontiguousarray(self.inputs[index]).tobytes())
+            if self.targets is not None:
+                content.update(np.array(self.targets.rows[index].tolist()).tobytes())
+        return content.hexdigest()
+
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
+        return self._num_steps[start:stop]
+
+    def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
+        """Return the rows, and their targets."""
+        indices = [index for _, index in rows]
+        if self.targets is None:
+            tokens = [self.inputs[index] for index in indices]
+            x = pad([row[:-1] for row in tokens], num_steps, 0) if inputs else None
+            return x, (pad([row[1:] for row in tokens], num_steps, IGNORE_INDEX) if targets else None)
+        x = self.inputs.read(indices, num_steps) if inputs else None
+        if not targets:
+            return x, None
+        return x, self.targets.read(indices, self.inputs.lengths[indices].tolist(), num_steps)
