@@ -24,6 +24,8 @@ from stretto.train.suggest import suggest as suggest
 from stretto.windows.arrays import ArrayItems as ArrayItems
 from stretto.windows.arrays import from_arrays as from_arrays
 from stretto.windows.batches import Batches as Batches
+from stretto.windows.dataset_items import DatasetItems as DatasetItems
+from stretto.windows.dataset_items import from_dataset as from_dataset
 from stretto.windows.documents import DocumentLanes as DocumentLanes
 from stretto.windows.forecast import ForecastTransform as ForecastTransform
 from stretto.windows.items import Items as Items

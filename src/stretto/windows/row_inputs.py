@@ -52,14 +52,18 @@ class RowInputs:
 
     def __getitem__(self, index: int) -> Array:
         """Return the valid time steps of a row: tokens `[time]`, or floats `[time, channels]`."""
-        row = self.rows[index][: self.lengths[index]]
-        if self.is_tokens:
-            return row
-        return row.reshape(len(row), -1).astype(np.result_type(row.dtype, np.float32), copy=False)
+        return as_inputs(self.rows[index][: self.lengths[index]])
 
     def read(self, indices: Sequence[int], num_steps: int) -> Tensor:
         """Return some rows as one tensor `[time, rows, ...]`, padded to `num_steps` time steps."""
         return pad([self[index] for index in indices], num_steps, 0)
+
+
+def as_inputs(row: Array) -> Array:
+    """Return the inputs of a row: tokens `[time]` unchanged; channels as floats `[time, channels]`."""
+    if row.ndim == 1 and row.dtype.kind in "iu":
+        return row
+    return row.reshape(len(row), -1).astype(np.result_type(row.dtype, np.float32), copy=False)
 
 
 def _check_lengths(lengths: ArrayLike | Tensor | None, sizes: IntArray) -> IntArray:

@@ -28,13 +28,8 @@ class RowTargets:
 
     def read(self, indices: Sequence[int], lengths: Sequence[int], num_steps: int) -> Tensor:
         """Return the targets of some rows, `[time, batch]` or `[time, batch, values]`."""
-        arrays = [self._encode(self.rows[index]) for index in indices]
+        arrays = [encode_targets(self.kind, self.rows[index], self.names) for index in indices]
         return targets_tensor(self.kind, arrays, lengths, num_steps)
-
-    def _encode(self, row: Array) -> Array:
-        if not has_classes(self.kind):
-            return np.atleast_1d(row) if self.kind == "values_per_row" else row.reshape(len(row), -1)
-        return np.searchsorted(np.array(self.names), row.astype(str)) if self.names else encode_classes(row)
 
 
 def targets_tensor(kind: TargetKind, rows: Sequence[Array], lengths: Sequence[int], num_steps: int) -> Tensor:
@@ -52,11 +47,21 @@ def targets_tensor(kind: TargetKind, rows: Sequence[Array], lengths: Sequence[in
     return targets
 
 
-def encode_classes(row: Array) -> Array:
-    """Return classes as integers; NaN becomes IGNORE_INDEX."""
+def encode_targets(kind: TargetKind, row: Array, names: tuple[str, ...] = ()) -> Array:
+    """Return a row's targets: classes as integers, IGNORE_INDEX where missing; values as floats with a last dim."""
+    if kind == "values_per_row":
+        return _as_floats(np.atleast_1d(row))
+    if not has_classes(kind):
+        return _as_floats(row.reshape(len(row), -1))
+    if names:
+        return np.searchsorted(np.array(names), row.astype(str))
     if row.dtype.kind != "f":
         return row.astype(np.int64)
     return np.where(np.isnan(row), IGNORE_INDEX, row).astype(np.int64)
+
+
+def _as_floats(row: Array) -> Array:
+    return row.astype(np.result_type(row.dtype, np.float32), copy=False)
 
 
 def find_targets(
@@ -70,12 +75,7 @@ def find_targets(
         kind = find_target_kind(targets, steps)
     check_kind(kind)
     names = () if classes is None or isinstance(classes, int) else tuple(sorted(map(str, classes)))
-    if kind in _STEP_KINDS and not np.array_equal(targets.sizes, steps):
-        index = int(np.flatnonzero(targets.sizes != steps)[0])
-        raise DataError(
-            f"targets[{index}] has {targets.sizes[index]} time steps, but inputs[{index}] has {steps[index]}; give a "
-            "target per time step, with NaN or -100 where there is none"
-        )
+    check_step_sizes(targets, steps, kind)
     _check_dims(targets, kind)
     if not has_classes(kind):
         _check_values(targets)
@@ -86,6 +86,16 @@ def find_targets(
         return RowTargets(targets, kind, len(names), names)
     num_classes = classes if isinstance(classes, int) else len(names) or None
     return RowTargets(targets, kind, count_classes(targets.parts(), "targets", num_classes))
+
+
+def check_step_sizes(targets: RowArrays, steps: NDArray[np.int64], kind: TargetKind) -> None:
+    """Raise if targets of each time step are not as many as the time steps."""
+    if kind in _STEP_KINDS and not np.array_equal(targets.sizes, steps):
+        index = int(np.flatnonzero(targets.sizes != steps)[0])
+        raise DataError(
+            f"targets[{index}] has {targets.sizes[index]} time steps, but inputs[{index}] has {steps[index]}; give a "
+            "target per time step, with NaN or -100 where there is none"
+        )
 
 
 def check_kind(kind: TargetKind) -> None:
@@ -158,7 +168,12 @@ def _check_values(targets: RowArrays) -> None:
 def _check_names(targets: RowArrays, names: tuple[str, ...]) -> tuple[str, ...]:
     """Return the names of all classes, sorted; raise if there is another one than those given."""
     actual = sorted({str(name) for _, part in targets.parts() for name in np.unique(part.astype(str))})
-    unknown = [name for name in actual if names and name not in names]
+    return sorted_names(actual, names) if names else tuple(actual)
+
+
+def sorted_names(actual: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
+    """Return the names of the classes, sorted; raise if another one occurs."""
+    unknown = [name for name in actual if name not in names]
     if unknown:
         raise DataError(f"targets have the class {unknown[0]!r}, which is not one of classes={list(names)}; add it")
-    return names or tuple(actual)
+    return tuple(sorted(names))
