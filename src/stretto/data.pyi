@@ -35,5 +35,6 @@ from stretto.windows.items import SlidingWindows as SlidingWindows
 from stretto.windows.lanes import Lanes as Lanes
 from stretto.windows.loader import WindowSource as WindowSource
 from stretto.windows.loader import read_ahead as read_ahead
+from stretto.windows.table import from_table as from_table
 
 __all__: list[str]

@@ -162,7 +162,7 @@ def test_a_torch_module_gives_its_own_mean_over_valid_targets(
     (gradient,) = torch.autograd.grad(mean, y)
 
     module = copy.deepcopy(module).double()
-    module.reduction = "mean"
+    setattr(module, "reduction", "mean")  # noqa: B010 - mypy thinks that it is a Module
     is_valid = targets != -100 if case is tokens else ~targets.isnan().any(-1)
     if case is series:  # torch has no missing values: drop their time steps, then those of one value
         y2, targets2 = y[is_valid], targets[is_valid]

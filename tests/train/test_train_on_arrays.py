@@ -39,6 +39,7 @@ class Arrays:
         lengths = draw.integers(1, NUM_STEPS + 1, NUM_ROWS) if self.is_ragged else [NUM_STEPS] * NUM_ROWS
         inputs = [draw.normal(size=(length, 2)) for length in lengths]
         shapes = [() if self.kind.endswith("row") else (length,) for length in lengths]
+        targets: list[NDArray[Any]]
         if self.kind.startswith("class"):
             targets = [np.array(draw.integers(NUM_OUTPUTS, size=shape)) for shape in shapes]
             missing: float = -100
@@ -74,16 +75,16 @@ CONFIG = TrainConfig(steps=7, lr=1e-2, clip=0, schedule="constant", optimizer="s
 def run_by_hand(arrays: Arrays) -> tuple[list[float], dict[str, torch.Tensor]]:
     """One row at a time, without padding; the mean over all valid targets of a batch."""
     stack, batches = initialize(model(), 1), arrays.batches
-    cells, linear = [stack[0].cell, stack[1].cell], stack[2].module  # type: ignore[union-attr]
+    first, second, last = stack
+    assert isinstance(first, LSTM) and isinstance(second, LSTM) and isinstance(last, Linear)
     optimizer = torch.optim.SGD(stack.parameters(), lr=1e-2)
     position, losses = Position(), []
     for _ in range(7):
         total, count = torch.zeros((), dtype=torch.float64), 0
         for index in batches.order.batch(position).indices:
             x = torch.from_numpy(arrays.inputs[index]).unsqueeze(1)
-            for cell in cells:
-                x, _ = cell(x)
-            y, target = linear(x).squeeze(1), torch.from_numpy(arrays.targets[index])
+            x = second.cell(first.cell(x)[0])[0]
+            y, target = last.module(x).squeeze(1), torch.from_numpy(arrays.targets[index])
             if arrays.kind.endswith("row"):
                 y, target = y[-1:], target.unsqueeze(0)
             if arrays.kind.startswith("class"):
@@ -93,7 +94,7 @@ def run_by_hand(arrays: Arrays) -> tuple[list[float], dict[str, torch.Tensor]]:
                 total = total + (y - target).square().sum()
                 count += target.numel()
         optimizer.zero_grad()
-        (total / count).backward()
+        torch.autograd.backward([total / count])
         optimizer.step()
         losses.append(float(total.detach()) / count)
         position = batches.next_position(position)

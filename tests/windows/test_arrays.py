@@ -2,6 +2,7 @@
 
 import pickle
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -131,7 +132,10 @@ def test_items_can_be_pickled_and_their_digest_tells_data_apart() -> None:
             lambda: Batches(from_arrays(X, np.zeros(7)), budget=3),
             "inputs: sequence 0 of shard 0 has 4 time steps",
         ),
-        (lambda: Batches(X, max_rows=2), "items is an object of type ndarray; make them with stretto.data.from_arrays"),
+        (
+            lambda: Batches(cast(Any, X), max_rows=2),
+            "items is an object of type ndarray; make them with stretto.data.from_arrays",
+        ),
     ],
 )
 def test_a_mistake_is_one_sentence(make: Callable[[], object], message: str) -> None:
@@ -142,10 +146,10 @@ def test_a_mistake_is_one_sentence(make: Callable[[], object], message: str) -> 
 class _Wrong(Items):
     """Returns rows first, as a DataLoader would."""
 
-    task = Task("channels", 2, "values_per_row", 1)  # type: ignore[assignment]
-    shard_sizes = (4,)  # type: ignore[assignment]
-    longest = 3  # type: ignore[assignment]
-    mean_length = 3.0  # type: ignore[assignment]
+    task = Task("channels", 2, "values_per_row", 1)
+    shard_sizes = (4,)
+    longest = 3
+    mean_length = 3.0
 
     def lengths(self, shard: int, start: int, stop: int) -> NDArray[np.int64]:
         return np.full(stop - start, 3)

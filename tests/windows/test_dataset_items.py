@@ -1,6 +1,6 @@
 """from_dataset: the items of a torch Dataset are the rows that from_arrays makes of the same arrays."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,7 +92,8 @@ def test_with_lengths_only_the_first_items_are_read_in_advance() -> None:
 
 
 def test_lengths_are_found_once_with_progress_and_cached(tmp_path: Path) -> None:
-    dataset, progress = pairs(INPUTS, LABELS), []
+    dataset = pairs(INPUTS, LABELS)
+    progress: list[float] = []
     cache = tmp_path / "new" / "lengths.npz"
     first = from_dataset(dataset, cache=cache, on_item=progress.append)
     assert progress == pytest.approx([(index + 1) / 10 for index in range(10)])
@@ -116,7 +117,7 @@ def wrong_collate(items: list[Any]) -> Any:  # noqa: ANN401
 
 
 def test_mistakes_are_one_sentence() -> None:
-    for make, message in (
+    cases: list[tuple[Callable[[], object], str]] = [
         (lambda: from_dataset(_Stream()), "dataset is a _Stream; use a Dataset with __len__ and __getitem__"),
         (lambda: from_dataset(ListDataset([])), "the dataset has no items"),
         (lambda: from_dataset(pairs(INPUTS, LABELS), lengths=LENGTHS), "classes is missing, and lengths are given"),
@@ -127,7 +128,8 @@ def test_mistakes_are_one_sentence() -> None:
         (lambda: from_dataset(ListDataset(INPUTS)), "have no targets, and inputs are not tokens"),
         (lambda: from_dataset(pairs(INPUTS, LABELS), classes=2), "classes=2, but 2 occurs in the dataset"),
         (lambda: from_dataset(pairs(INPUTS, LABELS), collate=wrong_collate), "collate returned an object of type int"),
-    ):
+    ]
+    for make, message in cases:
         with pytest.raises(DataError, match=message):
             make()
 

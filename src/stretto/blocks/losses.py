@@ -195,7 +195,7 @@ class QuantileLoss:
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
         num_quantiles = len(self.quantiles)
         if targets.shape and y.shape == (*targets.shape[:-1], targets.shape[-1] * num_quantiles):
-            y = y.unflatten(-1, (targets.shape[-1], num_quantiles))
+            y = y.reshape(*targets.shape, num_quantiles)
         if y.shape != (*targets.shape, num_quantiles):
             raise ConfigError(
                 f"outputs {list(y.shape)} don't have {num_quantiles} quantiles for each of the targets "

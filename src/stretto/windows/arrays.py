@@ -60,8 +60,8 @@ def from_arrays(
     if len(target_rows) != len(rows):
         raise DataError(f"targets have {len(target_rows)} rows, but inputs have {len(rows)}; make them equal")
     row_targets = find_targets(target_rows, rows.rows.sizes, target_kind, classes)
-    kind = "tokens" if rows.is_tokens else "channels"
-    return ArrayItems(rows, Task(kind, num_inputs, row_targets.kind, row_targets.num_outputs), row_targets)
+    task = Task(rows.kind, num_inputs, row_targets.kind, row_targets.num_outputs)
+    return ArrayItems(rows, task, row_targets)
 
 
 @dataclass(frozen=True)

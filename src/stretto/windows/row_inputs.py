@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -41,6 +42,11 @@ class RowInputs:
     def is_tokens(self) -> bool:
         """Whether each time step is a token, and not a number per channel."""
         return self.rows.ndim == 1 and self.rows.dtype.kind in "iu"
+
+    @property
+    def kind(self) -> Literal["tokens", "channels"]:
+        """What each time step is, as in `Task.inputs`."""
+        return "tokens" if self.is_tokens else "channels"
 
     @property
     def num_channels(self) -> int:

@@ -1,0 +1,119 @@
+"""from_table: one path from any table that speaks Arrow to the rows that from_arrays makes."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from stretto.data import ArrayItems, Batches, Position, Task, from_arrays, from_table
+from stretto.errors import DataError
+
+pa = pytest.importorskip("pyarrow")
+
+DRAW = np.random.default_rng(1)
+NUM_STEPS = 12
+COLUMNS: dict[str, Any] = {
+    "who": ["b", "a"] * 6,
+    "when": [20 - step for step in range(NUM_STEPS)],  # backwards
+    "load": DRAW.normal(size=NUM_STEPS),
+    "wind": DRAW.normal(size=NUM_STEPS).astype(np.float32),
+    "price": DRAW.normal(size=NUM_STEPS),
+    "state": ["on", "off", "off"] * 4,
+}
+TABLE = pa.table(COLUMNS)
+# Each series in order of time.
+A, B = np.arange(11, 0, -2), np.arange(10, -1, -2)
+INPUTS = np.stack([COLUMNS["load"], COLUMNS["wind"].astype(float)], axis=1)
+
+
+class OnlyAStream:
+    """What polars and others offer: nothing but the PyCapsule interface."""
+
+    def __init__(self, table: Any) -> None:  # noqa: ANN401
+        self.table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self.table.__arrow_c_stream__(requested_schema)
+
+
+def tables(columns: dict[str, Any]) -> list[Any]:
+    pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
+    table = pa.table(columns)
+    return [table, OnlyAStream(table), pandas.DataFrame(columns), datasets.Dataset.from_dict(columns)]
+
+
+def assert_same(actual: ArrayItems, expected: ArrayItems) -> None:
+    assert actual.task == expected.task and actual.labels == expected.labels
+    a, b = (Batches(items, max_rows=100).read(Position()) for items in (actual, expected))
+    assert a.inputs is not None and b.inputs is not None and a.targets is not None and b.targets is not None
+    torch.testing.assert_close(a.inputs, b.inputs, rtol=1e-6, atol=0)
+    torch.testing.assert_close(a.targets, b.targets, rtol=1e-6, atol=0, equal_nan=True)
+
+
+def test_every_kind_of_table_gives_the_same_series() -> None:
+    price = COLUMNS["price"][:, None]
+    expected = from_arrays([INPUTS[B], INPUTS[A]], [price[B], price[A]])
+    for table in tables({**COLUMNS, "wind": COLUMNS["wind"].astype(float)}):
+        assert_same(from_table(table, ["load", "wind"], "price", by="who", time="when"), expected)
+
+
+def test_text_and_integers_are_classes_and_the_last_step_counts_per_row() -> None:
+    state = np.array(COLUMNS["state"])
+    expected = from_arrays([INPUTS[B], INPUTS[A]], [state[B], state[A]])
+    assert_same(from_table(TABLE, ["load", "wind"], "state", by="who", time="when"), expected)
+    assert expected.labels == ("off", "on")
+    per_row = from_table(TABLE, ["load", "wind"], "state", by="who", time="when", target_kind="class_per_row")
+    assert_same(per_row, from_arrays([INPUTS[B], INPUTS[A]], [state[B[-1]], state[A[-1]]]))
+    codes = TABLE.append_column("code", pa.array([0, 2, None] * 4))
+    assert from_table(codes, ["load"], "code").task == Task("channels", 1, "class_per_step", 3)
+
+
+def test_a_horizon_of_other_columns_than_the_inputs() -> None:
+    items = from_table(TABLE, ["load", "wind"], ["price", "load"], by="who", time="when", horizon=2, context=4)
+    assert items.task == Task("channels", 2, "horizon", 4) and items.inputs.lengths.tolist() == [4, 2, 4, 2]
+    assert items.targets is not None
+    steps = items.targets.rows[2]  # the first piece of series a
+    price, load = COLUMNS["price"][A], COLUMNS["load"][A]
+    np.testing.assert_allclose(steps[0], [price[1], load[1], price[2], load[2]])
+    np.testing.assert_allclose(items.targets.rows[3][0], [price[5], load[5], np.nan, np.nan])
+    assert np.isnan(items.targets.rows[3][1]).all()
+    assert from_table(TABLE, ["load", "wind"], horizon=3).task.num_outputs == 6, "by default all inputs"
+
+
+def test_a_table_of_sequences_has_lists() -> None:
+    columns = {"tokens": [[1, 2, 3], [4, 5]], "label": ["x", "y"], "tags": [[0, 1, 0], [1, 1]]}
+    for table in tables(columns):
+        assert_same(from_table(table, "tokens", "label"), from_arrays(columns["tokens"], columns["label"]))
+        assert_same(from_table(table, "tokens", "tags"), from_arrays(columns["tokens"], columns["tags"]))
+        assert_same(from_table(table, "tokens"), from_arrays(columns["tokens"]))
+    signals = pa.table({"x": [[[1.0, 2.0]], [[3.0, 4.0], [5.0, 6.0]]], "y": [0.5, None]})
+    assert from_table(signals, "x", "y").task == Task("channels", 2, "values_per_row", 1)
+
+
+def test_mistakes_are_one_sentence() -> None:
+    missing = TABLE.append_column("hole", pa.array([1.0, None] * 6))
+    lists = pa.table({"x": [[1, 2]]})
+    cases: list[tuple[Callable[[], object], str]] = [
+        (lambda: from_table({"a": [1]}, "a"), "table is an object of type dict; use a table of pandas, polars"),
+        (lambda: from_table(TABLE, "lod", "price"), "'lod' is not a column of the table; choose from who, when, load"),
+        (lambda: from_table(TABLE, "load"), "targets are missing; name their columns, or set horizon"),
+        (lambda: from_table(TABLE, "state", "price"), "column 'state' has values of type .*, not numbers"),
+        (lambda: from_table(missing, "hole", "price"), "column 'hole' has no value in row 1; fill missing inputs"),
+        (lambda: from_table(TABLE, "load", "price", time="state"), "time='state' has values of type .*to_datetime"),
+        (lambda: from_table(TABLE, "load", "price", context=0), "context=0 must be at least 1"),
+        (lambda: from_table(TABLE, "load", ["price", "wind"], target_kind="class_per_step"), "needs one; name one"),
+        (lambda: from_table(lists, "x", by="x"), "by='x' is for a table of time steps, but 'x' has lists"),
+        (lambda: from_table(TABLE[:0], "load", "price"), "the table has no rows"),
+    ]
+    for make, message in cases:
+        with pytest.raises(DataError, match=message):
+            make()
+
+
+def test_dates_sort_a_series() -> None:
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({**COLUMNS, "day": pandas.Timestamp("2025-12-31") - pandas.to_timedelta(range(12), "D")})
+    a, b = (from_table(frame, "load", "price", by="who", time=time) for time in ("day", "when"))
+    assert_same(a, b)
