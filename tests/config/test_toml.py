@@ -75,7 +75,7 @@ def _has_surrogate(text: str) -> bool:
     ("text", "sentence"),
     [
         ("", r"\[data\] is missing; add that section, with train set to"),
-        ("[data]\n", r"data\.train is missing"),
+        ("[data]\n", r"data: train is missing; set it to the folder of the data, or set factory"),
         (MINIMAL + "[train]\nlr = -1\n", r"train\.lr=-1 should be greater than 0$"),
         (MINIMAL + "[train]\nlr = 'fast'\n", r"train\.lr='fast' should be a valid number"),
         (MINIMAL + "[train]\nlr = nan\n", r"train\.lr=nan should be"),

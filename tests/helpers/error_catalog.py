@@ -110,8 +110,8 @@ ERROR_SECTIONS = (
                 triggers.no_toml,
             ),
             ErrorCase(
-                "<file>: data.train is missing; set it, as it has no default",
-                "It is the only field that every run must set.",
+                "<file>: data: train is missing; set it to the folder of the data, or set factory",
+                "A run must know its data.",
                 'Write `train = "FOLDER"` under `[data]`; `stretto prepare` writes that folder.',
                 triggers.no_data,
             ),
@@ -1144,7 +1144,7 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --run.folder runs/done --model.hidden 16",
             ),
             ErrorCase(
-                "data.train=<folder> is not the data that <checkpoint> was saved with, so the saved position means "
+                "data from <folder> is not the data that <checkpoint> was saved with, so the saved position means "
                 "nothing; use the same data, or choose a different run.folder",
                 "The data has changed since the checkpoint was saved, or it is other data.",
                 "Use the same data; to train on other data from these weights, see "

@@ -83,7 +83,7 @@ def test_a_horizon_of_other_columns_than_the_inputs() -> None:
 
 
 def test_a_table_of_sequences_has_lists() -> None:
-    columns = {"tokens": [[1, 2, 3], [4, 5]], "label": ["x", "y"], "tags": [[0, 1, 0], [1, 1]]}
+    columns: dict[str, Any] = {"tokens": [[1, 2, 3], [4, 5]], "label": ["x", "y"], "tags": [[0, 1, 0], [1, 1]]}
     for table in tables(columns):
         assert_same(from_table(table, "tokens", "label"), from_arrays(columns["tokens"], columns["label"]))
         assert_same(from_table(table, "tokens", "tags"), from_arrays(columns["tokens"], columns["tags"]))

@@ -26,10 +26,14 @@ Names = Annotated[
 class DataConfig(StrictModel):
     """The data, and how it is split into windows. A prefix such as `lanes:` says which feeds or data a field is for."""
 
-    train: Location
+    train: Location | None = None
     """Folder of the training data, made by `stretto prepare`, or the URL of a copy in object storage."""
     valid: Location | None = None
     """Folder or URL of the validation data, with the same vocabulary, labels or channels."""
+    factory: str | None = None
+    """Instead of `train` and `valid`: your own data, as `file.py:function` or `package.module:function`. The function
+    is called without arguments, on every rank, and returns rows for batches, as `stretto.data.from_arrays` does, or
+    windows, such as `Batches`; or a pair of them, for training and validation."""
     feed: Literal["lanes", "batches", "forecast"] | None = None
     """How data becomes rows: `lanes` (streams with carried state; also to forecast series), `batches` (sequences of
     different lengths) or `forecast` (sliding windows of series, without carried state). By default: lanes for a corpus;
@@ -66,6 +70,20 @@ class DataConfig(StrictModel):
     """Maximum size of the cached data, in bytes."""
     retry_seconds: float = Field(300.0, ge=0, allow_inf_nan=False)
     """How long a failed request to object storage is retried, in seconds."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.factory is None and self.train is None:
+            raise ValueError("train is missing; set it to the folder of the data, or set factory")
+        for name in ("train", "valid", "feed"):
+            if self.factory is not None and getattr(self, name) is not None:
+                raise ValueError(f"{name} can't be combined with factory={self.factory!r}; leave out one or the other")
+        return self
+
+    @property
+    def source(self) -> str:
+        """Where the training data comes from: `train` or `factory`."""
+        return self.train or self.factory or ""
 
 
 class RunSettings(StrictModel):

@@ -56,6 +56,8 @@ def _find_lengths(record: Record, data_digest: str | None) -> tuple[LengthSample
     if record.config is None:
         return None, "The run's config can't be read, so its training data is unknown."
     location = record.config.data.train
+    if location is None:
+        return None, f"The training data comes from data.factory={record.config.data.factory}, not from a store."
     if is_remote(location):
         return None, f"The training data, {location}, is in object storage, which a report does not read."
     path = _locate_data(record.folder, location)

@@ -136,7 +136,7 @@ def _describe_data(record: Record, config: RunConfig) -> str:
         inputs, targets = read_str(task, "inputs"), read_str(task, "targets")
         unit = "in the vocabulary" if inputs == "tokens" else "values per time step"
         task_text = f"; inputs: {inputs} ({num_inputs:,} {unit}), targets: {targets}"
-    return f"{data.train}{validation}{task_text}"
+    return f"{data.source}{validation}{task_text}"
 
 
 def _describe_training(config: RunConfig) -> str:

@@ -41,7 +41,7 @@ def find_changes(saved_config: Mapping[str, Any] | None, config: RunConfig) -> l
     changes: list[ConfigChange] = []
     if saved_config is None:
         return changes
-    # data.train is the only field without a default.
+    # Data without a train folder or a factory would not be valid.
     defaults = RunConfig.model_validate({"data": {"train": ""}}).model_dump(mode="json")
     for section, values in config.model_dump(mode="json").items():
         saved = saved_config.get(section, {})

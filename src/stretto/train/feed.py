@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stretto.base.errors import ConfigError, DataError
+from stretto.base.errors import ConfigError, DataError, StrettoError
 from stretto.base.remote import is_remote
 from stretto.config.layout import Layout
 from stretto.config.run import DataConfig
@@ -12,6 +12,7 @@ from stretto.store.corpus import Corpus, CorpusFields
 from stretto.store.index import Store
 from stretto.store.sequences import Channels, Sequences
 from stretto.train.data_spec import DataSpec, check_same_spec
+from stretto.train.user_code import load_object
 from stretto.windows.batches import Batches
 from stretto.windows.documents import DocumentLanes
 from stretto.windows.forecast import ForecastTransform
@@ -41,12 +42,56 @@ class Feed:
 
 def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed | None]:
     """Return the feeds of the training and the validation data, checked against each other."""
+    if data.factory is not None:
+        return _factory_feeds(data.factory, data, layout, seed)
+    assert data.train is not None
     train = open_feed("data.train", data.train, data, layout, seed)
     if data.valid is None:
         return train, None
     valid = open_feed("data.valid", data.valid, data, layout, seed, is_validation=True)
     check_same_spec(train.data_spec, valid.data_spec, f"data.train={data.train}", f"data.valid={data.valid}")
     return train, valid
+
+
+def _factory_feeds(factory: str, data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed | None]:
+    """Return the feeds of a user's function: rows or windows to train on, or a pair with those for validation."""
+    name = f"data.factory={factory!r}"
+    function = load_object("data.factory", factory)
+    try:
+        sources = function() if callable(function) else function
+    except StrettoError as error:
+        raise type(error)(f"{name}: {error}") from None
+    except Exception as error:  # noqa: BLE001 - whatever the user's code raises
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ConfigError(f"{name} failed ({reason}); fix the function, which is called without arguments") from None
+    train, valid = sources if isinstance(sources, tuple) and len(sources) == 2 else (sources, None)
+    feeds = [_source_feed(name, source, data, seed) for source in (train, valid) if source is not None]
+    if not feeds:
+        raise ConfigError(f"{name} returned None; return rows or windows")
+    _check_num_rows(feeds[0].windows, layout)
+    for feed in feeds:
+        feed.windows.share(0, layout.replicas, layout.micro_batches)  # raises if there are too few lanes
+    if len(feeds) == 1:
+        return feeds[0], None
+    check_same_spec(feeds[0].data_spec, feeds[1].data_spec, f"{name} (training)", f"{name} (validation)")
+    return feeds[0], feeds[1]
+
+
+def _source_feed(name: str, source: object, data: DataConfig, seed: int) -> Feed:
+    if isinstance(source, Items):
+        _check_unused_fields(data, "batches", has_channels=False)
+        try:
+            source = Batches(source, data.budget, data.max_rows, data.row_multiple, seed)
+        except DataError as error:
+            raise DataError(f"{name}: {error}") from None
+    if not isinstance(source, WindowSource):
+        raise ConfigError(
+            f"{name} returned an object of type {type(source).__name__}; return rows, as stretto.data.from_arrays "
+            "does, or windows, such as stretto.data.Batches, or a pair for training and validation"
+        )
+    items = source.items if isinstance(source, Batches) else None
+    data_spec = DataSpec(source.task, labels=() if items is None else items.labels)
+    return Feed(source, data_spec, "" if items is None else items.digest)
 
 
 def open_feed(

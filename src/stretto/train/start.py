@@ -70,7 +70,7 @@ def _check_checkpoint(checkpoint: Checkpoint, config: RunConfig, inputs: RunInpu
     reject_changes(find_changes(run_info.config, config), checkpoint.location)
     if run_info.data not in (None, inputs.train.digest):
         raise ConfigError(
-            f"data.train={config.data.train} is not the data that {checkpoint.location} was saved with, so the "
+            f"data from {config.data.source} is not the data that {checkpoint.location} was saved with, so the "
             "saved position means nothing; use the same data, or choose a different run.folder"
         )
     check_weights(inputs.model, checkpoint)

@@ -26,7 +26,7 @@ class ArrowColumns:
         arrow = import_optional_dependency("pyarrow", "parquet", "from_table")
         datasets = sys.modules.get("datasets")  # whoever has a dataset has imported the package
         if datasets is not None and isinstance(table, datasets.Dataset):
-            table = table.with_format("arrow")[:]  # type: ignore[attr-defined]
+            table = table.with_format("arrow")[:]
         if getattr(type(table), "__arrow_c_stream__", None) is None:
             raise DataError(
                 f"table is an object of type {type(table).__name__}; use a table of pandas, polars, pyarrow or datasets"

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol, Self, runtime_checkable
 
 from torch.utils.data import DataLoader, Dataset
 
@@ -14,6 +14,7 @@ from stretto.base.window import Window
 _PREFETCH_FACTOR = 2  # windows that each worker prefetches
 
 
+@runtime_checkable
 class WindowSource(Protocol):
     """The data that a trainer needs: the window at any position is a pure function of that position."""
 

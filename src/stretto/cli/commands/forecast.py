@@ -11,6 +11,7 @@ import argparse
 from pathlib import Path
 
 from stretto.base.disk import refuse_existing
+from stretto.base.errors import ConfigError
 from stretto.cli.parser import Parser, add_model_arguments
 
 
@@ -38,5 +39,6 @@ def run(options: argparse.Namespace) -> None:
 
     trained = load_run_model(options, options.device)
     data = options.data or find_data(options.run, trained.config, ["valid", "train"], options.allowed_locations)
-    assert data is not None  # every run has data.train
+    if data is None:
+        raise ConfigError(f"{options.run} was trained on data.factory; choose the data with --data=DATA")
     forecast_and_show(trained, data, options.steps, options.out, options.by)

@@ -141,7 +141,7 @@ def _print_run_summary(console: Console, run: Run) -> None:
     num_weights = sum(parameter.numel() for parameter in run.model.parameters())
     names = " > ".join(type(block).__name__ for block in run.model)
     console.print(f"model   {num_weights:,} weights: {names}")
-    console.print(f"data    {config.data.train}, {run.trainer.windows}")
+    console.print(f"data    {config.data.source}, {run.trainer.windows}")
     if config.layout.num_ranks > 1:
         stages = " | ".join(f"{part.start}-{part.stop - 1}" for part in stage_parts(run.model, config.layout))
         console.print(f"layout  {config.layout}, blocks {stages}")

@@ -1,0 +1,100 @@
+"""data.factory: a run on data that a user's function returns, as rows or as windows."""
+
+from pathlib import Path
+
+import pytest
+
+from stretto import Run, load_model
+from stretto.config.run import RunConfig
+from stretto.config.toml import parse_config
+from stretto.errors import ConfigError, StrettoError
+from stretto.train import EvaluationReport
+
+CODE = """
+import numpy as np
+from stretto.data import Batches, from_arrays
+
+draw = np.random.default_rng(1)
+X = draw.normal(size=(90, 6, 3))
+names = np.array(["down", "up"])[(X.sum(axis=(1, 2)) > 0).astype(int)]
+
+def both():
+    return from_arrays(X[:60], names[:60]), from_arrays(X[60:], names[60:], classes=["down", "up"])
+
+def windows():
+    return Batches(from_arrays(X, X.mean(axis=1)), max_rows=16)
+
+def other():
+    return from_arrays(X + 1, names), None
+
+def per_step():
+    return from_arrays(X, names), from_arrays(X, X)
+
+def fails():
+    raise KeyError("gone")
+
+def array():
+    return X
+
+def wrong():
+    return from_arrays(X, names[:5])
+"""
+
+
+def config(folder: Path, name: str, **sections: dict[str, object]) -> RunConfig:
+    (folder / "mine.py").write_text(CODE)
+    tree = {
+        "data": {"factory": f"{folder}/mine.py:{name}", **sections.pop("data", {})},
+        "model": {"hidden": 8, "layers": 1},
+        "train": {"steps": 4, "lr": 0.01},
+        "run": {"folder": str(folder / "run")},
+        **sections,
+    }
+    return parse_config(tree)
+
+
+def test_a_run_trains_and_evaluates_on_a_users_rows_and_is_loaded(tmp_path: Path) -> None:
+    run = Run(config(tmp_path, "both", data={"budget": 96}))
+    assert run.data_spec.labels == ("down", "up") and run.data_spec.task.targets == "class_per_row"
+    *_, last = run.events()
+    assert isinstance(last, EvaluationReport) and last.evaluation.num_targets == 30
+    assert "accuracy" in last.evaluation.scores
+    trained = load_model(tmp_path / "run")
+    assert trained.data_spec == run.data_spec and trained.config.data.factory is not None
+
+
+def test_a_run_resumes_on_the_same_data_only(tmp_path: Path) -> None:
+    list(Run(config(tmp_path, "both", train={"steps": 2})).events())
+    resumed = Run(config(tmp_path, "both", train={"steps": 3}))
+    assert resumed.trainer.step == 2
+    resumed.close()
+    with pytest.raises(ConfigError, match=r"mine\.py:other is not the data that .* was saved with"):
+        Run(config(tmp_path, "other", train={"steps": 3}))
+
+
+def test_windows_are_used_as_they_are(tmp_path: Path) -> None:
+    run = Run(config(tmp_path, "windows"))
+    assert str(run.trainer.windows) == "90 rows in batches of at most 16 rows"
+    assert run.data_spec.task.targets == "values_per_row" and len(list(run.events())) > 4
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("fails", r"mine\.py:fails' failed \(KeyError: 'gone'\); fix the function, which is called without arguments"),
+        ("array", r"mine\.py:array' returned an object of type ndarray; return rows, as stretto\.data\.from_arrays"),
+        ("wrong", r"mine\.py:wrong': targets have 5 rows, but inputs have 90"),
+        ("per_step", r"mine\.py:per_step' \(validation\) has values_per_step as targets, but .* has class_per_row"),
+        ("nothing", r"mine\.py has no nothing"),
+    ],
+)
+def test_a_mistake_is_one_sentence(name: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(StrettoError, match=message):
+        Run(config(tmp_path, name))
+
+
+def test_a_factory_replaces_the_folders(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"data: train can't be combined with factory='.*'; leave out one"):
+        config(tmp_path, "both", data={"train": "data"})
+    with pytest.raises(ConfigError, match=r"data\.context=3 has no effect with data\.feed='batches'; leave it out"):
+        Run(config(tmp_path, "both", data={"context": 3}))
