@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto import RunConfig, TrainConfig, load_config
+from stretto import Layout, RunConfig, TrainConfig, load_config
 from stretto.config.toml import dump_config, parse_config
 from stretto.errors import ConfigError, DataError
 
@@ -159,3 +159,18 @@ def test_every_field_has_a_description() -> None:
     for section in schema["$defs"].values():
         for name, field in section["properties"].items():
             assert field.get("description"), name
+
+
+def test_mistakes_in_python_are_our_errors() -> None:
+    for make, message in (
+        (lambda: Layout(replicas=0), "Layout: replicas=0 should be greater than or equal to 1"),
+        (lambda: Layout(replica=2), r"Layout: replica is not a known field; did you mean replicas\?"),  # type: ignore[call-arg]
+        (lambda: Layout(stages=2, blocks=(1,)), r"Layout: blocks=\[1\] must have one number >= 1 per stage"),
+        (lambda: TrainConfig(lr=-1.0), "TrainConfig: lr=-1.0 should be greater than 0"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            make()
+
+
+def test_a_layout_shows_its_blocks() -> None:
+    assert str(Layout(stages=2, blocks=(5, 1))).endswith("(replicas x stages x micro-batches x chunks), blocks 5,1")

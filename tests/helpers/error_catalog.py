@@ -4,14 +4,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 
+import numpy as np
 import torch
 from torch import nn
 
 from helpers import error_triggers as triggers
-from stretto import StrettoError, testing
+from stretto import StrettoError, TrainConfig, Trainer, make_engine, testing
 from stretto.base.errors import DivergedError, FencedError, PlanError
 from stretto.checkpoint import find_checkpoint
 from stretto.cli.commands.verify import LayoutMismatchError
+from stretto.data import Batches, from_arrays
 from stretto.errors import ConfigError, DataError, LawError, LostPeerError, MeshError, PreemptedError
 from stretto.mesh.c10d import HashStore
 from stretto.mesh.rendezvous import rendezvous
@@ -20,6 +22,7 @@ from stretto.nn import (
     LSTM,
     BidirectionalLSTM,
     Dropout,
+    Linear,
     Pointwise,
     QuantileLoss,
     Residual,
@@ -822,6 +825,38 @@ ERROR_SECTIONS = (
                 "Tensors with different numbers of features can't be added.",
                 "Give the block as many outputs as inputs, or put a `Linear` in front.",
                 lambda: Residual(LSTM(3, 4))(torch.zeros(2, 1, 3), (torch.zeros(1, 1, 4), torch.zeros(1, 1, 4))),
+            ),
+            ErrorCase(
+                "block <n> (<type>) takes <n> features, but block <n> (<type>) gives <n>; make them equal",
+                "The output of a block is the input of the next one.",
+                "Give both the same number of features; a block's index is counted from 0.",
+                lambda: make_engine(Stack([LSTM(3, 4), Linear(5, 1)]), SquaredError(), seed=1),
+            ),
+            ErrorCase(
+                "block 0 (<type>) takes <n> features, but the data has <n>; make them equal",
+                "The first block reads the data.",
+                "Use `windows.task.num_inputs` for the first block.",
+                lambda: Trainer(
+                    make_engine(Stack([LSTM(3, 4)]), SquaredError(), seed=1),
+                    Batches(from_arrays(np.zeros((2, 3, 1)), np.zeros((2, 4))), max_rows=2),
+                    TrainConfig(steps=1),
+                ),
+            ),
+            ErrorCase(
+                "the loss <name> returned an object of type Tensor; return stretto.nn.LossSum(total, count), the sum over all "
+                "targets and their number, not a mean",
+                "Means of ranks, micro-batches and chunks can't be combined; sums and counts can.",
+                "Return `LossSum(total, count)`, or use one of torch's modules, such as `nn.MSELoss()`; see "
+                "[Use a custom loss](../how-to/use-a-custom-loss.md).",
+                lambda: make_engine(Stack([Linear(2, 2)]), triggers.tensor_loss, seed=1),  # type: ignore[arg-type]
+            ),
+            ErrorCase(
+                "targets are <n> floats per row, and inputs have <n> time steps, which could mean values_per_row or "
+                "values_per_step; set target_kind",
+                "The shape of the targets does not say what they are.",
+                "Pass `target_kind`; see [Train on arrays](../how-to/train-on-arrays.md#targets).",
+                lambda: from_arrays(np.zeros((2, 3, 1)), np.zeros((2, 3))),
+                DataError,
             ),
             ErrorCase(
                 "quantiles=(<x>) are not all between 0 and 1; use values such as 0.1, 0.5, 0.9",

@@ -377,3 +377,10 @@ def test_floats_without_a_fraction_are_classes(tmp_path: Path) -> None:
     path.write_text('{"text": "ab", "label": 0.5}\n')
     with pytest.raises(DataError, match=r"'label' is 0\.5, but a label must be text, an integer or a boolean"):
         prepare_sequences(path, tmp_path / "other", SequenceOptions(label="label"))
+
+
+def test_rows_that_all_are_bad_are_not_advised_to_be_skipped(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"values": [1, 2], "y": [0.2, 0.3]}\n' * 5)
+    with pytest.raises(DataError, match=r"row 1: 'y' is .*; fix it, as the rows after it can't be read either"):
+        prepare_sequences(path, tmp_path / "out", SequenceOptions(label="y"), workers=1)

@@ -64,4 +64,6 @@ class Layout(StrictModel):
 
     def __str__(self) -> str:
         text = f"{self.replicas} x {self.stages} x {self.micro_batches} x {self.chunks}"
-        return f"{text} (replicas x stages x micro-batches x chunks){', recompute' if self.recompute else ''}"
+        blocks = f", blocks {','.join(map(str, self.blocks))}" if self.blocks else ""
+        recompute = ", recompute" if self.recompute else ""
+        return f"{text} (replicas x stages x micro-batches x chunks){blocks}{recompute}"

@@ -1,6 +1,5 @@
 """Configs as TOML: read a file with overrides, report its first mistake, format a config."""
 
-import difflib
 import json
 import tomllib
 from collections.abc import Mapping
@@ -13,7 +12,7 @@ from pydantic_core import ErrorDetails
 
 from stretto.base.bounded_read import MAX_CONFIG_BYTES, read_stream
 from stretto.base.errors import ConfigError
-from stretto.base.strict_model import field_and_message
+from stretto.base.strict_model import describe_error, field_and_message, suggest_name
 from stretto.config.run import RunConfig
 
 TomlTable = dict[str, Any]
@@ -116,21 +115,16 @@ def _model_at(loc: tuple[int | str, ...]) -> type[BaseModel]:
 
 def _format_error(details: ErrorDetails) -> str:
     """Return a validation error as one sentence with the field, its value and the remedy."""
-    name, message = field_and_message(details)
+    name, _ = field_and_message(details)
     kind = details["type"]
     if kind == "extra_forbidden":
         return _describe_unknown_field(details["loc"])
     if kind == "missing" and name == "data":
         return f"[{name}] is missing; add that section, with train set to the folder of the data"
-    if kind == "missing":
-        return f"{name} is missing; set it, as it has no default"
     if kind == "model_type":
         allowed = '"auto" or a section' if name == "layout" else "a section"
         return f"{name}={details['input']!r} should be {allowed}; write it as [{name}]"
-    if kind == "value_error":
-        return f"{name}: {message}" if name else message
-    # pydantic says: Input should be a valid integer, unable to parse string as an integer.
-    return f"{name}={details['input']!r} {message.removeprefix('Input ').split(', unable')[0]}"
+    return describe_error(details, ())
 
 
 def _describe_unknown_field(loc: tuple[int | str, ...]) -> str:
@@ -141,6 +135,5 @@ def _describe_unknown_field(loc: tuple[int | str, ...]) -> str:
         if sections_with_name:
             return f"{name} is outside of its section; move it to [{sections_with_name[0]}]"
     known = _model_at(loc[:-1]).model_fields
-    similar = difflib.get_close_matches(name, known, n=1, cutoff=0.55)
-    remedy = f"did you mean {similar[0]}?" if similar else f"choose from {', '.join(known)}"
-    return f"{'.'.join(map(str, loc))} is not a known {'field' if sections else 'section'}; {remedy}"
+    kind = "field" if sections else "section"
+    return f"{'.'.join(map(str, loc))} is not a known {kind}; {suggest_name(name, known)}"

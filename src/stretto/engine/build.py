@@ -4,6 +4,7 @@ from torch import nn
 
 from stretto.base.errors import ConfigError, PlanError
 from stretto.blocks.block import Block
+from stretto.blocks.check_widths import check_widths
 from stretto.blocks.initialize import check_untied, initialize
 from stretto.blocks.losses import Loss
 from stretto.blocks.pointwise import Embedding
@@ -36,6 +37,7 @@ def make_engine(
     Tied weights are possible only without `seed` and with one stage. `loss` can be one of torch's: see `nn.as_loss`.
     """
     loss = as_loss(loss)
+    check_widths(model)
     layout = layout or Layout()
     if layout.auto:
         raise ConfigError(

@@ -3,14 +3,16 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, TypeVar
 
 from stretto.base.errors import DataError
 from stretto.base.units import pluralize
 from stretto.prepare.options import BadRowPolicy
-from stretto.prepare.records import RecordPart, read_rows, shorten
+from stretto.prepare.records import ParsedRow, RecordPart, read_rows, shorten
 
 Parsed = TypeVar("Parsed")
+_ROWS_TO_TRY = 100  # after a bad first row, to find out whether any row can be read
 
 
 class BadRowError(Exception):
@@ -61,20 +63,37 @@ class RowReader:
         self, parse: Callable[[Mapping[str, Any]], Parsed], fields: Sequence[str] | None = None
     ) -> Iterator[tuple[int, Parsed]]:
         """Yield the index in the part and the parsed record of each row that can be read."""
-        for row in read_rows(self.part, fields):
+        rows = read_rows(self.part, fields)
+        for row in rows:
             try:
-                if row.problem:
-                    raise BadRowError(row.problem)
-                parsed = parse(row.record)
+                parsed = _parse(row, parse)
             except BadRowError as error:
-                self.reject(row.row_index, error)
+                # If a file's first rows all are bad, the advice to skip such rows would be wrong.
+                is_first = self.policy == "error" and self.part.row_number(row.row_index) == 1
+                tried = [_can_parse(next_row, parse) for next_row in islice(rows, _ROWS_TO_TRY)] if is_first else []
+                self.reject(row.row_index, error, can_skip=not tried or any(tried))
             else:
                 yield row.row_index, parsed
 
-    def reject(self, row_index: int, error: BadRowError) -> None:
-        """Count a bad row, or raise if bad rows are an error."""
+    def reject(self, row_index: int, error: BadRowError, *, can_skip: bool = True) -> None:
+        """Count a bad row, or raise if bad rows are an error; `can_skip` says whether there are good rows too."""
         if not self.num_bad:
             self.first_bad = f"{self.part.path}, row {self.part.row_number(row_index):,}: {error.problem}"
         if self.policy == "error":
-            raise DataError(f"{self.first_bad}; {error.remedy}, or skip such rows with bad_rows=skip")
+            advice = "or skip such rows with bad_rows=skip" if can_skip else "as the rows after it can't be read either"
+            raise DataError(f"{self.first_bad}; {error.remedy}, {advice}")
         self.num_bad += 1
+
+
+def _parse(row: ParsedRow, parse: Callable[[Mapping[str, Any]], Parsed]) -> Parsed:
+    if row.problem:
+        raise BadRowError(row.problem)
+    return parse(row.record)
+
+
+def _can_parse(row: ParsedRow, parse: Callable[[Mapping[str, Any]], object]) -> bool:
+    try:
+        _parse(row, parse)
+    except BadRowError:
+        return False
+    return True

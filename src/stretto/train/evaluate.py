@@ -10,6 +10,7 @@ from stretto.base.errors import DataError
 from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.base.task import TargetKind, target_name
+from stretto.blocks.check_widths import check_inputs
 from stretto.engine.engine import Engine
 from stretto.windows.loader import WindowSource, read_ahead
 
@@ -85,6 +86,8 @@ def evaluate(
     any rank, all ranks raise EvaluationInterruptedError.
     """
     mesh = engine.mesh
+    if mesh.is_first_stage:
+        check_inputs(engine.stack[0], windows.task)
     share = windows.share(mesh.replica, mesh.num_replicas, engine.num_micro_batches)
     state: State | None = None
     # Summed on the device: the loss, the targets, their weights, correct predictions, and how many targets these cover.

@@ -19,6 +19,7 @@ from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.base.window import Window
+from stretto.blocks.check_widths import check_inputs
 from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
@@ -143,6 +144,8 @@ class Trainer:
                 "the model has a block that looks ahead in time (causal=False), but lanes carry state from window to "
                 "window; use windows without state, such as Batches, or causal blocks"
             )
+        if engine.mesh.is_first_stage:
+            check_inputs(engine.stack[0], windows.task)
         if optimizer is not None:
             reject_unused_fields(config)
         self.engine = engine
