@@ -1,5 +1,6 @@
 from stretto.base.state import State as State
 from stretto.base.window import Rows as Rows
+from stretto.blocks.bidirectional import BidirectionalGRU as BidirectionalGRU
 from stretto.blocks.bidirectional import BidirectionalLSTM as BidirectionalLSTM
 from stretto.blocks.block import Block as Block
 from stretto.blocks.dropout import Dropout as Dropout
@@ -18,6 +19,9 @@ from stretto.blocks.pointwise import Embedding as Embedding
 from stretto.blocks.pointwise import LayerNorm as LayerNorm
 from stretto.blocks.pointwise import Linear as Linear
 from stretto.blocks.pointwise import Pointwise as Pointwise
+from stretto.blocks.pooling import FinalStates as FinalStates
+from stretto.blocks.pooling import MaxPool as MaxPool
+from stretto.blocks.pooling import MeanPool as MeanPool
 from stretto.blocks.recurrent import GRU as GRU
 from stretto.blocks.recurrent import LSTM as LSTM
 from stretto.blocks.residual import Residual as Residual

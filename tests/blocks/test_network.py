@@ -1,6 +1,9 @@
 import pytest
+import torch
 
+from stretto.base.errors import ConfigError
 from stretto.base.task import Task
+from stretto.base.window import Rows
 from stretto.blocks.network import build_network
 from stretto.config.model import ModelConfig
 
@@ -26,3 +29,33 @@ def test_widths_follow_the_config() -> None:
     assert shapes["blocks.1.cell.weight_hr_l1"] == [5, 12]
     assert shapes["blocks.2.cell.weight_ih_l0"] == [48, 5]
     assert shapes["blocks.3.module.weight"] == [11, 5]
+
+
+LABELS = Task("tokens", 11, "labels", 3)
+
+
+@pytest.mark.parametrize(
+    ("config", "names"),
+    [
+        (ModelConfig(layers=1), "Embedding LSTM Linear"),
+        (ModelConfig(layers=1, pooling="mean"), "Embedding LSTM MeanPool Linear"),
+        (ModelConfig(layers=1, pooling="max", norm=True), "Embedding LSTM LayerNorm MaxPool Linear"),
+        (ModelConfig(bidirectional=True), "Embedding BidirectionalLSTM BidirectionalLSTM FinalStates Linear"),
+        (ModelConfig(bidirectional=True, cell="gru", residual=True, pooling="max", dropout=0.1, layers=1, hidden=4,
+                     embedding=8), "Embedding LockedDropout Residual LockedDropout MaxPool Linear"),
+    ],
+)  # fmt: skip
+def test_a_classifier_summarizes_its_rows(config: ModelConfig, names: str) -> None:
+    stack = build_network(config, LABELS)
+    assert " ".join(type(block).__name__ for block in stack) == names
+    y, _ = stack(torch.zeros(4, 2, dtype=torch.int64), stack.begin(Rows.of(2, 4)))
+    assert y.shape == (4, 2, 3)
+
+
+def test_a_network_must_not_see_its_targets() -> None:
+    with pytest.raises(ConfigError, match=r"bidirectional=true would read ahead .*the next token"):
+        build_network(ModelConfig(bidirectional=True), Task.language(11))
+    with pytest.raises(ConfigError, match=r"bidirectional=true would read ahead .*a forecast"):
+        build_network(ModelConfig(bidirectional=True), Task("channels", 2, "values", 6))
+    with pytest.raises(ConfigError, match=r"model.pooling='mean' summarizes a row"):
+        build_network(ModelConfig(pooling="mean"), Task.language(11))

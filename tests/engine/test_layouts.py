@@ -76,7 +76,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 @pytest.mark.long
 @given(
     layout=layouts(),
-    model=st.sampled_from(["lstm", "fused", "noncausal", "custom_blocks"]),
+    model=st.sampled_from(["lstm", "fused", "noncausal", "pooling", "custom_blocks"]),
     is_ragged=st.booleans(),
     num_rows=st.integers(8, 11),
     window=st.integers(2, 14),

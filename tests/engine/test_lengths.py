@@ -29,8 +29,11 @@ from stretto.nn import (
     Block,
     CrossEntropy,
     Embedding,
+    FinalStates,
     Linear,
     Loss,
+    MaxPool,
+    MeanPool,
     Rows,
     SquaredError,
     Stack,
@@ -77,7 +80,11 @@ def make(kind: str, folders: tuple[Path, Path]) -> tuple[Batches, Stack, Loss]:
         blocks: list[Block] = [LSTM(2, 6), GRU(6, 5), Linear(5, 6)]
         return Batches(items, 60, seed=2), Stack(blocks).double(), SquaredError()
     labeled: Callable[[Sequences], LabeledItems | NextTokenItems] = NextTokenItems if kind == "tokens" else LabeledItems
-    middle: list[Block] = [BidirectionalLSTM(6, 3)] if kind == "both ways" else [LSTM(6, 6), GRU(6, 6)]
+    middle: list[Block] = [LSTM(6, 6), GRU(6, 6)]
+    if kind == "both ways":
+        middle = [BidirectionalLSTM(6, 3), FinalStates(6)]
+    elif kind == "classes":
+        middle = [LSTM(6, 6), MeanPool(6), GRU(6, 6), MaxPool(6)]
     num_outputs = NUM_TOKENS if kind == "tokens" else NUM_CLASSES
     stack = Stack([Embedding(NUM_TOKENS, 6), *middle, Linear(6, num_outputs)]).double()
     return Batches(labeled(sequences), 150, seed=2), stack, CrossEntropy()

@@ -1,6 +1,7 @@
 import json
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,17 @@ from stretto.exchange import export_onnx, onnx_export
 from stretto.nn import (
     GRU,
     LSTM,
+    BidirectionalGRU,
     BidirectionalLSTM,
     Block,
     Dropout,
     Embedding,
+    FinalStates,
     LayerNorm,
     Linear,
     LockedDropout,
+    MaxPool,
+    MeanPool,
     Pointwise,
     Rows,
     Stack,
@@ -99,6 +104,23 @@ def test_a_bidirectional_block_starts_at_the_last_valid_step_of_each_row(tmp_pat
     assert torch.allclose(y, run_stack(stack, x, (lengths,)), atol=1e-6)
     assert not torch.allclose(y, run_stack(stack, x), atol=1e-3)
     assert metadata(tmp_path / "model.onnx")["stretto.causal"] == "false"
+
+
+@pytest.mark.parametrize("pooling", [MeanPool, MaxPool, FinalStates])
+@pytest.mark.parametrize("cell", [BidirectionalLSTM, BidirectionalGRU])
+def test_the_summary_of_a_row_of_any_length_is_exported(
+    pooling: type[MeanPool | MaxPool | FinalStates], cell: type[BidirectionalLSTM | BidirectionalGRU], tmp_path: Path
+) -> None:
+    stack = Stack([cell(3, 4), pooling(8), Linear(8, 2)])
+    export_onnx(stack, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    x, lengths = torch.randn(9, 3, 3), torch.tensor([9, 4, 1])
+    _, first, second = (value.name for value in session.get_inputs()[1:])
+    state = stack.initial_state(replace(Rows.of(3), lengths=lengths))  # all zeros, but for the lengths
+    assert not any(bool(tensor.any()) for tensor in state[1:])
+    inputs = {"x": x, "state.0.lengths": lengths, first: state[1], second: state[2]}
+    (y,) = session.run(["y"], {name: tensor.numpy() for name, tensor in inputs.items()})
+    assert torch.allclose(torch.from_numpy(y), run_stack(stack, x, state), atol=1e-6)
 
 
 def metadata(path: Path) -> dict[str, str]:

@@ -13,11 +13,26 @@ from torch import Tensor, nn
 from helpers.random_stacks import causal_stacks, draw_inputs, run_stack
 from stretto.base import bounded_read
 from stretto.base.state import State
+from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.block import Block
 from stretto.blocks.initialize import initialize
 from stretto.errors import ConfigError, DataError
 from stretto.exchange import export_torch, from_torch, save_weights
-from stretto.nn import GRU, LSTM, BidirectionalLSTM, Dropout, Embedding, LayerNorm, Linear, Pointwise, Residual, Stack
+from stretto.nn import (
+    GRU,
+    LSTM,
+    BidirectionalLSTM,
+    Dropout,
+    Embedding,
+    FinalStates,
+    LayerNorm,
+    Linear,
+    MaxPool,
+    MeanPool,
+    Pointwise,
+    Residual,
+    Stack,
+)
 
 
 @settings(max_examples=30, deadline=None)
@@ -55,6 +70,15 @@ def test_layers_that_do_not_fit_into_one_torch_module_get_one_each(tmp_path: Pat
     assert "lstm.0.weight_ih_l1" in load_file(tmp_path / "plain.safetensors")
 
 
+def test_pooling_blocks_come_back_too(tmp_path: Path) -> None:
+    blocks = [BidirectionalLSTM(3, 4), MeanPool(8), MaxPool(8), FinalStates(8), Linear(8, 2)]
+    stack = initialize(Stack(blocks).double(), seed=1)
+    modules = export_torch(stack, tmp_path / "plain.safetensors")
+    assert modules["meanpool"] == {"kind": "MeanPool", "num_features": 8}
+    x = torch.randn(6, 3, 3, dtype=torch.float64)
+    assert torch.equal(run_stack(from_torch(tmp_path / "plain.safetensors"), x), run_stack(stack, x))
+
+
 MODULES: dict[str, Callable[[], nn.RNNBase]] = {
     "three layers": lambda: nn.LSTM(4, 3, 3),
     "dropout between layers": lambda: nn.LSTM(4, 3, 2, dropout=0.3),
@@ -62,6 +86,7 @@ MODULES: dict[str, Callable[[], nn.RNNBase]] = {
     "no bias": lambda: nn.LSTM(4, 3, bias=False),
     "both directions": lambda: nn.LSTM(4, 3, 2, bidirectional=True),
     "gru": lambda: nn.GRU(4, 3, 2),
+    "gru in both directions": lambda: nn.GRU(4, 3, 2, bidirectional=True),
 }
 
 
@@ -71,7 +96,7 @@ def test_a_module_and_its_state_dict_give_one_block_per_layer_and_the_same_outpu
     x = torch.randn(7, 2, 4, dtype=torch.float64)
     for source in (module, module.state_dict(), {"cell": module}):
         stack = from_torch(source)
-        assert sum(isinstance(block, LSTM | GRU | BidirectionalLSTM) for block in stack) == module.num_layers
+        assert sum(isinstance(block, LSTM | GRU | Bidirectional) for block in stack) == module.num_layers
         assert torch.allclose(run_stack(stack, x), module(x)[0], rtol=0, atol=1e-12)
     assert sum(isinstance(block, Dropout) for block in from_torch(module)) == (name == "dropout between layers")
 
@@ -80,7 +105,7 @@ def test_a_module_and_its_state_dict_give_one_block_per_layer_and_the_same_outpu
 def test_modules_on_the_meta_device_give_the_same_blocks_with_weights_from_the_seed(name: str) -> None:
     def build() -> Stack:
         layers = nn.Sequential(nn.Linear(2, 4), MODULES[name]())
-        return from_torch([nn.Embedding(9, 2), *layers, nn.LayerNorm(6 if name == "both directions" else 3)])
+        return from_torch([nn.Embedding(9, 2), *layers, nn.LayerNorm(6 if "both directions" in name else 3)])
 
     with torch.device("meta"):
         stack = build()
@@ -138,7 +163,6 @@ def without_weights_of_layer_1(module: nn.LSTM) -> dict[str, Tensor]:
         (Net(), "Net is not a module that from_torch supports; give its layers as"),
         (nn.RNN(3, 4), "RNN is not a module that from_torch supports"),
         (nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4)), r"from_torch does not support 1 \(BatchNorm1d\)"),
-        (nn.GRU(3, 4, bidirectional=True), "gru is a bidirectional GRU, which stretto does not support"),
         (nn.LSTM(3, 4, proj_size=2, bidirectional=True), "a bidirectional LSTM with a projection"),
         (nn.Embedding(3, 4, max_norm=1.0), "embedding has max_norm=1.0"),
         ([nn.LSTM(3, 4), nn.Linear(5, 2)], "1 takes 5 features, but the layer before it, 0, outputs 4"),

@@ -26,6 +26,7 @@ from stretto.nn import (
     Pointwise,
     QuantileLoss,
     Residual,
+    SequenceLoss,
     SquaredError,
     Stack,
     initialize,
@@ -896,6 +897,27 @@ ERROR_SECTIONS = (
                 "The name is not a function.",
                 "Name a function that returns a `LossSum`; see [Use a custom loss](../how-to/use-a-custom-loss.md).",
                 "stretto train run.toml --model.loss models.py:number",
+            ),
+            ErrorCase(
+                "the label of a row is asked at its last time step, where the backward direction of <block> has read "
+                "only that step; add stretto.nn.FinalStates, MeanPool or MaxPool after it",
+                "A bidirectional block is the last that reads the row, and its backward direction ends at the row's "
+                "first time step.",
+                "Add a summary; see [Summarize sequences](../how-to/summarize-sequences.md).",
+                lambda: make_engine(Stack([BidirectionalLSTM(2, 2), Linear(4, 2)]), SequenceLoss(), seed=1),
+            ),
+            ErrorCase(
+                "model.bidirectional=true would read ahead what it must predict (the next token); use it for labels",
+                "The network would see its targets, because they are later inputs.",
+                "Use `model.bidirectional` only for data with labels.",
+                "stretto train run.toml --model.bidirectional true",
+            ),
+            ErrorCase(
+                "model.pooling='mean' summarizes a row for its label, but this data has targets at every time step; "
+                "remove it",
+                "Only labels are asked once per row.",
+                "Remove `model.pooling`.",
+                "stretto train run.toml --model.pooling mean",
             ),
             ErrorCase(
                 "<block> is not a stretto.nn.Block; subclass Block, so that it has an initial state",

@@ -19,9 +19,12 @@ from stretto.nn import (
     CrossEntropy,
     Dropout,
     Embedding,
+    FinalStates,
     LayerNorm,
     Linear,
     LockedDropout,
+    MaxPool,
+    MeanPool,
     Pointwise,
     Residual,
     Rows,
@@ -54,6 +57,7 @@ def noncausal_model() -> list[Block]:
         Embedding(NUM_TOKENS, WIDTH),
         LSTM(WIDTH, WIDTH),
         BidirectionalLSTM(WIDTH, 4),
+        FinalStates(WIDTH),
         Dropout(0.2),
         GRU(WIDTH, WIDTH),
         Linear(WIDTH, NUM_TOKENS),
@@ -130,11 +134,25 @@ def fused_model() -> list[Block]:
     ]
 
 
+def pooling_model() -> list[Block]:
+    """Summaries of each row up to each time step."""
+    return [
+        Embedding(NUM_TOKENS, WIDTH),
+        LSTM(WIDTH, WIDTH),
+        MeanPool(WIDTH),
+        GRU(WIDTH, WIDTH),
+        MaxPool(WIDTH),
+        FinalStates(WIDTH),
+        Linear(WIDTH, NUM_TOKENS),
+    ]
+
+
 MODELS = {
     "custom_blocks": custom_block_model,
     "fused": fused_model,
     "lstm": lstm_model,
     "noncausal": noncausal_model,
+    "pooling": pooling_model,
     "tokens": token_model,
     "weightless": weightless_model,
 }

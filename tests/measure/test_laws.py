@@ -15,10 +15,13 @@ from stretto.nn import (
     Block,
     Dropout,
     Embedding,
+    FinalStates,
     LayerNorm,
     Linear,
     LockedDropout,
     LossSum,
+    MaxPool,
+    MeanPool,
     Pointwise,
     Residual,
     Rows,
@@ -41,6 +44,9 @@ ONE = st.sampled_from(
         lambda: Dropout(0.3),
         lambda: LockedDropout(0.3),
         lambda: Pointwise(nn.GELU()),
+        lambda: MeanPool(WIDTH),
+        lambda: Stack([Pointwise(nn.ReLU()), MaxPool(WIDTH)]),  # with many equal values
+        lambda: FinalStates(WIDTH),
     ]
 )
 BLOCKS = st.recursive(

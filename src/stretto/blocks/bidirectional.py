@@ -1,4 +1,4 @@
-"""BidirectionalLSTM: reads each row in both directions, so a window can't be cut into chunks."""
+"""Bidirectional LSTM and GRU blocks: they read each row in both directions, so a window can't be cut into chunks."""
 
 import torch
 from torch import Tensor, nn
@@ -11,8 +11,8 @@ from stretto.blocks.block import Block
 from stretto.blocks.recurrent import run_rnn
 
 
-class BidirectionalLSTM(Block):
-    """An LSTM that reads each row in both directions; outputs have `2 * hidden_size` features.
+class Bidirectional(Block):
+    """The base of both: torch's cell reads each row in both directions; outputs have `2 * hidden_size` features.
 
     It does not satisfy the chunk law, since the first output depends on the last input. Its state holds each row's
     length, so that the backward direction starts at the row's last valid time step and not in the padding.
@@ -20,9 +20,9 @@ class BidirectionalLSTM(Block):
 
     causal = False
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True) -> None:
+    def __init__(self, cell: nn.LSTM | nn.GRU) -> None:
         super().__init__()
-        self.cell = nn.LSTM(input_size, hidden_size, num_layers, bias=bias, bidirectional=True)
+        self.cell = cell
 
     def initial_state(self, rows: Rows) -> State:
         return (rows.lengths,)  # on the CPU, as packing requires
@@ -40,3 +40,21 @@ class BidirectionalLSTM(Block):
         packed_y, _ = run_rnn(self.cell, packed)
         y, _ = pad_packed_sequence(packed_y, total_length=x.shape[0])
         return y.index_select(1, inverse), state
+
+
+class BidirectionalLSTM(Bidirectional):
+    """An LSTM that reads each row in both directions; outputs have `2 * hidden_size` features, forward ones first.
+
+    For one label or value per row, put `FinalStates`, `MeanPool` or `MaxPool` after it: at a row's last time step, the
+    backward direction has read only that step. Windows are not cut into chunks; the state holds each row's length.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True) -> None:
+        super().__init__(nn.LSTM(input_size, hidden_size, num_layers, bias=bias, bidirectional=True))
+
+
+class BidirectionalGRU(Bidirectional):
+    """A GRU that reads each row in both directions, used like `BidirectionalLSTM`."""
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True) -> None:
+        super().__init__(nn.GRU(input_size, hidden_size, num_layers, bias=bias, bidirectional=True))

@@ -71,6 +71,12 @@ class ModelConfig(StrictModel):
     """Add the input of each recurrent block to its output, where the sizes match."""
     norm: bool = False
     """Apply layer normalization after each recurrent block."""
+    bidirectional: bool = False
+    """Read each row in both directions; each direction has `hidden` features. Only for targets that are not later
+    inputs, such as labels; windows are not split into chunks."""
+    pooling: Literal["final", "mean", "max"] = "final"
+    """For one label per row, what the last layer reads of the row: the final outputs (of both directions), or the mean
+    or the maximum over its time steps."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -78,6 +84,8 @@ class ModelConfig(StrictModel):
             raise ValueError(f"projection={self.projection} needs cell='lstm'; remove projection")
         if self.projection is not None and self.projection >= self.hidden:
             raise ValueError(f"projection={self.projection} must be less than hidden={self.hidden}; make it smaller")
+        if self.projection is not None and self.bidirectional:
+            raise ValueError(f"projection={self.projection} can't be combined with bidirectional; remove one of them")
         self._check_loss()
         return self
 
@@ -109,13 +117,13 @@ class ModelConfig(StrictModel):
 
     @property
     def output_size(self) -> int:
-        """The number of features that a recurrent layer outputs."""
-        return self.projection or self.hidden
+        """The number of features that a recurrent layer outputs, in both directions together."""
+        return 2 * self.hidden if self.bidirectional else self.projection or self.hidden
 
     @property
     def embedding_size(self) -> int:
         """The size of the token embedding."""
-        return self.embedding or self.output_size
+        return self.embedding or self.projection or self.hidden
 
     @property
     def block_layer_counts(self) -> list[int]:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError
-from stretto.blocks.bidirectional import BidirectionalLSTM
+from stretto.blocks.bidirectional import BidirectionalGRU, BidirectionalLSTM
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout
 from stretto.blocks.pointwise import Embedding, LayerNorm, Linear
@@ -105,11 +105,14 @@ def _recurrent_block(name: str, kind: str, weights: dict[str, Tensor]) -> Block:
     projection = weights.get("weight_hr_l0")
     has_bias = "bias_ih_l0" in weights
     is_bidirectional = "weight_ih_l0_reverse" in weights
-    if is_bidirectional and (kind == "GRU" or projection is not None):
-        unsupported = "a bidirectional GRU" if kind == "GRU" else "a bidirectional LSTM with a projection"
-        raise ConfigError(f"{name} is {unsupported}, which stretto does not support; use a plain bidirectional LSTM")
+    if is_bidirectional and projection is not None:
+        raise ConfigError(
+            f"{name} is a bidirectional LSTM with a projection, which stretto does not support; use a plain "
+            "bidirectional LSTM"
+        )
     if is_bidirectional:
-        return _with_weights(BidirectionalLSTM(in_features, out_features, bias=has_bias), "cell", weights)
+        block_class = BidirectionalGRU if kind == "GRU" else BidirectionalLSTM
+        return _with_weights(block_class(in_features, out_features, bias=has_bias), "cell", weights)
     if kind == "GRU":
         return _with_weights(GRU(in_features, out_features, bias=has_bias), "cell", weights)
     proj_size = 0 if projection is None else out_features

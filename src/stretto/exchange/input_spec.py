@@ -7,10 +7,11 @@ from torch import Tensor, nn
 
 from stretto.base.errors import ConfigError
 from stretto.base.task import Task
-from stretto.blocks.bidirectional import BidirectionalLSTM
+from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
 from stretto.blocks.pointwise import Pointwise
+from stretto.blocks.pooling import Pooling
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
@@ -61,8 +62,10 @@ def _from_block(block: Block) -> InputSpec | None:
         return _from_stack(block)
     if isinstance(block, Residual):
         return _from_block(block.block)
-    if isinstance(block, LSTM | GRU | BidirectionalLSTM):
+    if isinstance(block, LSTM | GRU | Bidirectional):
         return InputSpec((block.cell.input_size,))
+    if isinstance(block, Pooling):
+        return InputSpec((block.num_features,))
     module = block.module if isinstance(block, Pointwise) else None
     if isinstance(module, nn.Embedding):
         return InputSpec(num_tokens=module.num_embeddings)

@@ -11,15 +11,17 @@ import torch
 from torch import Tensor, nn
 
 from stretto.base.window import Rows
-from stretto.blocks.bidirectional import BidirectionalLSTM
+from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
 from stretto.blocks.pointwise import Pointwise
+from stretto.blocks.pooling import FinalStates, MaxPool, MeanPool
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
 from stretto.exchange.onnx_custom import add_custom_block
 from stretto.exchange.onnx_graph import Graph
+from stretto.exchange.onnx_pooling import add_final_states, add_max_pool, add_mean_pool
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -46,7 +48,14 @@ def state_names(block: Block, label: str = "") -> list[str | None]:
     num_tensors = len(block.initial_state(Rows.of(1)))
     if has_forward_of(block, Dropout, LockedDropout):
         return [None] * num_tensors
-    names_by_class: dict[type[Block], list[str]] = {LSTM: ["h", "c"], GRU: ["h"], BidirectionalLSTM: ["lengths"]}
+    names_by_class: dict[type[Block], list[str]] = {
+        LSTM: ["h", "c"],
+        GRU: ["h"],
+        Bidirectional: ["lengths"],
+        MeanPool: ["total", "num_steps"],
+        MaxPool: ["maximum", "has_started"],
+        FinalStates: ["first", "has_started"],
+    }
     matches = [names for kind, names in names_by_class.items() if has_forward_of(block, kind)]
     return [f"state.{label}.{name}" for name in (matches[0] if matches else range(num_tensors))]
 
@@ -79,8 +88,14 @@ def _add_leaf_block(
         return x, []
     if has_forward_of(block, LSTM) or has_forward_of(block, GRU):
         return _add_rnn(graph, block.cell, label, x, state)
-    if has_forward_of(block, BidirectionalLSTM):
+    if has_forward_of(block, Bidirectional):
         return _add_bidirectional(graph, block.cell, label, x, state[0]), state
+    if has_forward_of(block, MeanPool):
+        return add_mean_pool(graph, x, *state)
+    if has_forward_of(block, MaxPool):
+        return add_max_pool(graph, label, x, *state)
+    if has_forward_of(block, FinalStates):
+        return add_final_states(graph, x, *state)
     if has_forward_of(block, Pointwise):
         y = _add_module(graph, block.module, f"blocks.{label}.module", x)
         if y is not None:
@@ -130,12 +145,10 @@ def _add_rnn(graph: Graph, rnn: nn.LSTM | nn.GRU, label: str, x: str, state: lis
         if rnn.proj_size:
             x, next_state = _add_projected_lstm(graph, rnn, layer, name, x, layer_state)
         else:
-            op_type = "LSTM" if isinstance(rnn, nn.LSTM) else "GRU"
-            # Torch and cuDNN apply the reset gate after the matrix product with the hidden state.
-            gru_attributes = {"linear_before_reset": 1} if op_type == "GRU" else {}
+            op_type, attributes = _operator(rnn)
             inputs = [x, *_add_rnn_weights(graph, rnn, [f"l{layer}"], name), "", *layer_state]  # "": no sequence_lens
             y, *next_state = graph.add_multi_output_node(
-                op_type, 1 + len(layer_state), *inputs, hidden_size=rnn.hidden_size, **gru_attributes
+                op_type, 1 + len(layer_state), *inputs, hidden_size=rnn.hidden_size, **attributes
             )
             # [time, 1, rows, features] -> [time, rows, features]
             x = graph.add_node("Squeeze", y, graph.add_int64_constant(1))
@@ -145,6 +158,12 @@ def _add_rnn(graph: Graph, rnn: nn.LSTM | nn.GRU, label: str, x: str, state: lis
         for names in zip(*next_states, strict=True)
     ]
     return x, [graph.add_node("Transpose", name, perm=[1, 0, 2]) for name in stacked]
+
+
+def _operator(rnn: nn.LSTM | nn.GRU) -> tuple[str, dict[str, int]]:
+    """Return the ONNX operator of a cell, and its attributes."""
+    # Torch and cuDNN apply a GRU's reset gate after the matrix product with the hidden state.
+    return ("LSTM", {}) if isinstance(rnn, nn.LSTM) else ("GRU", {"linear_before_reset": 1})
 
 
 def _add_rnn_weights(graph: Graph, rnn: nn.LSTM | nn.GRU, suffixes: list[str], name: str) -> list[str]:
@@ -163,15 +182,18 @@ def _add_rnn_weights(graph: Graph, rnn: nn.LSTM | nn.GRU, suffixes: list[str], n
     return [w, r, graph.add_initializer(f"{name}.bias", bias)]
 
 
-def _add_bidirectional(graph: Graph, rnn: nn.LSTM, label: str, x: str, lengths: str) -> str:
-    """Add a bidirectional LSTM whose reverse direction starts at a row's last valid step; return its output's name."""
+def _add_bidirectional(graph: Graph, rnn: nn.LSTM | nn.GRU, label: str, x: str, lengths: str) -> str:
+    """Add a bidirectional cell whose reverse direction starts at a row's last valid step; return its output's name."""
     # Clamp as the block's forward does; the length of a row that doesn't end would also overflow an int32.
     num_steps = graph.add_node("Shape", x, start=0, end=1)
     clamped = graph.add_node("Min", graph.add_node("Max", lengths, graph.add_int64_constant(1)), num_steps)
     sequence_lens = graph.add_node("Cast", clamped, to=graph.int32)
     for layer in range(rnn.num_layers):
         weights = _add_rnn_weights(graph, rnn, [f"l{layer}", f"l{layer}_reverse"], f"blocks.{label}.cell.l{layer}")
-        y = graph.add_node("LSTM", x, *weights, sequence_lens, hidden_size=rnn.hidden_size, direction="bidirectional")
+        op_type, attributes = _operator(rnn)
+        y = graph.add_node(
+            op_type, x, *weights, sequence_lens, hidden_size=rnn.hidden_size, direction="bidirectional", **attributes
+        )
         # [time, 2, rows, features] -> [time, rows, 2 * features]; a 0 in the shape of a Reshape keeps a dimension.
         transposed = graph.add_node("Transpose", y, perm=[0, 2, 1, 3])
         x = graph.add_node("Reshape", transposed, graph.add_int64_constant(0, 0, 2 * rnn.hidden_size))

@@ -12,16 +12,19 @@ from torch import Tensor, nn
 
 from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError
-from stretto.blocks.bidirectional import BidirectionalLSTM
+from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
 from stretto.blocks.pointwise import Pointwise
+from stretto.blocks.pooling import FinalStates, MaxPool, MeanPool, Pooling
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
 from stretto.exchange.onnx_blocks import enumerate_blocks, has_forward_of
 
 LAYERS_METADATA_KEY = "stretto.layers"
+# Blocks that torch has no module for, but that have no weights either: they are listed, so that the file is complete.
+POOLING_KINDS: dict[str, type[Pooling]] = {kind.__name__: kind for kind in (FinalStates, MaxPool, MeanPool)}
 
 
 @dataclass(frozen=True)
@@ -84,12 +87,15 @@ def _block_layers(block: Block, label: str) -> list[TorchLayer]:
         layers = [] if isinstance(block.block, Stack) else _block_layers(block.block, label)
         if len(layers) == 1:  # a skip connection around a stack or around dropout is an error, raised below
             return [replace(layers[0], options={**layers[0].options, "residual": True})]
-    rnn_blocks = (LSTM, GRU, BidirectionalLSTM)
+    rnn_blocks = (LSTM, GRU, Bidirectional)
     if has_forward_of(block, *rnn_blocks) and isinstance(block, rnn_blocks):  # isinstance narrows the type for mypy
         rnn = block.cell
         for rnn_class in (nn.LSTM, nn.GRU):
             if has_forward_of(rnn, rnn_class):
                 return [TorchLayer(rnn_class.__name__, dict(rnn.state_dict()), _rnn_options(rnn))]
+    if has_forward_of(block, *POOLING_KINDS.values()) and isinstance(block, Pooling):
+        kind_name = next(name for name, kind in POOLING_KINDS.items() if isinstance(block, kind))
+        return [TorchLayer(kind_name, {}, {"num_features": block.num_features})]
     if has_forward_of(block, Pointwise):
         module = block.module
         # stretto's Embedding holds a subclass of nn.Embedding that only initializes its weights differently.

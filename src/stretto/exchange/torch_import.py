@@ -15,7 +15,7 @@ from stretto.base.errors import ConfigError, DataError
 from stretto.blocks.dropout import Dropout
 from stretto.blocks.stack import Stack
 from stretto.exchange.imported_layer import ImportedLayer, LayerKind, Weights, import_layer, residual, stack_layers
-from stretto.exchange.torch_export import LAYERS_METADATA_KEY
+from stretto.exchange.torch_export import LAYERS_METADATA_KEY, POOLING_KINDS
 
 Modules = nn.Module | Mapping[str, nn.Module] | Sequence[nn.Module]
 
@@ -216,6 +216,9 @@ def _from_safetensors(path: Path) -> list[ImportedLayer]:
 def _from_metadata(layer: dict[str, object], weights: Weights) -> ImportedLayer:
     """Return a layer from its entry in the list that `export_torch` writes."""
     name = str(layer["name"])
+    if layer["kind"] in POOLING_KINDS:
+        num_features = int(str(layer["num_features"]))
+        return ImportedLayer(name, [POOLING_KINDS[str(layer["kind"])](num_features)], num_features, num_features)
     kind: LayerKind | None = next((known for known in get_args(LayerKind) if known == layer["kind"]), None)
     if kind is None:
         raise ConfigError(f"from_torch does not support {name} ({layer['kind']}); build the stack by hand")

@@ -19,6 +19,7 @@ from stretto.blocks.losses import (
 )
 from stretto.blocks.network import build_network
 from stretto.blocks.pointwise import Embedding, Linear
+from stretto.blocks.row_summary import check_row_summary
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import as_loss
 from stretto.config.layout import Layout
@@ -53,6 +54,8 @@ def build_inputs(config: RunConfig) -> RunInputs:
     train, valid = open_feeds(config.data, config.layout, config.run.seed)
     task = train.data_spec.task
     model, loss = build_model(config.model, task), build_loss(config.model, task)
+    if isinstance(loss, SequenceLoss):
+        check_row_summary(model)
     _check_layout(config.layout, model, train.windows, config.data)
     check_optimizer(config.train, model)
     return RunInputs(train, valid, model, loss)

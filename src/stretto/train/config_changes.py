@@ -10,7 +10,7 @@ from stretto.config.run import RunConfig
 # If these fields change, or model.dropout from or to 0, saved tensors or positions don't fit, or the targets differ.
 _INCOMPATIBLE_FIELDS = {
     "model": {"cell", "layers", "layers_per_block", "hidden", "embedding", "projection", "locked_dropout", "residual",
-              "norm"},
+              "norm", "bidirectional", "pooling"},
     "data": {"feed", "lanes", "window", "budget", "max_rows", "row_multiple", "context", "stride", "every_step",
              "horizon", "season", "targets", "masks"},
     "train": {"optimizer", "options"},
