@@ -7,7 +7,7 @@ import pytest
 import stretto
 
 NAMESPACES = ["stretto", *(f"stretto.{name}" for name in stretto.__all__ if name.islower() and "_" not in name)]
-NAMESPACES = [name for name in NAMESPACES if name not in ("stretto.evaluate", "stretto.world")]
+NAMESPACES = [name for name in NAMESPACES if name not in ("stretto.evaluate", "stretto.spawn", "stretto.world")]
 
 
 def test_there_are_at_most_32_names_at_the_top_level() -> None:

@@ -19,6 +19,7 @@ from stretto.config.train import TrainConfig as TrainConfig
 from stretto.engine.build import make_engine as make_engine
 from stretto.engine.engine import Engine as Engine
 from stretto.engine.engine import StepResult as StepResult
+from stretto.launch.spawn_ranks import spawn as spawn
 from stretto.mesh.join import world as world
 from stretto.mesh.world import World as World
 from stretto.planning.choose import choose_layout as choose_layout

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from stretto.base.errors import StrettoError
-from stretto.launch.gpu_checks.rank_job import free_port
+from stretto.launch.rank_environment import free_port
 from stretto.mesh.join import world
 from stretto.mesh.world import TIMEOUT, World
 

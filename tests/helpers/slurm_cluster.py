@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from stretto.launch.gpu_checks.rank_job import free_port
+from stretto.launch.rank_environment import free_port
 
 CONFIG = """
 ClusterName=lab

@@ -22,8 +22,8 @@ from stretto.launch import Finding, doctor, link_checks, machine
 from stretto.launch.doctor import check_machine
 from stretto.launch.finding import ok, run_check
 from stretto.launch.folders import check_folder
-from stretto.launch.gpu_checks.rank_job import free_port
 from stretto.launch.probe import ProbeFailedError, driver_cuda_version, probe_torch
+from stretto.launch.rank_environment import free_port
 
 
 def levels(findings: list[Finding]) -> dict[str, str]:

@@ -13,7 +13,7 @@ import pytest
 
 from helpers.rank_pool import RankPool, RanksFailedError
 from stretto import World
-from stretto.launch.gpu_checks.rank_job import free_port
+from stretto.launch.rank_environment import free_port
 from stretto.mesh.join import BACKEND_VARIABLE
 from stretto.mesh.strict import STRICT
 

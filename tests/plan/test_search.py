@@ -236,3 +236,10 @@ def test_a_single_layout_can_be_predicted() -> None:
     two = predict(costs, LOAD, Layout(stages=2, chunks=8, blocks=(1, 1)), Cluster(2))
     # Eight of nine parts of the time: one chunk's bubble, and a few messages.
     assert two.seconds == pytest.approx(0.3 * 9 / 8, rel=1e-3) and two.bubble == pytest.approx(1 / 9, rel=1e-2)
+
+
+def test_a_plan_shows_its_layouts_in_a_notebook() -> None:
+    plan = find_plan(profile([kind(0.1, 0.2)] * 4), LOAD, Cluster(2))
+    table = plan._repr_html_()
+    assert table.count("<tr>") == 1 + len(plan.best)
+    assert f"<td>{plan.chosen.layout.num_ranks}</td>" in table and f"<td>{plan.speed_up(plan.chosen):.2f}</td>" in table

@@ -8,7 +8,7 @@ from helpers.rank_pool import RankPools, RanksFailedError
 from stretto import Layout, TrainConfig, Trainer, World, make_engine
 from stretto.data import Corpus, Lanes
 from stretto.errors import ConfigError
-from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
 from stretto.train.named_optimizer import optimizer_factory
 
 NAMES = ["adadelta", "adafactor", "adagrad", "adam", "adamax", "adamw", "nadam", "radam", "rmsprop", "rprop", "sgd"]
@@ -88,7 +88,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(values: dict[str, object],
 
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SparseAdam, torch.optim.ASGD])
 def test_a_factory_of_an_unusable_optimizer_is_refused(kind: type[torch.optim.Optimizer], byte_corpus: Corpus) -> None:
-    engine = make_engine(model(), TokenLoss(), seed=1)
+    engine = make_engine(model(), CrossEntropy(), seed=1)
     with pytest.raises(ConfigError, match=f"optimizer={kind.__name__} can't be used"):
         Trainer(engine, Lanes(byte_corpus, 4, 10), TrainConfig(steps=2), optimizer=kind)  # type: ignore[arg-type]
 
@@ -97,7 +97,7 @@ def group_rates(world: World, location: str, matches: list[str]) -> tuple[dict[s
     """Take a step with groups of different rates; return the rate by parameter name, and the reported one."""
     groups = [{"match": match, "lr": 10.0 ** -(2 + index)} for index, match in enumerate(matches)]
     config = TrainConfig.model_validate({"steps": 9, "lr": 0.5, "schedule": "constant", "groups": groups, "clip": 0})
-    engine = make_engine(model(), TokenLoss(), Layout(stages=world.size), world, seed=1)
+    engine = make_engine(model(), CrossEntropy(), Layout(stages=world.size), world, seed=1)
     trainer = Trainer(engine, Lanes(Corpus.open(location), 4, 10), config)
     rate = trainer.advance().learning_rate
     names = {parameter: name for name, parameter in engine.stack.named_parameters()}

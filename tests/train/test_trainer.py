@@ -84,7 +84,7 @@ def test_the_times_of_a_report_sum_up_and_it_is_frozen(byte_corpus: Corpus) -> N
 def test_the_reported_learning_rate_is_the_one_that_updates_the_weights(byte_corpus: Corpus) -> None:
     config = TrainConfig(steps=6, lr=0.5, warmup=3, optimizer="sgd", clip=0)
     stack = make(byte_corpus).double()
-    trainer = Trainer(LocalEngine(stack, TokenLoss()), Lanes(byte_corpus, 10, 50), config)
+    trainer = Trainer(LocalEngine(stack, CrossEntropy()), Lanes(byte_corpus, 10, 50), config)
     weight = next(stack.parameters())
     for _ in range(config.steps or 0):
         before = weight.detach().clone()

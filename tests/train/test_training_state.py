@@ -11,7 +11,7 @@ from helpers.layout_cases import NUM_TOKENS, Case, RandomWindows
 from helpers.rank_pool import RankPools
 from stretto import Checkpoint, CheckpointManager, Layout, TrainConfig, Trainer, World, make_engine
 from stretto.checkpoint import find_checkpoint
-from stretto.nn import GRU, LSTM, Embedding, LayerNorm, Linear, Stack, TokenLoss
+from stretto.nn import GRU, LSTM, CrossEntropy, Embedding, LayerNorm, Linear, Stack
 
 CASE = Case(num_rows=4, window=5)
 WHOLE, HALF = 6, 3  # steps
@@ -57,7 +57,7 @@ def config_of(name: str) -> TrainConfig:
 
 def make_trainer(name: str, layout: Layout, world: World) -> Trainer:
     blocks = [Embedding(NUM_TOKENS, 6), LSTM(6, 6), LayerNorm(6), GRU(6, 6), Linear(6, NUM_TOKENS)]
-    engine = make_engine(Stack(blocks).double(), TokenLoss(), layout, world, seed=3)
+    engine = make_engine(Stack(blocks).double(), CrossEntropy(), layout, world, seed=3)
     return Trainer(engine, RandomWindows(CASE), config_of(name), seed=CASE.seed)
 
 

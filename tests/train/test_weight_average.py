@@ -11,7 +11,7 @@ from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.data import Corpus, Lanes
 from stretto.errors import ConfigError
-from stretto.nn import LSTM, Embedding, Linear, Stack, TokenLoss
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
 from stretto.train import EvaluationReport
 
 
@@ -19,7 +19,7 @@ def trained_weights(byte_corpus: Corpus, **fields: object) -> tuple[Trainer, lis
     """Train for six steps; return the trainer, and one of its weights after each step."""
     model = Stack([Embedding(256, 8), LSTM(8, 8), Linear(8, 256)]).double()
     config = TrainConfig.model_validate({"steps": 6, "lr": 0.5, "optimizer": "sgd", **fields})
-    trainer = Trainer(make_engine(model, TokenLoss(), seed=1), Lanes(byte_corpus, 4, 20), config)
+    trainer = Trainer(make_engine(model, CrossEntropy(), seed=1), Lanes(byte_corpus, 4, 20), config)
     weight = next(trainer.engine.stack.parameters())
     return trainer, [weight.detach().clone() for _ in trainer]
 

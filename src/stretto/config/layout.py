@@ -4,6 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from stretto.base.html_table import html_table
 from stretto.base.strict_model import StrictModel
 
 
@@ -61,6 +62,13 @@ class Layout(StrictModel):
     def num_global_micro_batches(self) -> int:
         """The number of micro-batches in a global batch: replicas x micro_batches."""
         return self.replicas * self.micro_batches
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: all sizes, and the other fields that are set."""
+        sizes = ("replicas", "stages", "micro_batches", "chunks")
+        others = self.model_dump(exclude_defaults=True, exclude={*sizes})
+        fields = {name: getattr(self, name) for name in sizes} | others
+        return html_table(list(fields), [list(fields.values())])
 
     def __str__(self) -> str:
         text = f"{self.replicas} x {self.stages} x {self.micro_batches} x {self.chunks}"

@@ -12,7 +12,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import PlanError
-from stretto.base.units import format_bytes, pluralize
+from stretto.base.html_table import html_table
+from stretto.base.units import format_bytes, format_seconds, pluralize
 from stretto.config.layout import Layout
 from stretto.plan.bounds import LowerBounds
 from stretto.plan.cluster import Cluster, divisors
@@ -62,6 +63,17 @@ class Plan:
     def speed_up(self, prediction: Prediction) -> float:
         """Return the speed relative to the fastest way to run on one device, whether or not the model fits on one."""
         return self.single_device.seconds / prediction.seconds
+
+    def _repr_html_(self) -> str:
+        """Return a table of the best layouts for notebooks, the chosen one first."""
+        headers = ("replicas x stages x micro-batches x chunks", "devices", "per step", "speed-up")
+        rows = []
+        for prediction in self.best:
+            layout = prediction.layout
+            sizes = f"{layout.replicas} x {layout.stages} x {layout.micro_batches} x {layout.chunks}"
+            speed_up = f"{self.speed_up(prediction):.2f}"
+            rows.append((sizes, layout.num_ranks, format_seconds(prediction.seconds), speed_up))
+        return html_table(headers, rows)
 
 
 def find_plan(

@@ -1,9 +1,7 @@
 """RankJob: the ranks of one check, each a new process, which can hang or crash without harm to this one."""
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -13,8 +11,7 @@ from typing import Any
 
 from stretto.launch.gpu_checks.catalog import GpuCheck
 from stretto.launch.gpu_checks.result import Backend
-from stretto.launch.parent_exit import LAUNCHER_PID_VARIABLE
-from stretto.mesh.secret import SECRET_VARIABLE, new_secret
+from stretto.launch.rank_environment import rank_environments
 
 # Importing torch from a network file system, and starting CUDA and NCCL, takes a while.
 START_SECONDS = 180.0
@@ -22,8 +19,6 @@ START_SECONDS = 180.0
 _END_SECONDS = 3.0
 _STACK_SECONDS = 2.0
 _MAX_OUTPUT_LINES = 20
-# Variables of launchers and backends, which our own ranks must not inherit.
-_FOREIGN_VARIABLES = ("TF_CONFIG", "TORCHELASTIC_USE_AGENT_STORE", "TORCHELASTIC_RUN_ID", "STRETTO_BACKEND")
 STACK_SIGNAL = signal.SIGUSR2
 """A rank that receives it writes its stack to a file, whatever it waits for."""
 
@@ -33,13 +28,11 @@ class RankJob:
 
     def __init__(self, check: GpuCheck, num_ranks: int, backend: Backend, device: str, folder: Path) -> None:
         self.folder = folder
-        environment = _environment(num_ranks, backend, free_port(), folder)
         command = [sys.executable, "-P", "-m", "stretto.launch.gpu_checks.rank_main", check.name, device, str(folder)]
         self.processes = []
-        for rank in range(num_ranks):
+        for rank, environment in enumerate(_environments(num_ranks, backend, folder)):
             with (folder / f"rank-{rank}.output").open("wb") as output:
-                variables = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-                self.processes.append(subprocess.Popen(command, env=variables, stdout=output, stderr=output))
+                self.processes.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output))
 
     def __enter__(self) -> "RankJob":
         return self
@@ -149,35 +142,12 @@ class RankJob:
         return lines
 
 
-def free_port() -> int:
-    """Return a free port. It is below the ephemeral ports, so no connection takes it until rank 0 listens there."""
-    while True:
-        port = random.randrange(10_000, 30_000)
-        try:
-            socket.create_server(("127.0.0.1", port)).close()
-        except OSError:
-            continue
-        return port
-
-
-def _environment(num_ranks: int, backend: Backend, port: int, folder: Path) -> dict[str, str]:
-    """Return the variables that a launcher sets for ranks of one machine; users may set the first four."""
-    defaults = {
-        "OMP_NUM_THREADS": "1",  # the model is small
-        "GLOO_SOCKET_IFNAME": "lo",
-        "TORCH_CPP_LOG_LEVEL": "FATAL",  # otherwise torch prints a stack trace for each connection to a lost rank
-        "NCCL_DEBUG": "WARN",  # NCCL then says why it fails
-    }
-    variables = {
-        "WORLD_SIZE": str(num_ranks),
-        "LOCAL_WORLD_SIZE": str(num_ranks),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TMPDIR": str(folder),
-        LAUNCHER_PID_VARIABLE: str(os.getpid()),
-        SECRET_VARIABLE: new_secret(),
-    }
-    if backend == "strict":
-        variables["STRETTO_BACKEND"] = backend
-    inherited = {name: value for name, value in os.environ.items() if name not in _FOREIGN_VARIABLES}
-    return {**defaults, **inherited, **variables}
+def _environments(num_ranks: int, backend: Backend, folder: Path) -> list[dict[str, str]]:
+    """Return the environment of each rank; temporary files of killed ranks are removed with the folder."""
+    own = {"TMPDIR": str(folder), "NCCL_DEBUG": os.environ.get("NCCL_DEBUG", "WARN")}  # NCCL then says why it fails
+    environments = [{**environment, **own} for environment in rank_environments(num_ranks, num_threads=1)]
+    for environment in environments:
+        environment.pop("STRETTO_BACKEND", None)
+        if backend == "strict":
+            environment["STRETTO_BACKEND"] = backend
+    return environments
