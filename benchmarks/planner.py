@@ -31,7 +31,7 @@ from stretto.plan.predict import predict
 from stretto.plan.profile import Profile
 from stretto.plan.search import balance, find_plan
 from stretto.plan.workload import Workload
-from stretto.train.optimizer import optimizer_factory
+from stretto.train.named_optimizer import optimizer_factory
 from timing import WIKITEXT, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

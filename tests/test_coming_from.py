@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.output import without_gloo_lines
-from stretto.launch.gpu_checks.rank_job import free_port
+from stretto.launch.rank_environment import free_port
 
 ROOT = Path(__file__).parents[1]
 FILES = ROOT / "examples" / "coming_from"

@@ -150,7 +150,7 @@ TORCH_CASES: list[tuple[nn.Module, Callable[[], tuple[Tensor, Tensor]]]] = [
 ]
 
 
-@pytest.mark.parametrize(("module", "case"), TORCH_CASES, ids=lambda value: str(value))
+@pytest.mark.parametrize(("module", "case"), TORCH_CASES, ids=lambda value: getattr(value, "__name__", str(value)))
 def test_a_torch_module_gives_its_own_mean_over_valid_targets(
     module: nn.Module, case: Callable[[], tuple[Tensor, Tensor]]
 ) -> None:

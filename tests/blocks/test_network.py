@@ -31,7 +31,7 @@ def test_widths_follow_the_config() -> None:
     assert shapes["blocks.3.module.weight"] == [11, 5]
 
 
-LABELS = Task("tokens", 11, "labels", 3)
+LABELS = Task("tokens", 11, "class_per_row", 3)
 
 
 @pytest.mark.parametrize(
@@ -56,6 +56,6 @@ def test_a_network_must_not_see_its_targets() -> None:
     with pytest.raises(ConfigError, match=r"bidirectional=true would read ahead .*the next token"):
         build_network(ModelConfig(bidirectional=True), Task.language(11))
     with pytest.raises(ConfigError, match=r"bidirectional=true would read ahead .*a forecast"):
-        build_network(ModelConfig(bidirectional=True), Task("channels", 2, "values", 6))
+        build_network(ModelConfig(bidirectional=True), Task("channels", 2, "horizon", 6))
     with pytest.raises(ConfigError, match=r"model.pooling='mean' summarizes a row"):
         build_network(ModelConfig(pooling="mean"), Task.language(11))

@@ -11,6 +11,7 @@ from torch import nn
 from helpers import error_triggers as triggers
 from stretto import StrettoError, TrainConfig, Trainer, make_engine, testing
 from stretto.base.errors import DivergedError, FencedError, PlanError
+from stretto.blocks.row_summary import check_row_summary
 from stretto.checkpoint import find_checkpoint
 from stretto.cli.commands.verify import LayoutMismatchError
 from stretto.data import Batches, from_arrays
@@ -26,7 +27,6 @@ from stretto.nn import (
     Pointwise,
     QuantileLoss,
     Residual,
-    SequenceLoss,
     SquaredError,
     Stack,
     initialize,
@@ -904,7 +904,7 @@ ERROR_SECTIONS = (
                 "A bidirectional block is the last that reads the row, and its backward direction ends at the row's "
                 "first time step.",
                 "Add a summary; see [Summarize sequences](../how-to/summarize-sequences.md).",
-                lambda: make_engine(Stack([BidirectionalLSTM(2, 2), Linear(4, 2)]), SequenceLoss(), seed=1),
+                lambda: check_row_summary(Stack([BidirectionalLSTM(2, 2), Linear(4, 2)])),
             ),
             ErrorCase(
                 "model.bidirectional=true would read ahead what it must predict (the next token); use it for labels",

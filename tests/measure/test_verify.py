@@ -17,7 +17,7 @@ from stretto.base.tf32 import fp32_precisions, use_tf32
 from stretto.cli.main import main
 from stretto.data import Batches, Corpus, LabeledItems, Lanes, Sequences
 from stretto.errors import LawError
-from stretto.launch.gpu_checks.rank_job import free_port
+from stretto.launch.rank_environment import free_port
 from stretto.measure.verify import BlockDifference
 from stretto.nn import (
     GRU,

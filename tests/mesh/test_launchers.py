@@ -14,7 +14,7 @@ import pytest
 from stretto.cli.main import main
 from stretto.data import Corpus
 from stretto.errors import MeshError
-from stretto.launch.gpu_checks.rank_job import free_port
+from stretto.launch.rank_environment import free_port
 from stretto.mesh.launch_info import LaunchInfo
 from stretto.mesh.store import listen_at, open_store
 

@@ -14,7 +14,7 @@ import pytest
 
 from stretto.data import Corpus
 from stretto.errors import ConfigError, LostPeerError
-from stretto.launch.gpu_checks.rank_job import free_port
+from stretto.launch.rank_environment import free_port
 from stretto.mesh.secret import find_secret
 
 SOON = timedelta(seconds=10)

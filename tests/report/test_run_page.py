@@ -111,7 +111,7 @@ def test_rows_of_unequal_length_have_a_histogram_and_padding(tmp_path: Path) -> 
     assert "200 sequences" in page.text and "the longest has 42" in page.text and "were padding" in page.text
     assert any(label.startswith("Sequence lengths in the training data: 200 sequences") for label in page.labels())
     assert any(label.startswith("Padding of each batch") for label in page.labels())
-    assert "no validation data; inputs: tokens (7 in the vocabulary), targets: labels" in page.text
+    assert "no validation data; inputs: tokens (7 in the vocabulary), targets: class_per_row" in page.text
 
 
 def test_lengths_of_a_large_store_are_sampled_evenly(tmp_path: Path) -> None:

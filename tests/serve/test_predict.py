@@ -356,7 +356,7 @@ def test_data_of_another_kind_is_refused(tmp_path: Path, byte_corpus: Corpus) ->
     trained = untrained(tmp_path / "data")
     with pytest.raises(DataError, match="differs from the run in its vocabulary"):
         list(predict(trained, byte_corpus.location))
-    with pytest.raises(ConfigError, match="predicts labels, not values"):
+    with pytest.raises(ConfigError, match="predicts class_per_row, not a horizon"):
         next(forecast(trained, tmp_path / "data"))
     with pytest.raises(DataError, match="not a file of records"):
         prepare_source(tmp_path / "x.txt", tmp_path / "p", trained.data_spec)

@@ -89,8 +89,9 @@ def test_an_epoch_from_a_bucket_equals_that_of_the_folder_though_the_server_rest
     server: S3Server, folder: Path, tmp_path: Path
 ) -> None:
     cache = Cache(tmp_path, 8 * PAGE_BYTES)
-    remote, local = (Batches(NextTokenItems(Sequences.open(location, cache)), 40_000) for location in (URL, folder))
-    assert sum(file.num_bytes for file in remote.items.sequences.store.files) > cache.max_bytes
+    stored, copied = (Sequences.open(location, cache) for location in (URL, folder))
+    remote, local = (Batches(NextTokenItems(sequences), 40_000) for sequences in (stored, copied))
+    assert sum(file.num_bytes for file in stored.store.files) > cache.max_bytes
     stopped = 0.0
     num_windows = num_rows = 0
     position = Position()

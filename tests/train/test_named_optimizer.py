@@ -90,7 +90,7 @@ def test_what_does_not_fit_is_refused_in_one_sentence(values: dict[str, object],
 def test_a_factory_of_an_unusable_optimizer_is_refused(kind: type[torch.optim.Optimizer], byte_corpus: Corpus) -> None:
     engine = make_engine(model(), CrossEntropy(), seed=1)
     with pytest.raises(ConfigError, match=f"optimizer={kind.__name__} can't be used"):
-        Trainer(engine, Lanes(byte_corpus, 4, 10), TrainConfig(steps=2), optimizer=kind)  # type: ignore[arg-type]
+        Trainer(engine, Lanes(byte_corpus, 4, 10), TrainConfig(steps=2), optimizer=kind)
 
 
 def group_rates(world: World, location: str, matches: list[str]) -> tuple[dict[str, float], float]:

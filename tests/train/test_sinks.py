@@ -26,7 +26,7 @@ from stretto.base.extras import install_command
 from stretto.cli.main import main
 from stretto.data import Corpus
 from stretto.errors import ConfigError, DivergedError, PreemptedError
-from stretto.launch.gpu_checks.rank_job import free_port
+from stretto.launch.rank_environment import free_port
 from stretto.train import LoggingConfig, open_sinks
 from stretto.train.sinks.sink import iter_scalars
 from stretto.train.sinks.state import SinkState

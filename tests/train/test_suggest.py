@@ -76,6 +76,7 @@ def test_hourly_series_are_forecast_for_a_day_against_the_day_before(tmp_path: P
     data = suggestion.config.data
     assert (data.context, data.horizon, data.season, data.masks) == (96, 24, 24, True)
     assert suggestion.naive_loss is not None and f"{suggestion.naive_loss:.4f}" in suggestion.text
+    assert data.train is not None
     # Windows overlap, but the comment on the model's size counts each time step of the data once.
     assert f"a first choice for {Sequences.open(data.train).num_steps:,} time steps" in suggestion.text
 

@@ -92,6 +92,17 @@ def test_max_rows_is_the_batch_size_and_each_row_comes_once_per_epoch() -> None:
     assert str(data) == "100 rows in batches of at most 10 rows"
 
 
+def test_rows_are_cut_into_shorter_ones() -> None:
+    ragged, tags = [X[0], X[1, :1], X[2, :3]], [[0, 1, 2, 0], [1], [2, 2, 1]]
+    items = from_arrays(ragged, tags)
+    parts = items.cut(2)
+    assert parts.task == items.task and parts.inputs.lengths.tolist() == [2, 2, 1, 2, 1]
+    expected = from_arrays([X[0, :2], X[0, 2:], X[1, :1], X[2, :2], X[2, 2:3]], [[0, 1], [2, 0], [1], [2, 2], [1]])
+    assert parts.digest == expected.digest
+    with pytest.raises(DataError, match="targets of kind values_per_row can't be cut; use targets per time step"):
+        from_arrays(X, np.zeros(7)).cut(2)
+
+
 def test_items_can_be_pickled_and_their_digest_tells_data_apart() -> None:
     items = from_arrays(X, np.arange(7.0))
     again = pickle.loads(pickle.dumps(items))  # noqa: S301 - our own bytes

@@ -71,7 +71,7 @@ def test_text_and_integers_are_classes_and_the_last_step_counts_per_row() -> Non
 
 
 def test_a_horizon_of_other_columns_than_the_inputs() -> None:
-    items = from_table(TABLE, ["load", "wind"], ["price", "load"], by="who", time="when", horizon=2, context=4)
+    items = from_table(TABLE, ["load", "wind"], ["price", "load"], by="who", time="when", horizon=2).cut(4)
     assert items.task == Task("channels", 2, "horizon", 4) and items.inputs.lengths.tolist() == [4, 2, 4, 2]
     assert items.targets is not None
     steps = items.targets.rows[2]  # the first piece of series a
@@ -102,9 +102,13 @@ def test_mistakes_are_one_sentence() -> None:
         (lambda: from_table(TABLE, "state", "price"), "column 'state' has values of type .*, not numbers"),
         (lambda: from_table(missing, "hole", "price"), "column 'hole' has no value in row 1; fill missing inputs"),
         (lambda: from_table(TABLE, "load", "price", time="state"), "time='state' has values of type .*to_datetime"),
-        (lambda: from_table(TABLE, "load", "price", context=0), "context=0 must be at least 1"),
+        (lambda: from_table(TABLE, "load", horizon=0), "horizon=0 must be at least 1"),
+        (
+            lambda: from_table(TABLE, "load", "state", classes=["on"]),
+            "targets have the class 'off'",
+        ),
         (lambda: from_table(TABLE, "load", ["price", "wind"], target_kind="class_per_step"), "needs one; name one"),
-        (lambda: from_table(lists, "x", by="x"), "by='x' is for a table of time steps, but 'x' has lists"),
+        (lambda: from_table(lists, "x", by="x"), "by='x' is for tables of time steps, but 'x' has lists"),
         (lambda: from_table(TABLE[:0], "load", "price"), "the table has no rows"),
     ]
     for make, message in cases:

@@ -98,13 +98,13 @@ def find_checkpoint(
     names = lineage_names(storage)
     if not names:
         raise DataError(f"{text} holds no checkpoint; choose the folder of a run that has saved one")
-    name = best_name(read_losses(storage, names)) if is_best else names[0]
-    if name is None:
+    chosen = best_name(read_losses(storage, names)) if is_best else names[0]
+    if chosen is None:
         raise DataError(
             f"{location} does not exist: no checkpoint of the run has a validation loss; train with data.valid and "
             f"save.keep_best=true, or leave out {BEST}"
         )
-    return Checkpoint.open(storage, str(name))
+    return Checkpoint.open(storage, str(chosen))
 
 
 def find_resume_checkpoint(

@@ -6,9 +6,8 @@ from stretto.base.errors import ConfigError, PlanError
 from stretto.blocks.block import Block
 from stretto.blocks.check_widths import check_widths
 from stretto.blocks.initialize import check_untied, initialize
-from stretto.blocks.losses import Loss, SequenceLoss
+from stretto.blocks.losses import Loss
 from stretto.blocks.pointwise import Embedding
-from stretto.blocks.row_summary import check_row_summary
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import as_loss
 from stretto.config.layout import Layout
@@ -44,8 +43,6 @@ def make_engine(
         raise ConfigError(
             "layout.auto has not been resolved; pass the layout from stretto.choose_layout, or use `stretto train`"
         )
-    if isinstance(loss, SequenceLoss):
-        check_row_summary(model)
     if layout.stages > 1:
         # Check the whole model: each stage would silently train its own copy of a weight that two of them share.
         check_untied(model)

@@ -54,7 +54,7 @@ def build_inputs(config: RunConfig) -> RunInputs:
     train, valid = open_feeds(config.data, config.layout, config.run.seed)
     task = train.data_spec.task
     model, loss = build_model(config.model, task), build_loss(config.model, task)
-    if isinstance(loss, SequenceLoss):
+    if task.is_per_row:
         check_row_summary(model)
     _check_layout(config.layout, model, train.windows, config.data)
     check_optimizer(config.train, model)

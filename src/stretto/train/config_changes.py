@@ -53,7 +53,9 @@ def find_changes(saved_config: Mapping[str, Any] | None, config: RunConfig) -> l
                 shifts_blocks = f"{section}.{name}" == "model.dropout" and not (saved_value and value)
                 is_incompatible = shifts_blocks or name in _INCOMPATIBLE_FIELDS.get(section, ())
                 # Options decide which state the optimizer has; a group's learning rate and weight decay do not.
-                is_incompatible |= name == "groups" and any(group["options"] for group in [*saved_value, *value])
+                is_incompatible |= name == "groups" and any(
+                    group["options"] for group in [*(saved_value or []), *value]
+                )
                 is_incompatible |= name == "average" and saved_value != "none"  # it may begin later, but not change
                 changes.append(ConfigChange(f"{section}.{name}", saved_value, value, is_incompatible))
     return changes

@@ -20,6 +20,7 @@ from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.base.window import Window
 from stretto.blocks.check_widths import check_inputs
+from stretto.blocks.row_summary import check_row_summary
 from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
@@ -146,6 +147,8 @@ class Trainer:
             )
         if engine.mesh.is_first_stage:
             check_inputs(engine.stack[0], windows.task)
+        if engine.mesh.is_last_stage and windows.task.is_per_row:
+            check_row_summary(engine.stack)
         if optimizer is not None:
             reject_unused_fields(config)
         self.engine = engine

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -110,6 +110,25 @@ class ArrayItems(Items):
             if self.targets is not None:
                 content.update(np.array(self.targets.rows[index].tolist()).tobytes())
         return content.hexdigest()
+
+    def cut(self, num_steps: int) -> "ArrayItems":
+        """Return the same time steps in rows of at most `num_steps`, each of which starts from the initial state.
+
+        Targets must be per time step, since only the last part of a row would have its target per row.
+        """
+        if num_steps < 1:
+            raise DataError(f"num_steps={num_steps} must be at least 1")
+        if self.targets is None or self.data_task.is_per_row:
+            raise DataError(f"targets of kind {self.data_task.targets} can't be cut; use targets per time step")
+        parts = [
+            (index, slice(start, min(start + num_steps, length)))
+            for index, length in enumerate(self.inputs.lengths.tolist())
+            for start in range(0, length, num_steps)
+        ]
+        inputs = RowArrays([self.inputs.rows[index][part] for index, part in parts], "inputs")
+        targets = RowArrays([self.targets.rows[index][part] for index, part in parts], "targets")
+        lengths = np.array([part.stop - part.start for _, part in parts])
+        return replace(self, inputs=RowInputs(inputs, lengths), targets=replace(self.targets, rows=targets))
 
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         return self._num_steps[start:stop]

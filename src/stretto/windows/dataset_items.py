@@ -2,7 +2,7 @@
 
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -61,7 +61,8 @@ def from_dataset(
 
     The same index must always give the same item: random augmentation belongs in a block.
     """
-    if isinstance(dataset, IterableDataset) or not isinstance(dataset, (Dataset, Sequence)):
+    is_indexed = isinstance(dataset, Sized) and getattr(type(dataset), "__getitem__", None) is not None
+    if isinstance(dataset, IterableDataset) or not is_indexed:
         raise DataError(
             f"dataset is a {type(dataset).__name__}; use a Dataset with __len__ and __getitem__, since rows are read "
             "in any order"

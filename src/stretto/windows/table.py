@@ -22,22 +22,23 @@ def from_table(
     *,
     by: str | None = None,
     time: str | None = None,
-    context: int | None = None,
     horizon: int | None = None,
     target_kind: TargetKind | None = None,
+    classes: int | Sequence[str] | None = None,
 ) -> ArrayItems:
     """Return rows in memory for `Batches`, from a table of pandas, polars, pyarrow or Hugging Face `datasets`.
 
     A table of time steps: `inputs` are columns of numbers, the channels. `by` is the column that identifies a series,
-    and `time` the one to sort it by; without `by`, the table is one series. A series is a row; with `context`, each
-    piece of that many time steps is. `targets` are columns, which need not be inputs: a column of integers, booleans or
+    and `time` the one to sort it by; without `by`, the table is one series. A series is a row, which `cut` of the
+    result cuts into shorter ones. `targets` are columns, which need not be inputs: a column of integers, booleans or
     text has a class per time step, columns of floats have values per time step. If `target_kind` is per row, the last
-    time step counts. With `horizon`, the targets of a time step are the next `horizon` values of the target columns, by
-    default of all inputs.
+    time step of a series counts. With `horizon`, the targets of a time step are the next `horizon` values of the target
+    columns, by default of all inputs.
 
     A table of sequences: `inputs` is a column of lists, and `targets` a column with a target per row, or of lists.
 
-    Missing targets are left out of the loss; missing inputs are an error. Nothing is scaled.
+    Missing targets are left out of the loss; missing inputs are an error. Nothing is scaled. `classes` is as in
+    `from_arrays`: give the names of all classes where some may not occur, as in validation data.
     """
     columns = ArrowColumns.of(table)
     input_names = [inputs] if isinstance(inputs, str) else list(inputs)
@@ -46,39 +47,44 @@ def from_table(
     if not input_names:
         raise DataError("inputs name no columns; name at least one")
     if columns.is_list(input_names[0]):
-        for name, value in (("by", by), ("time", time), ("context", context), ("horizon", horizon)):
+        for name, value in (("by", by), ("time", time), ("horizon", horizon)):
             if value is not None:
-                raise DataError(
-                    f"{name}={value!r} is for a table of time steps, but {inputs!r} has lists; leave it out"
-                )
+                raise DataError(f"{name}={value!r} is for tables of time steps, but {inputs!r} has lists; leave it out")
         if len(input_names) > 1 or len(target_names) > 1:
             raise DataError("inputs and targets of a table of sequences are one column each; name one")
         target_rows = columns.rows(target_names[0]) if target_names else None
-        return from_arrays(columns.rows(input_names[0]), target_rows, target_kind=target_kind)
-    for name, number in (("context", context), ("horizon", horizon)):
-        if number is not None and number < 1:
-            raise DataError(f"{name}={number} must be at least 1")
+        return from_arrays(columns.rows(input_names[0]), target_rows, target_kind=target_kind, classes=classes)
     values = np.stack([columns.inputs(name) for name in input_names], axis=1)
     series = _find_series(columns, by, time)
-    pieces = series if context is None else [p for s in series for p in np.split(s, range(context, len(s), context))]
+    rows = [values[steps] for steps in series]
     if horizon is not None:
         if target_kind not in (None, "horizon"):
             raise DataError(f"target_kind={target_kind!r} can't be combined with horizon={horizon}; leave out one")
-        names = target_names or input_names
-        future = _future(np.stack([columns.numbers(name) for name in names], axis=1), series, horizon)
-        task = Task("channels", len(input_names), "horizon", future.shape[1])
-        target_arrays = RowArrays.of([future[piece] for piece in pieces], "targets")
-        row_targets = RowTargets(target_arrays, "horizon", future.shape[1])
-        return ArrayItems(RowInputs.of([values[piece] for piece in pieces]), task, row_targets)
-    if not target_names:
-        raise DataError("targets are missing; name their columns, or set horizon to forecast the inputs")
-    if target_kind is None:
-        is_class = len(target_names) == 1 and not columns.is_float(target_names[0])
-        target_kind = "class_per_step" if is_class else "values_per_step"
+        return _forecast_items(columns, rows, series, target_names or input_names, horizon)
+    target_kind = target_kind or _default_kind(columns, target_names)
     check_kind(target_kind)
-    steps = _target_steps(columns, target_names, target_kind)
-    per_piece = [steps[piece[-1]] if is_per_row(target_kind) else steps[piece] for piece in pieces]
-    return from_arrays([values[piece] for piece in pieces], per_piece, target_kind=target_kind)
+    table_targets = _target_steps(columns, target_names, target_kind)
+    series_targets = [table_targets[steps[-1]] if is_per_row(target_kind) else table_targets[steps] for steps in series]
+    return from_arrays(rows, series_targets, target_kind=target_kind, classes=classes)
+
+
+def _default_kind(columns: ArrowColumns, names: list[str]) -> TargetKind:
+    if not names:
+        raise DataError("targets are missing; name their columns, or set horizon to forecast the inputs")
+    return "values_per_step" if len(names) > 1 or columns.is_float(names[0]) else "class_per_step"
+
+
+def _forecast_items(
+    columns: ArrowColumns, rows: list[Array], series: list[IntArray], names: list[str], horizon: int
+) -> ArrayItems:
+    """Return series whose targets at each time step are the next `horizon` values of the columns `names`."""
+    if horizon < 1:
+        raise DataError(f"horizon={horizon} must be at least 1")
+    values = np.stack([columns.numbers(name) for name in names], axis=1)
+    future = RowArrays.of([_future(values[steps], horizon) for steps in series], "targets")
+    row_targets = RowTargets(future, "horizon", future[0].shape[1])
+    inputs = RowInputs.of(rows)
+    return ArrayItems(inputs, Task("channels", inputs.num_channels, "horizon", row_targets.num_outputs), row_targets)
 
 
 def _find_series(columns: ArrowColumns, by: str | None, time: str | None) -> list[IntArray]:
@@ -99,11 +105,8 @@ def _target_steps(columns: ArrowColumns, names: list[str], kind: TargetKind) -> 
     return columns.classes(names[0])
 
 
-def _future(values: Array, series: list[IntArray], horizon: int) -> Array:
-    """Return the next `horizon` values of each time step, `[steps, horizon * values]`; NaN after a series' end."""
-    future = np.full((len(values), horizon * values.shape[1]), np.nan, values.dtype)
-    for steps in series:
-        padded = np.concatenate([values[steps][1:], np.full((horizon, values.shape[1]), np.nan, values.dtype)])
-        windows = sliding_window_view(padded, horizon, axis=0)  # [time, values, horizon]
-        future[steps] = windows.transpose(0, 2, 1).reshape(len(steps), -1)
-    return future
+def _future(values: Array, horizon: int) -> Array:
+    """Return the next `horizon` values of each time step of a series, `[time, horizon * values]`; NaN after its end."""
+    padded = np.concatenate([values[1:], np.full((horizon, values.shape[1]), np.nan, values.dtype)])
+    windows = sliding_window_view(padded, horizon, axis=0)  # [time, values, horizon]
+    return windows.transpose(0, 2, 1).reshape(len(values), -1)
