@@ -1,4 +1,4 @@
-"""Ctrl-C in a terminal: every process of the command gets the signal, and one line says what happened."""
+"""Ctrl-C in a terminal: the run saves and resumes later; a second Ctrl-C ends it at once."""
 
 import os
 import re
@@ -10,19 +10,42 @@ from pathlib import Path
 
 import pytest
 
+from stretto.checkpoint.checkpoint import find_checkpoint
 from stretto.data import Corpus
 
+COMMANDS = {
+    "alone": ["-m", "stretto", "train", "run.toml"],
+    "two ranks": ["-m", "stretto", "train", "run.toml", "--layout.replicas", "2"],
+    "torchrun": [
+        *("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"),
+        *("-m", "stretto", "train", "run.toml", "--layout.replicas", "2"),
+    ],
+}
 
-@pytest.mark.long
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_an_interrupted_run_prints_one_line(replicas: int, byte_corpus: Corpus, tmp_path: Path) -> None:
-    (tmp_path / "run.toml").write_text(
-        f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 4\nwindow = 8\n[model]\nhidden = 8\n'
-        f'[train]\nsteps = 1000000\n[layout]\nreplicas = {replicas}\n[run]\nfolder = "run"\n'
+
+def start_run(name: str, corpus: Corpus, folder: Path, *, delay: float = 0) -> "subprocess.Popen[str]":
+    """Start a run and wait for its fifth step; from then on, each step takes `delay` seconds longer."""
+    (folder / "model.py").write_text(
+        "import time\n"
+        "from stretto.nn import LSTM, Embedding, Linear, Pointwise, Stack\n"
+        "from torch import nn\n"
+        "class Slow(nn.Identity):\n"
+        "    num_calls = 0\n"
+        "    def forward(self, x):\n"
+        "        Slow.num_calls += 1\n"
+        f"        time.sleep({delay} if Slow.num_calls > 5 else 0)\n"
+        "        return x\n"
+        "def build(task):\n"
+        "    size = task.num_inputs\n"
+        "    return Stack([Embedding(size, 8), LSTM(8, 8), Pointwise(Slow()), Linear(8, task.num_outputs)])\n"
+    )
+    (folder / "run.toml").write_text(
+        f'[data]\ntrain = "{corpus.location}"\nlanes = 4\nwindow = 8\nworkers = 1\n'
+        '[model]\nfactory = "model.py:build"\n[train]\nsteps = 1000000\n[run]\nfolder = "run"\n'
     )
     process = subprocess.Popen(
-        [sys.executable, "-m", "stretto", "train", "run.toml"],
-        cwd=tmp_path,
+        [sys.executable, *COMMANDS[name]],
+        cwd=folder,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -31,12 +54,46 @@ def test_an_interrupted_run_prints_one_line(replicas: int, byte_corpus: Corpus, 
         # A shell may have started the tests with SIGINT ignored, as it does with background jobs.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
-    log, until = tmp_path / "run" / "log.jsonl", time.monotonic() + 120
+    log, until = folder / "run" / "log.jsonl", time.monotonic() + 120
     while not (log.exists() and '"kind": "step", "step": 5,' in log.read_text()):
         assert process.poll() is None and time.monotonic() < until
         time.sleep(0.05)
-    os.killpg(process.pid, signal.SIGINT)
+    return process
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_first_ctrl_c_saves_and_says_how_to_resume(name: str, byte_corpus: Corpus, tmp_path: Path) -> None:
+    process = start_run(name, byte_corpus, tmp_path)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     _, errors = process.communicate(timeout=60)
+    saved = find_checkpoint(str(tmp_path / "run" / "checkpoints"), 0).manifest.training_state.step
+    assert saved >= 5
+    message = (
+        r"\nstretto: saving after this step; press Ctrl-C again to leave at once, without saving\n"
+        rf"stretto: interrupted at step {saved}: start it again to resume from step {saved}\n"
+    )
+    if name == "torchrun":  # which prints a traceback of its own
+        assert len(re.findall(message, errors)) == 1, errors
+        return
     assert process.returncode == 130
-    message = r"stretto: interrupted at step \d+: no checkpoint was saved; the next launch starts from scratch\n"
     assert re.fullmatch(message, errors), errors
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["alone", "two ranks"])
+def test_a_second_ctrl_c_ends_the_run_at_once(name: str, byte_corpus: Corpus, tmp_path: Path) -> None:
+    process = start_run(name, byte_corpus, tmp_path, delay=100)
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(1.3)  # sooner, it would count as the same press
+    os.killpg(process.pid, signal.SIGINT)
+    started = time.monotonic()
+    _, errors = process.communicate(timeout=60)
+    assert time.monotonic() - started < 20
+    assert process.returncode == 130
+    assert not list((tmp_path / "run" / "checkpoints").glob("step-*")), "nothing was saved"
+    ending = {
+        "alone": r" at step \d+: no checkpoint was saved; the next launch starts from scratch",
+        "two ranks": ": the ranks were stopped",
+    }
+    assert re.search(rf"press Ctrl-C again .*\nstretto: interrupted{ending[name]}\n$", errors), errors

@@ -44,6 +44,10 @@ class DivergedError(StrettoError):
     """Training diverged: a loss, gradient or saved tensor is not finite."""
 
 
+class SavedInterrupt(KeyboardInterrupt):
+    """Ctrl-C, after which all ranks have taken the same last step and saved it, so that none waits for another."""
+
+
 # A rank that raises one of these publishes it, and the other ranks end with the same error. Others are not published: a
 # MeshError is raised on every rank or is about a connection.
 SHARED_ERRORS: tuple[type[StrettoError], ...] = (

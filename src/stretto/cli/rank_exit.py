@@ -5,7 +5,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from stretto.base.errors import SHARED_ERRORS, LostPeerError, StrettoError
+from stretto.base.errors import SHARED_ERRORS, LostPeerError, SavedInterrupt, StrettoError
 from stretto.base.exit import exit_immediately
 from stretto.launch.parent_exit import preempted_exit_code
 from stretto.mesh.world import World
@@ -59,5 +59,6 @@ def _stop_watchdog_on_error(world: World) -> Iterator[None]:
         yield
     except BaseException as error:
         # After most errors, the others must notice that this rank is gone.
-        world.stop_watchdog(says_goodbye=isinstance(error, StrettoError) and error.ends_all_ranks)
+        ends_all_ranks = isinstance(error, SavedInterrupt) or (isinstance(error, StrettoError) and error.ends_all_ranks)
+        world.stop_watchdog(says_goodbye=ends_all_ranks)
         raise

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from stretto.base.errors import SHARED_ERRORS, MeshError, StrettoError
+from stretto.base.errors import SHARED_ERRORS, MeshError, SavedInterrupt, StrettoError
 from stretto.base.units import pluralize
 from stretto.mesh.c10d import PrefixStore
 from stretto.mesh.device import find_device
@@ -80,6 +80,9 @@ def world(
         raise
     except StrettoError as error:
         says_goodbye = error.ends_all_ranks
+        raise
+    except SavedInterrupt:
+        says_goodbye = True
         raise
     except SystemExit as error:
         says_goodbye = not error.code

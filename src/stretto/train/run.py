@@ -1,6 +1,6 @@
 """Run: trains as a config says, from its data to the final weights."""
 
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -9,7 +9,7 @@ from typing import NamedTuple
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stretto.base.errors import DivergedError
+from stretto.base.errors import DivergedError, SavedInterrupt
 from stretto.base.run_folder import CONFIG, RunFolder
 from stretto.base.tf32 import use_tf32
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
@@ -29,7 +29,7 @@ from stretto.train.log import LogWriter, has_evaluation, open_log_writer
 from stretto.train.plan_check import PlanCheck, predicted_seconds
 from stretto.train.rank_monitor import RankMonitor
 from stretto.train.save_policy import SavePolicy
-from stretto.train.signals import on_preemption_signal
+from stretto.train.signals import on_interrupt, on_preemption_signal
 from stretto.train.start import checkpoint_location, prepare_run
 from stretto.train.trace import gather_trace, save_trace
 from stretto.train.trained_model import read_weights
@@ -95,6 +95,7 @@ class Run:
         except BaseException:
             self.close()
             raise
+        self._is_interrupted = False
         self._policy.restart_clock()
 
     @property
@@ -112,12 +113,26 @@ class Run:
         if self._lock is not None:
             self._lock.release()
 
-    def events(self, on_window: OnWindow = lambda fraction: None) -> Iterator[Event]:
-        """Train to the end and yield reports; `on_window` is called with the fraction of an evaluation that is done."""
+    def events(
+        self, on_window: OnWindow = lambda fraction: None, on_first_interrupt: Callable[[], None] = lambda: None
+    ) -> Iterator[Event]:
+        """Train to the end and yield reports; `on_window` is called with the fraction of an evaluation that is done.
+
+        On SIGTERM or SIGUSR1, the run saves after the current step and raises PreemptedError. On Ctrl-C, it saves too
+        and raises KeyboardInterrupt; `on_first_interrupt` is called at once, in a signal handler. A second Ctrl-C
+        raises KeyboardInterrupt at once.
+        """
+
+        def interrupt() -> None:
+            self._is_interrupted = True
+            self.trainer.request(Request.STOP)
+            on_first_interrupt()
+
         try:
             with (
                 self.checkpoints,
                 on_preemption_signal(lambda: self.trainer.request(Request.STOP)),
+                on_interrupt(interrupt),
                 use_tf32(self.config.run.tf32),
             ):
                 if not self.world.is_rank_zero:
@@ -188,7 +203,7 @@ class Run:
             yield from iter(self.checkpoints.poll, None)
             if is_preempted and not trainer.is_done:
                 self.world.barrier()
-                raise PreemptedError(
+                raise self._stop_error(
                     f"stopped after step {report.step}, as requested; that step is saved, so start again to resume"
                 )
             if not is_evaluated and self._policy.is_evaluation_due(trainer):
@@ -221,10 +236,11 @@ class Run:
                 )
         except EvaluationInterruptedError:
             if self.trainer.is_done:
-                raise PreemptedError("stopped in the last evaluation, as requested; start again to repeat it") from None
+                message = "stopped in the last evaluation, as requested; start again to repeat it"
+                raise self._stop_error(message) from None
             if self._trains_on_evaluations:
                 self._save(wait=True)
-                raise PreemptedError(
+                raise self._stop_error(
                     f"stopped in the evaluation after step {self.trainer.step}, as requested; that step is saved, so "
                     "start again to repeat it"
                 ) from None
@@ -232,6 +248,10 @@ class Run:
         self.trainer.record_loss(evaluation.loss)
         self.checkpoints.record_loss(self.trainer.step, evaluation.loss)
         yield EvaluationReport(self.trainer.step, evaluation)
+
+    def _stop_error(self, message: str) -> BaseException:
+        """Return the error that ends this rank after all have saved the same step."""
+        return SavedInterrupt(message) if self._is_interrupted else PreemptedError(message)
 
     def _save(self, *, wait: bool) -> None:
         snapshot = self.trainer.snapshot()

@@ -323,8 +323,9 @@ class Trainer:
         self._check_epoch(totals.num_targets, next_position)
         self.state, self.position = state, next_position
         self.step += 1
-        if self.is_done:
-            self._reader = None  # ends its worker processes
+        if self.is_done or Request.STOP in self.requested:
+            # Ends its worker processes: a rank that stops may exit without waiting for them.
+            self._reader = None
         ended = time.perf_counter()
         if self.is_recording:
             actions = self.engine.recorder.stop()

@@ -1,5 +1,6 @@
 """WindowSource: the interface of training data; `read_ahead` reads it with a torch DataLoader."""
 
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol, Self, runtime_checkable
@@ -78,6 +79,7 @@ def read_ahead(
         num_workers=workers,
         prefetch_factor=_PREFETCH_FACTOR if workers else None,
         pin_memory=pin,
+        worker_init_fn=_ignore_interrupts if workers else None,
     )
     position = start
     for window in loader:
@@ -85,6 +87,11 @@ def read_ahead(
             raise window
         position = data.next_position(position)
         yield window, position
+
+
+def _ignore_interrupts(worker: int) -> None:
+    """Ignore Ctrl-C in a worker, to which a terminal sends it too: the rank needs its windows until it has saved."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _positions(data: WindowSource, position: Position) -> Iterator[Position]:

@@ -2,6 +2,7 @@
 
 import os
 from collections import deque
+from contextlib import suppress
 
 from rich.console import Console
 from rich.live import Live
@@ -37,8 +38,9 @@ def train_and_show(run: Run) -> None:
             _show_live(console, run)
         else:
             _show_lines(console, run)
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(f" at step {run.trainer.step}: {_resume_hint(run)}") from None
+    except KeyboardInterrupt as interrupt:
+        # Of the same class: it says whether this rank has left the others waiting.
+        raise type(interrupt)(f" at step {run.trainer.step}: {_resume_hint(run)}") from None
     if run.trainer.skipped:
         console.print(f"skipped {pluralize(run.trainer.skipped, 'step')} with a loss or gradient that was not finite")
     if run.trainer.has_stopped_early:
@@ -70,9 +72,15 @@ def _resume_hint(run: Run) -> str:
     return f"start it again to resume from step {step}"
 
 
+def _announce_save() -> None:
+    # Not print: the handler of the signal may interrupt another write to stderr.
+    with suppress(OSError):
+        os.write(2, b"\nstretto: saving after this step; press Ctrl-C again to leave at once, without saving\n")
+
+
 def _show_lines(console: Console, run: Run) -> None:
     recent: list[StepReport] = []
-    for event in run.events():
+    for event in run.events(on_first_interrupt=_announce_save):
         _print_event(console, run, event)
         if isinstance(event, StepReport):
             recent.append(event)
@@ -95,7 +103,7 @@ def _show_live(console: Console, run: Run) -> None:
     )
     with Live(view, console=console, refresh_per_second=_REFRESH_PER_SECOND, vertical_overflow="crop"):
         try:
-            for event in run.events(view.update_evaluation_progress):
+            for event in run.events(view.update_evaluation_progress, _announce_save):
                 view.update(event, trainer.progress)
                 _print_event(console, run, event)
         finally:
