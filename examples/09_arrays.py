@@ -1,34 +1,40 @@
-"""Train on arrays in memory: X [rows, time, channels] -> y [rows, values], with torch's mean squared error.
+"""Train on arrays: X [rows, time, channels] -> y [rows, values], on two ranks that are started from Python.
 
 python examples/09_arrays.py
-torchrun --nproc-per-node 2 examples/09_arrays.py
 """
 
 import json
 import time
+from typing import Any
 
 import numpy as np
 import torch
 
 import stretto
-from stretto import nn
-from stretto.data import Batches, from_arrays
+from stretto import data, nn
 
-started, draw = time.perf_counter(), np.random.default_rng(1)
-X = draw.normal(size=(1000, 20, 10))
-y = X.mean(axis=1) @ draw.normal(size=(10, 5))
-train, valid = (Batches(from_arrays(X[part], y[part]), max_rows=50) for part in (slice(800), slice(800, None)))
 
-with stretto.world() as world:
-    model = nn.Stack([nn.LSTM(10, 64), nn.Linear(64, 5)])
-    layout = stretto.Layout(replicas=world.size)
-    engine = stretto.make_engine(model, torch.nn.MSELoss(), layout, world, seed=1)
-    for report in stretto.Trainer(engine, train, stretto.TrainConfig(epochs=30, lr=1e-2)):
-        if world.is_rank_zero and report.step % 160 == 0:
-            print(f"step {report.step}  loss {report.loss:.4f}")
+def train(x: Any, y: Any) -> tuple[float, Any, int]:  # noqa: ANN401
+    train, valid = (data.Batches(data.from_arrays(x[i:j], y[i:j]), max_rows=50) for i, j in ((0, 800), (800, 1000)))
+    with stretto.world() as world, stretto.CheckpointManager("runs/arrays", world, keep_best=True) as checkpoints:
+        model = nn.Stack([nn.LSTM(10, 32), nn.Linear(32, 5)])
+        engine = stretto.make_engine(model, torch.nn.MSELoss(), stretto.Layout(replicas=world.size), world, seed=1)
+        trainer = stretto.Trainer(engine, train, stretto.TrainConfig(epochs=40, lr=1e-2, patience=4))
+        checkpoints.start(resume="never")
+        for report in trainer:  # ends when four evaluations in a row have not improved
+            if report.step % 16 == 0:
+                loss = stretto.evaluate(engine, valid).loss
+                trainer.record_loss(loss)
+                checkpoints.record_loss(report.step, loss)
+                checkpoints.save(trainer.snapshot(), wait=True)
+        trainer.restore(stretto.checkpoint.find_checkpoint("runs/arrays@best"))
+        return stretto.evaluate(engine, valid).loss, stretto.serve.predict_arrays(model, x[800:]), world.size
 
-    loss = stretto.evaluate(engine, valid).loss
-    predictions = stretto.serve.predict_arrays(engine.stack, X[800:])
+
+if __name__ == "__main__":
+    started, draw = time.perf_counter(), np.random.default_rng(1)
+    X = draw.normal(size=(1000, 20, 10))
+    y = X.mean(axis=1) @ draw.normal(size=(10, 5))
+    loss, predictions, ranks = stretto.spawn(train, X, y, ranks=2)[0]
     assert np.isclose(np.square(predictions - y[800:]).mean(), loss)
-    if world.is_rank_zero:
-        print(json.dumps({"loss": loss, "ranks": world.size, "seconds": time.perf_counter() - started}))
+    print(json.dumps({"loss": loss, "ranks": ranks, "seconds": time.perf_counter() - started}))

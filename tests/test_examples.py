@@ -120,12 +120,11 @@ def test_a_trained_model_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-def test_arrays_are_learned_alike_by_one_rank_and_by_two(tmp_path: Path) -> None:
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-    results = [
-        json.loads(run(tmp_path, *torchrun, str(ranks), str(EXAMPLES / "09_arrays.py")).splitlines()[-1])
-        for ranks in (1, 2)
-    ]
-    assert [result["ranks"] for result in results] == [1, 2]
-    losses = [result["loss"] for result in results]
-    assert losses[0] == pytest.approx(losses[1], rel=1e-2) and losses[0] < 0.05, "the variance of y is about 0.5"
+@pytest.mark.short
+def test_arrays_are_learned_on_two_ranks_that_python_starts(tmp_path: Path) -> None:
+    script = EXAMPLES / "09_arrays.py"
+    result = json.loads(run(tmp_path, sys.executable, str(script)).splitlines()[-1])
+    assert result["ranks"] == 2
+    assert result["loss"] < 0.02, "the variance of y is about 0.5"
+    code = script.read_text().split('"""', 2)[2].splitlines()
+    assert sum(bool(line.strip()) for line in code) <= 30
