@@ -59,6 +59,23 @@ def test_blocks_that_fit_and_what_cannot_be_checked_pass() -> None:
     assert all(parameter.device.type == "cpu" for parameter in engine.stack.parameters())
 
 
+class KeepsItsInput(Block):
+    """Breaks the law that a module holds no state."""
+
+    last: Tensor | None = None
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        self.last = x
+        return x, state
+
+
+def test_the_check_leaves_nothing_in_a_block() -> None:
+    block, linear = KeepsItsInput(), Linear(4, 2)
+    weight = linear.module.weight
+    make_engine(Stack([Linear(3, 4), block, linear]), CrossEntropy())
+    assert block.last is None and linear.module.weight is weight
+
+
 def test_the_first_block_must_fit_the_data() -> None:
     channels = Batches(from_arrays(np.zeros((4, 5, 3)), np.zeros(4)), max_rows=2)
     tokens = Batches(from_arrays(np.ones((4, 5), int)), max_rows=2)

@@ -353,7 +353,7 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "<path>, row <n>: it has no value in <field> (its fields are <fields>); name the field with "
-                "--sequence=FIELD, or skip such rows with --bad-rows=skip",
+                "--sequence=FIELD, as the rows after it can't be read either",
                 "No option names the field with the sequence, and the first record has none of the usual ones.",
                 "Use one of the listed fields.",
                 "stretto prepare sequences meters.csv --out new",
@@ -1427,7 +1427,7 @@ ERROR_SECTIONS = (
                 "stretto generate runs/done --length 0",
             ),
             ErrorCase(
-                "the run's model predicts tokens, not values; use a run on series",
+                "the run's model predicts next_token, not a horizon; use a run on series",
                 "Only a model of series can forecast.",
                 "Use `stretto generate` for text, `stretto predict` for labels.",
                 "stretto forecast runs/done",

@@ -1,7 +1,7 @@
 """check_widths: finds a block that takes another number of features than the block before it gives, without weights."""
 
+import copy
 import warnings
-from itertools import chain
 
 import torch
 from torch import Tensor, nn
@@ -67,15 +67,20 @@ def input_width(module: nn.Module) -> int | None:
 
 def _run_on_meta(block: Block, x: Tensor, dtype: torch.dtype) -> Tensor | None:
     """Return the output of a block for one time step of one row; None if it can't run on the meta device."""
-    tensors = chain(block.named_parameters(), block.named_buffers())
-    weights = {name: torch.empty_like(tensor, device="meta") for name, tensor in tensors}
+    # A copy, in case that the block keeps something between calls; its weights are not copied, but replaced.
+    replaced: dict[int, object] = {id(p): nn.Parameter(_on_meta(p), p.requires_grad) for p in block.parameters()}
+    replaced |= {id(buffer): _on_meta(buffer) for buffer in block.buffers()}
     try:
         with torch.no_grad(), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            state = block.begin(Rows.of(1, 1, device="meta", dtype=dtype))
-            y, _ = torch.func.functional_call(block, weights, (x, state))
+            block = copy.deepcopy(block, replaced)
+            y, _ = block(x, block.begin(Rows.of(1, 1, device="meta", dtype=dtype)))
     except ConfigError:
         raise
     except Exception:  # noqa: BLE001 - whatever a user's block raises
         return None
-    return y if isinstance(y, Tensor) and y.ndim >= 2 else None
+    return y if y.ndim >= 2 else None
+
+
+def _on_meta(tensor: Tensor) -> Tensor:
+    return torch.empty_like(tensor, device="meta")
