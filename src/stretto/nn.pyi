@@ -26,6 +26,9 @@ from stretto.blocks.recurrent import GRU as GRU
 from stretto.blocks.recurrent import LSTM as LSTM
 from stretto.blocks.residual import Residual as Residual
 from stretto.blocks.stack import Stack as Stack
+from stretto.blocks.summary import BlockSummary as BlockSummary
+from stretto.blocks.summary import ModelSummary as ModelSummary
+from stretto.blocks.summary import summarize as summarize
 from stretto.blocks.torch_losses import as_loss as as_loss
 
 __all__: list[str]

@@ -1,5 +1,6 @@
 """`stretto show` lists a run's checkpoints, even if the newest launch uses none of them."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from stretto import CheckpointManager
 from stretto.checkpoint import Snapshot
 from stretto.checkpoint.manifest import TrainingState
 from stretto.cli.main import main
+from stretto.data import Corpus
 
 
 def test_checkpoints_from_before_a_resume_from_elsewhere_are_abandoned(
@@ -24,3 +26,16 @@ def test_checkpoints_from_before_a_resume_from_elsewhere_are_abandoned(
     printed = capsys.readouterr()
     assert "abandoned" in printed.out and "newest" not in printed.out
     assert "holds no checkpoint" in printed.err
+
+
+def test_a_toml_file_shows_its_model_and_stages(
+    byte_corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(
+        f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 4\nwindow = 8\n[model]\nhidden = 16\n[layout]\nstages = 2\n'
+    )
+    assert main(["show", str(tmp_path / "run.toml")]) == 0
+    printed = capsys.readouterr().out
+    assert "targets  tokens, 256 outputs" in printed
+    assert re.search(r"1  LSTM +time x rows x 16 +2,176 +\d+\.\d% +1 x 16, 1 x 16\n", printed), printed
+    assert "stage 0: blocks 0 to 2" in printed and "stage 1: block 3," in printed, printed

@@ -3,12 +3,11 @@
 from torch import nn
 
 from stretto.base.errors import ConfigError, PlanError
-from stretto.blocks.block import Block
 from stretto.blocks.check_widths import check_widths
 from stretto.blocks.initialize import check_untied, initialize
 from stretto.blocks.losses import Loss
-from stretto.blocks.pointwise import Embedding
 from stretto.blocks.stack import Stack
+from stretto.blocks.summary import block_cost
 from stretto.blocks.torch_losses import as_loss
 from stretto.config.layout import Layout
 from stretto.engine.pipeline import PipelineEngine
@@ -71,9 +70,3 @@ def stage_parts(model: Stack, layout: Layout) -> list[slice]:
             )
         return partition_from_counts(layout.blocks)
     return partition([block_cost(block) for block in model], layout.stages)
-
-
-def block_cost(block: Block) -> float:
-    """Return a block's estimated cost: 1 plus its number of weights; 1 for an embedding, which only looks up rows."""
-    # The 1 spreads blocks without weights over stages too.
-    return 1.0 + (0 if isinstance(block, Embedding) else sum(parameter.numel() for parameter in block.parameters()))

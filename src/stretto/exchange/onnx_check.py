@@ -14,8 +14,8 @@ from stretto.base.errors import ConfigError
 from stretto.base.extras import import_optional_dependency
 from stretto.base.state import State
 from stretto.base.window import Rows
+from stretto.blocks.input_spec import InputSpec
 from stretto.blocks.stack import Stack
-from stretto.exchange.input_spec import InputSpec
 from stretto.exchange.onnx_blocks import state_names
 
 Session = Any  # onnxruntime has no types

@@ -16,8 +16,8 @@ from stretto.base.errors import ConfigError
 from stretto.base.extras import import_optional_dependency
 from stretto.base.task import Task
 from stretto.base.version import installed_version
+from stretto.blocks.input_spec import InputSpec, find_input_spec
 from stretto.blocks.stack import Stack
-from stretto.exchange.input_spec import InputSpec, find_input_spec
 from stretto.exchange.onnx_blocks import add_block
 from stretto.exchange.onnx_check import compare_with_onnxruntime
 from stretto.exchange.onnx_graph import Graph

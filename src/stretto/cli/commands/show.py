@@ -1,26 +1,37 @@
 """The command `stretto show`.
 
 Show a checkpoint: its training state, the launch and layout it was saved from, its size, and whether the checksum of
-each file matches. For a run, list its checkpoints and launches, and show the newest checkpoint.
+each file matches. For a run, list its checkpoints and launches, and show the newest checkpoint. For the TOML file of a
+run, show its model: blocks, output shapes, weights, states, and the share of each block in the cost.
 
 example:
+  stretto show run.toml
   stretto show runs/first
   stretto show runs/first/checkpoints/step-000000400-g1
 """
 
 import argparse
+from pathlib import Path
 
 from stretto.cli.parser import Parser, add_location_argument
+from stretto.config.toml import load_config
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.add_argument("path", metavar="PATH", help="path or URL of a run's folder or of a checkpoint, or RUN@best")
+    parser.add_argument(
+        "path", metavar="PATH", help="path or URL of a run's folder or of a checkpoint, RUN@best, or a TOML file"
+    )
     parser.add_argument("--quick", action="store_true", help="skip verifying the checksums of the files")
     add_location_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:
-    """Show the run or the checkpoint."""
+    """Show the run, the checkpoint, or the model that a TOML file describes."""
+    if options.path.endswith(".toml"):
+        from stretto.cli.views.model_view import show_model
+
+        show_model(load_config(Path(options.path)))
+        return
     from stretto.cli.views.checkpoint_tables import show_run_or_checkpoint
 
     show_run_or_checkpoint(options.path, options.allowed_locations, is_quick=options.quick)
