@@ -39,6 +39,8 @@ def test_a_summary_names_blocks_outputs_weights_states_and_costs() -> None:
 class Double(Block):
     """A block of a user, with a state and a buffer."""
 
+    factor: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("factor", torch.full((1,), 2.0))

@@ -36,6 +36,6 @@ def test_a_toml_file_shows_its_model_and_stages(
     )
     assert main(["show", str(tmp_path / "run.toml")]) == 0
     printed = capsys.readouterr().out
-    assert "targets  tokens, 256 outputs" in printed
+    assert "targets  next_token, 256 outputs" in printed
     assert re.search(r"1  LSTM +time x rows x 16 +2,176 +\d+\.\d% +1 x 16, 1 x 16\n", printed), printed
     assert "stage 0: blocks 0 to 2" in printed and "stage 1: block 3," in printed, printed

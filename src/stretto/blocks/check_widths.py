@@ -1,15 +1,12 @@
 """check_widths: finds a block that takes another number of features than the block before it gives, without weights."""
 
-import copy
-import warnings
-
 import torch
 from torch import Tensor, nn
 
 from stretto.base.errors import ConfigError
 from stretto.base.task import Task
-from stretto.base.window import Rows
 from stretto.blocks.block import Block
+from stretto.blocks.meta_run import run_on_meta
 from stretto.blocks.pointwise import Embedding, Pointwise
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
@@ -30,7 +27,7 @@ def check_widths(model: Stack) -> None:
             x = torch.zeros(1, 1, dtype=torch.int64, device="meta")
         elif x is None and width is not None:
             x = torch.zeros(1, 1, width, dtype=model.dtype, device="meta")
-        x = None if x is None else _run_on_meta(block, x, model.dtype)
+        x = None if x is None else run_on_meta(block, x, model.dtype)
         before = name
 
 
@@ -63,24 +60,3 @@ def input_width(module: nn.Module) -> int | None:
     # The LSTM, GRU and bidirectional blocks, each with a module of torch.
     cell = getattr(module, "cell", None)
     return cell.input_size if isinstance(module, Block) and isinstance(cell, nn.RNNBase) else None
-
-
-def _run_on_meta(block: Block, x: Tensor, dtype: torch.dtype) -> Tensor | None:
-    """Return the output of a block for one time step of one row; None if it can't run on the meta device."""
-    # A copy, in case that the block keeps something between calls; its weights are not copied, but replaced.
-    replaced: dict[int, object] = {id(p): nn.Parameter(_on_meta(p), p.requires_grad) for p in block.parameters()}
-    replaced |= {id(buffer): _on_meta(buffer) for buffer in block.buffers()}
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            block = copy.deepcopy(block, replaced)
-            y, _ = block(x, block.begin(Rows.of(1, 1, device="meta", dtype=dtype)))
-    except ConfigError:
-        raise
-    except Exception:  # noqa: BLE001 - whatever a user's block raises
-        return None
-    return y if y.ndim >= 2 else None
-
-
-def _on_meta(tensor: Tensor) -> Tensor:
-    return torch.empty_like(tensor, device="meta")

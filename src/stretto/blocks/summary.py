@@ -1,17 +1,17 @@
 """summarize: what a stack consists of: its blocks, their outputs, weights and states, and their share of the cost."""
 
-import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stretto.base.errors import ConfigError
 from stretto.base.html_table import html_table
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
 from stretto.blocks.input_spec import find_input_spec
+from stretto.blocks.meta_run import run_on_meta
 from stretto.blocks.pointwise import Embedding, Pointwise
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
@@ -82,7 +82,7 @@ def summarize(stack: Stack, example: Tensor | None = None) -> ModelSummary:
     summaries = []
     for index, block in enumerate(stack, stack.first):
         state = block.initial_state(Rows.of(1, 1, device=stack.device, dtype=stack.dtype))
-        x = None if x is None else _meta_output(block, x)
+        x = None if x is None else run_on_meta(block, x, stack.dtype)
         summaries.append(
             BlockSummary(
                 index,
@@ -112,26 +112,6 @@ def _meta_input(stack: Stack, example: Tensor | None) -> Tensor | None:
         return None
     dtype = stack.dtype if spec.num_tokens is None else torch.int64
     return torch.empty((1, 1, *spec.shape), dtype=dtype, device="meta")
-
-
-def _meta_output(block: Block, x: Tensor) -> Tensor | None:
-    """Return a block's output for an input on the meta device; None for a block of the user's that can't run there."""
-    tensors = [*block.parameters(), *block.buffers()]
-    # The weights are replaced, not copied: a model may be as large as the memory.
-    memo = {
-        id(tensor): nn.Parameter(tensor.detach().to("meta"), tensor.requires_grad)
-        if isinstance(tensor, nn.Parameter)
-        else tensor.to("meta")
-        for tensor in tensors
-    }
-    try:
-        meta_block = copy.deepcopy(block, memo).eval()
-        with torch.no_grad():
-            dtype = next((weight.dtype for weight in block.parameters()), torch.get_default_dtype())
-            y, _ = meta_block(x, meta_block.begin(Rows.of(1, 1, device="meta", dtype=dtype)))
-    except Exception:  # noqa: BLE001 - whatever the user's block raises
-        return None
-    return y
 
 
 def _name(block: Block) -> str:
