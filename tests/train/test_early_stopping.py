@@ -23,7 +23,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Text to train on, and validation text with other letters, on which the loss only rises."""
     folder = tmp_path_factory.mktemp("data")
     for name, text in (("train", "ab"), ("valid", "yz")):
-        (folder / f"{name}.txt").write_text(f"{text}\n" * 300)
+        (folder / f"{name}.txt").write_text(text * 450)
         prepare_text([folder / f"{name}.txt"], folder / name)
     return folder
 
@@ -70,10 +70,12 @@ def test_a_run_stops_after_evaluations_without_improvement(data: Path, tmp_path:
     assert load_model(tmp_path / "run").stack.state_dict().keys() == weights.keys()
 
 
-@pytest.mark.parametrize("stop_step", [3, 4, 5])
+@pytest.mark.parametrize(
+    ("request_step", "saved_step"), [(1, 2), (2, 2), (3, 4)], ids=["before an evaluation", "in it", "before the next"]
+)
 @pytest.mark.parametrize("schedule", ["cosine", "plateau"])
 def test_a_run_that_is_preempted_stops_after_the_same_step(
-    schedule: str, stop_step: int, data: Path, tmp_path: Path
+    schedule: str, request_step: int, saved_step: int, data: Path, tmp_path: Path
 ) -> None:
     settings = {"schedule": schedule, **({"plateau_patience": 1} if schedule == "plateau" else {})}
     whole = Run(config_for(data, tmp_path / "whole", **settings))
@@ -81,10 +83,10 @@ def test_a_run_that_is_preempted_stops_after_the_same_step(
     run = Run(config_for(data, tmp_path / "run", **settings))
     with pytest.raises(PreemptedError):
         for event in run.events():
-            if isinstance(event, StepReport) and event.step == stop_step - 1:
+            if isinstance(event, StepReport) and event.step == request_step:
                 run.trainer.request(Request.STOP)
     resumed = Run(config_for(data, tmp_path / "run", **settings))
-    assert resumed.trainer.step == stop_step
+    assert resumed.trainer.step == saved_step
     events_of(resumed)
     assert summary(tmp_path / "run") == summary(tmp_path / "whole")
     assert resumed.trainer.improvement == whole.trainer.improvement

@@ -47,7 +47,7 @@ def test_one_cycle_is_that_of_torch() -> None:
         optimizer.step()
         scheduler.step()
     # Torch's peak is a step earlier, as it counts from the first step to the last.
-    assert factors(schedule="one_cycle")[:STEPS] == pytest.approx(expected, abs=0.02)
+    assert factors(schedule="one_cycle")[:STEPS] == pytest.approx(expected, abs=0.03)
     assert factors(schedule="one_cycle", final_lr_ratio=0.1)[-1] == pytest.approx(0.1)
 
 

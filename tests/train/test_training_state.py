@@ -11,10 +11,11 @@ from helpers.layout_cases import NUM_TOKENS, Case, RandomWindows
 from helpers.rank_pool import RankPools
 from stretto import Checkpoint, CheckpointManager, Layout, TrainConfig, Trainer, World, make_engine
 from stretto.checkpoint import find_checkpoint
+from stretto.errors import DivergedError
 from stretto.nn import GRU, LSTM, CrossEntropy, Embedding, LayerNorm, Linear, Stack
 
 CASE = Case(num_rows=4, window=5)
-WHOLE, HALF = 6, 3  # steps
+WHOLE, HALF = 8, 3  # steps; RAdam does not use its variance in the first ones
 GROUPS = [{"match": "*.bias*", "weight_decay": 0.0}, {"match": "blocks.0.*", "lr": 0.02}]
 CONFIGS: dict[str, dict[str, object]] = {
     "adadelta": {"lr": 1.0},
@@ -36,8 +37,8 @@ CONFIGS: dict[str, dict[str, object]] = {
     "ema": {"optimizer": "sgd", "average": "ema", "average_decay": 0.5},
     "swa": {"optimizer": "sgd", "average": "swa", "average_start": 2},
 }
-# The validation loss after each step: a plateau lowers the rate after steps 3 and 5.
-VALIDATION_LOSSES = [2.0, 3.0, 3.0, 3.0, 3.0, 3.0]
+# The validation loss after each step: a plateau lowers the rate after steps 3, 5 and 7.
+VALIDATION_LOSSES = [2.0, *[3.0] * (WHOLE - 1)]
 # What torch counts and never uses.
 UNUSED = {("adadelta", "step"), ("rmsprop", "step"), ("rprop", "step")}
 
@@ -73,6 +74,7 @@ def advance(trainer: Trainer, stop: int) -> Progress:
 
 def train(world: World, folder: Path, layout: Layout, stop: int) -> dict[str, Progress]:
     """Resume each config from its checkpoint in a folder, train up to a step, and save there."""
+    torch.set_num_threads(1)  # a fixture of the module is made before that of each test sets this
     progress = {}
     for name in CONFIGS:
         trainer = make_trainer(name, layout, world)
@@ -155,7 +157,10 @@ def test_each_part_of_the_optimizers_state_matters(
         for state in trainer.optimizer.state.values():
             if key in state:
                 state[key].zero_()
-        is_same = advance(trainer, WHOLE).losses == whole[name].losses[HALF:]
+        try:
+            is_same = advance(trainer, WHOLE).losses == whole[name].losses[HALF:]
+        except DivergedError:  # it divides by zero
+            is_same = False
         assert is_same == ((name, key) in UNUSED), key
 
 

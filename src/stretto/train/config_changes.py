@@ -7,7 +7,7 @@ from typing import Any
 from stretto.base.errors import ConfigError
 from stretto.config.run import RunConfig
 
-# If these fields change, or model.dropout from or to 0, saved tensors or positions don't fit, or the targets differ.
+# If these fields change, saved tensors or positions don't fit, or the targets differ. `_is_incompatible` has some more.
 _INCOMPATIBLE_FIELDS = {
     "model": {"cell", "layers", "layers_per_block", "hidden", "embedding", "projection", "locked_dropout", "residual",
               "norm", "bidirectional", "pooling"},
@@ -49,16 +49,24 @@ def find_changes(saved_config: Mapping[str, Any] | None, config: RunConfig) -> l
         for name, value in values.items():
             saved_value = saved_values.get(name)
             if saved_value != value and (section, name) not in _LOCATION_FIELDS:
-                # Dropout above 0 adds blocks, which shifts the indices of the blocks after them.
-                shifts_blocks = f"{section}.{name}" == "model.dropout" and not (saved_value and value)
-                is_incompatible = shifts_blocks or name in _INCOMPATIBLE_FIELDS.get(section, ())
-                # Options decide which state the optimizer has; a group's learning rate and weight decay do not.
-                is_incompatible |= name == "groups" and any(
-                    group["options"] for group in [*(saved_value or []), *value]
-                )
-                is_incompatible |= name == "average" and saved_value != "none"  # it may begin later, but not change
+                is_incompatible = _is_incompatible(section, name, saved_value, value)
                 changes.append(ConfigChange(f"{section}.{name}", saved_value, value, is_incompatible))
     return changes
+
+
+def _is_incompatible(section: str, name: str, saved_value: object, value: object) -> bool:
+    """Return whether a checkpoint can't be used if this field differs from the saved one."""
+    match f"{section}.{name}":
+        case "model.dropout":
+            # Dropout above 0 adds blocks, which shifts the indices of the blocks after them.
+            return not (saved_value and value)
+        case "train.groups":
+            # Options decide which state the optimizer has; a group's learning rate and weight decay do not.
+            groups = [group for side in (saved_value, value) if isinstance(side, list) for group in side]
+            return any(isinstance(group, Mapping) and bool(group.get("options")) for group in groups)
+        case "train.average":
+            return saved_value != "none"  # an average may begin later, but not change
+    return name in _INCOMPATIBLE_FIELDS.get(section, ())
 
 
 def reject_changes(changes: list[ConfigChange], where: str) -> None:
