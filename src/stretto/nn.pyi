@@ -26,6 +26,7 @@ from stretto.blocks.recurrent import GRU as GRU
 from stretto.blocks.recurrent import LSTM as LSTM
 from stretto.blocks.residual import Residual as Residual
 from stretto.blocks.stack import Stack as Stack
+from stretto.blocks.standardize import Standardize as Standardize
 from stretto.blocks.summary import BlockSummary as BlockSummary
 from stretto.blocks.summary import ModelSummary as ModelSummary
 from stretto.blocks.summary import summarize as summarize

@@ -112,6 +112,12 @@ def test_an_exported_forecast_records_its_channels_their_scale_and_its_targets(t
     found = {entry.key: json.loads(entry.value) for entry in model.metadata_props if entry.key != "stretto.version"}
     assert found["stretto.channels"]["names"] == ["wind", "load"]
     assert found["stretto.channels"]["mean"] == pytest.approx([2.9625, 2.0], abs=0.05)
-    assert found["stretto.series"] == {"horizon": 3, "season": 0, "targets": ["load"], "masks": True}
+    assert found["stretto.series"] == {
+        "horizon": 3,
+        "season": 0,
+        "targets": ["load"],
+        "masks": True,
+        "scale": "standard",
+    }
     sizes = [value.type.tensor_type.shape.dim[-1].dim_value for value in (model.graph.input[0], model.graph.output[0])]
     assert sizes == [4, 3], "two channels and their masks in, three hours of one channel out"

@@ -236,7 +236,7 @@ class FakeTrainedModel:
     """A stack with a task and metadata, like a trained model."""
 
     def __init__(self, stack: Stack, task: Task) -> None:
-        self.stack = stack
+        self.stack = self.raw_stack = stack
         self.data_spec = self
         self.task = task
 

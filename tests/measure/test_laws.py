@@ -26,6 +26,7 @@ from stretto.nn import (
     Residual,
     Rows,
     Stack,
+    Standardize,
     State,
 )
 from stretto.testing import check_chunk_law, check_loss
@@ -47,6 +48,7 @@ ONE = st.sampled_from(
         lambda: MeanPool(WIDTH),
         lambda: Stack([Pointwise(nn.ReLU()), MaxPool(WIDTH)]),  # with many equal values
         lambda: FinalStates(WIDTH),
+        lambda: Standardize([2.0] * WIDTH, [0.5] * WIDTH),
     ]
 )
 BLOCKS = st.recursive(

@@ -15,6 +15,7 @@ from stretto.blocks.pooling import Pooling
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
+from stretto.blocks.standardize import Standardize
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,8 @@ def _from_block(block: Block) -> InputSpec | None:
         return _from_block(block.block)
     if isinstance(block, LSTM | GRU | Bidirectional):
         return InputSpec((block.cell.input_size,))
+    if isinstance(block, Standardize):
+        return InputSpec((len(block.mean),))
     if isinstance(block, Pooling):
         return InputSpec((block.num_features,))
     module = block.module if isinstance(block, Pointwise) else None

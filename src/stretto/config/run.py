@@ -62,6 +62,9 @@ class DataConfig(StrictModel):
     """channels without labels: names of the channels to forecast; by default all."""
     masks: bool = False
     """channels: add an input for each channel: 1 where its value is present, 0 where it is missing."""
+    scale: Literal["standard", "none"] = "standard"
+    """channels: `standard` subtracts the mean of the training data and divides by its standard deviation, per channel;
+    `none` uses the values as they are. The model stores what it was trained with, and predictions do the same."""
     workers: int = Field(0, ge=0)
     """Worker processes per rank that read ahead; 0 reads in the main process."""
     cache: Folder = Path("~/.cache/stretto")

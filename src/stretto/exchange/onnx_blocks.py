@@ -19,6 +19,7 @@ from stretto.blocks.pooling import FinalStates, MaxPool, MeanPool
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
+from stretto.blocks.standardize import Standardize
 from stretto.exchange.onnx_custom import add_custom_block
 from stretto.exchange.onnx_graph import Graph
 from stretto.exchange.onnx_pooling import add_final_states, add_max_pool, add_mean_pool
@@ -96,6 +97,8 @@ def _add_leaf_block(
         return add_max_pool(graph, label, x, *state)
     if has_forward_of(block, FinalStates):
         return add_final_states(graph, x, *state)
+    if has_forward_of(block, Standardize):
+        return _add_standardize(graph, block, f"blocks.{label}", x), []
     if has_forward_of(block, Pointwise):
         y = _add_module(graph, block.module, f"blocks.{label}.module", x)
         if y is not None:
@@ -121,6 +124,16 @@ def _add_module(graph: Graph, module: nn.Module, name: str, x: str) -> str | Non
         return graph.add_node("Softmax", x, axis=-1)
     ops = {nn.ReLU: "Relu", nn.Tanh: "Tanh", nn.Sigmoid: "Sigmoid", nn.Identity: "Identity", nn.Dropout: "Identity"}
     return graph.add_node(ops[type(module)], x) if type(module) in ops else None
+
+
+def _add_standardize(graph: Graph, block: Standardize, name: str, x: str) -> str:
+    mean, std = (graph.add_initializer(f"{name}.{key}", torch.tensor(getattr(block, key))) for key in ("mean", "std"))
+    zero, one = (graph.add_initializer(f"{name}.{value}", torch.tensor(float(value))) for value in (0, 1))
+    is_missing = graph.add_node("IsNaN", x)
+    scaled = graph.add_node("Where", is_missing, zero, graph.add_node("Div", graph.add_node("Sub", x, mean), std))
+    if not block.masks:
+        return scaled
+    return graph.add_node("Concat", scaled, graph.add_node("Where", is_missing, zero, one), axis=-1)
 
 
 def _add_bias(graph: Graph, module: nn.Module, name: str) -> str | None:

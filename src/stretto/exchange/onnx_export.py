@@ -18,6 +18,7 @@ from stretto.base.task import Task
 from stretto.base.version import installed_version
 from stretto.blocks.input_spec import InputSpec, find_input_spec
 from stretto.blocks.stack import Stack
+from stretto.blocks.standardize import Standardize
 from stretto.exchange.onnx_blocks import add_block
 from stretto.exchange.onnx_check import compare_with_onnxruntime
 from stretto.exchange.onnx_graph import Graph
@@ -37,6 +38,10 @@ class ExportableModel(Protocol):
 
     @property
     def stack(self) -> Stack: ...
+    @property
+    def raw_stack(self) -> Stack:
+        """The stack with a first block that scales raw values, if its inputs are channels."""
+
     @property
     def data_spec(self) -> _HasTask: ...
     def metadata(self) -> dict[str, str]:
@@ -59,20 +64,23 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
     The inputs are `x` and the state of each block (`state.2.h` for block 2). The outputs are `y` and the states after
     the last time step (`state.2.h.next`). `x` and `y` are `[time, rows, ...]`, states `[rows, ...]`; token ids and the
     `lengths` in the state of a bidirectional block are int64, the rest is float32 (custom blocks choose their dtypes).
-    The numbers of time steps and rows are dynamic. If `model` is a stack that begins with a custom block or an
-    activation, pass an `example` input `[time, rows, ...]`.
+    The numbers of time steps and rows are dynamic. A model from `stretto.load_model` that predicts labels from channels
+    takes raw values, NaN where missing, and scales them; one that forecasts takes and gives scaled values. If `model`
+    is a stack that begins with a custom block or an activation, pass an `example` input `[time, rows, ...]`.
     """
     exportable = None if isinstance(model, Stack) else model
-    original = model if isinstance(model, Stack) else model.stack
+    original = model if isinstance(model, Stack) else _stack_to_export(model)
     if any(parameter.is_meta for parameter in original.parameters()):
         raise ConfigError("the stack's weights are on the meta device; create them with stretto.nn.initialize")
     stack = copy.deepcopy(original).cpu().float().eval()
-    input_spec = find_input_spec(stack, None if exportable is None else exportable.data_spec.task, example)
+    takes_raw_values = isinstance(stack[0], Standardize)
+    task = None if exportable is None or takes_raw_values else exportable.data_spec.task
+    input_spec = find_input_spec(stack, task, example)
     with torch.no_grad():
         graph = _build_graph(stack, input_spec)
     metadata = {"version": installed_version(), "causal": str(stack.causal).lower()}
     if exportable is not None:
-        metadata |= exportable.metadata()
+        metadata |= exportable.metadata() | {"raw_inputs": str(takes_raw_values).lower()}
     path = Path(path)
     proto = graph.to_model({f"stretto.{name}": text for name, text in metadata.items()})
     with _staged_file(path) as staged:
@@ -87,6 +95,11 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
         _move_model(staged, path)
     inputs, outputs = ((value.name for value in values) for values in (graph.inputs, graph.outputs))
     return OnnxExport(path, tuple(inputs), tuple(outputs), max_difference)
+
+
+def _stack_to_export(model: ExportableModel) -> Stack:
+    """Return the stack for raw values if outputs are labels; forecasts are scaled too, so their inputs stay so."""
+    return model.raw_stack if model.data_spec.task.targets == "labels" else model.stack
 
 
 def _build_graph(stack: Stack, input_spec: InputSpec) -> Graph:

@@ -20,7 +20,7 @@ from stretto.config.run import DataConfig
 from stretto.store.corpus import Corpus
 from stretto.store.sequences import Sequences, StepRange
 from stretto.train.data_spec import DataSpec
-from stretto.train.feed import make_forecast_transform
+from stretto.train.feed import is_scaled, make_forecast_transform
 from stretto.windows.forecast import ForecastTransform
 from stretto.windows.items import InputItems, Items, NextTokenItems, RowId, SlidingWindows, pad
 
@@ -56,7 +56,7 @@ def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, dat
     if targets == "next_token":
         return TokenRows(NextTokenItems(source))
     if targets == "class_per_row":
-        return LabelRows(source, InputItems(source, data.masks), data_spec.labels)
+        return LabelRows(source, InputItems(source, data.masks, is_scaled(data)), data_spec.labels)
     if targets != "horizon":
         raise ConfigError(
             f"the run was trained on arrays ({targets}), not on a store; use stretto.serve.predict_arrays"

@@ -26,9 +26,10 @@ _FEED_KINDS_BY_FIELD = {
     **dict.fromkeys(("budget", "max_rows", "row_multiple"), ("batches", "forecast")),
     **dict.fromkeys(("context", "stride", "every_step"), ("forecast",)),
     **dict.fromkeys(("horizon", "season", "targets"), ("lanes", "forecast")),
-    "masks": ("lanes", "batches", "forecast"),  # all kinds, but only on data with channels
+    # All kinds, but only on data with channels.
+    **dict.fromkeys(("masks", "scale"), ("lanes", "batches", "forecast")),
 }
-_CHANNEL_FIELDS = {"horizon", "season", "targets", "masks"}  # have an effect only on data with channels
+_CHANNEL_FIELDS = {"horizon", "season", "targets", "masks", "scale"}  # have an effect only on data with channels
 
 
 @dataclass(frozen=True)
@@ -188,11 +189,23 @@ def _items(sequences: Sequences, data: DataConfig, kind: str, *, is_validation: 
             raise ConfigError("data.feed='forecast' needs data.context; set it to how many time steps the network sees")
         # Validation has targets only at the last time step of a window, where a forecast would be made.
         return SlidingWindows(sequences, forecast, data.context, data.stride, data.every_step and not is_validation)
-    return NextTokenItems(sequences) if sequences.fields.labels is None else LabeledItems(sequences, data.masks)
+    if sequences.fields.labels is None:
+        return NextTokenItems(sequences)
+    return LabeledItems(sequences, data.masks, is_scaled(data))
 
 
 def make_forecast_transform(sequences: Sequences, data: DataConfig) -> ForecastTransform:
     """Return the transform of series into inputs and targets that a run's config describes."""
     return ForecastTransform.from_sequences(
-        sequences, data.horizon, season=data.season, targets=data.targets, masks=data.masks
+        sequences,
+        data.horizon,
+        season=data.season,
+        targets=data.targets,
+        masks=data.masks,
+        scale=is_scaled(data),
     )
+
+
+def is_scaled(data: DataConfig) -> bool:
+    """Return whether channels are scaled with the mean and std of the training data."""
+    return data.scale == "standard"

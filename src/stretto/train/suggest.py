@@ -147,6 +147,7 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
     num_rows = max(1, round(budget / max(mean_length, 1)))
     settings = (
         Setting("data.budget", budget, f"time steps per batch: about {num_rows} rows of {mean_length:.0f} on average"),
+        *([_SCALE_SETTING] if isinstance(values, Channels) else []),
         *_model_settings(layers, hidden, num_steps, 0.1 if labels is None else 0.3),
     )
     flops = _flops(layers, hidden, min(num_inputs, hidden), outputs_per_step)
@@ -221,6 +222,7 @@ def _forecast_settings(
     if schema.has_missing:
         settings.append(Setting("data.masks", True, "some values are missing: the network gets a mask per channel"))
     settings += [
+        _SCALE_SETTING,
         Setting("data.every_step", True, "train on a forecast at every time step of the context, not only at the last"),
         Setting("data.budget", budget, f"time steps per batch: {budget // context} windows of {context}"),
         *_model_settings(layers, hidden, train.num_steps, 0.5),
@@ -249,6 +251,11 @@ def _naive_loss(windows: SlidingWindows) -> float:
     _, targets = windows.read(row_ids, windows.context, inputs=False, targets=True)
     assert targets is not None
     return float(np.nanmean(np.square(targets[-1].double().numpy())))
+
+
+_SCALE_SETTING = Setting(
+    "data.scale", "standard", "channels are (value - mean) / std of the training data; none: as they are"
+)
 
 
 def _model_settings(layers: int, hidden: int, num_steps: int, dropout: float) -> list[Setting]:

@@ -16,6 +16,7 @@ from stretto.base.remote import is_remote
 from stretto.base.run_folder import DATA_SPEC, RunFolder
 from stretto.base.tf32 import use_tf32
 from stretto.blocks.stack import Stack
+from stretto.blocks.standardize import Standardize
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
 from stretto.checkpoint.shards import TensorShard
 from stretto.config.layout import Layout
@@ -27,7 +28,7 @@ from stretto.mesh.device import find_device
 from stretto.train.build import build_loss, build_model
 from stretto.train.data_spec import DataSpec, check_same_spec, data_spec_files, read_data_spec
 from stretto.train.evaluate import Evaluation, OnWindow, evaluate
-from stretto.train.feed import open_feed
+from stretto.train.feed import is_scaled, open_feed
 from stretto.train.weights import load_weights
 
 
@@ -39,13 +40,27 @@ class TrainedModel:
     data_spec: DataSpec
     stack: Stack
 
+    @property
+    def raw_stack(self) -> Stack:
+        """The stack with a first block that turns raw values of channels, NaN where missing, into its inputs.
+
+        It shares the weights of `stack`, and is `stack` itself for tokens. Forecasts stay scaled.
+        """
+        channels, data = self.data_spec.channels, self.config.data
+        if channels is None:
+            return self.stack
+        ones, zeros = (1.0,) * len(channels.names), (0.0,) * len(channels.names)
+        mean, std = (channels.mean, channels.std) if is_scaled(data) else (zeros, ones)
+        # Block -1, so that the others keep their indices.
+        return Stack([Standardize(mean, std, masks=data.masks), *self.stack], first=self.stack.first - 1)
+
     def metadata(self) -> dict[str, str]:
         """Return an exported model's metadata, each value as JSON: task, vocabulary, labels, channels and so on."""
         files = data_spec_files(self.data_spec)
         spec = json.loads(files.pop(DATA_SPEC))
         if self.data_spec.channels is not None:
             data = self.config.data
-            spec["series"] = {name: getattr(data, name) for name in ("horizon", "season", "targets", "masks")}
+            spec["series"] = {name: getattr(data, name) for name in ("horizon", "season", "targets", "masks", "scale")}
         parts = {name: json.dumps(value, ensure_ascii=False) for name, value in spec.items() if value}
         return {**parts, **{name.removesuffix(".json"): content.decode() for name, content in files.items()}}
 

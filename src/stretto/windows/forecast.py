@@ -48,8 +48,12 @@ class ForecastTransform:
         season: int = 0,
         targets: Sequence[str] = (),
         masks: bool = False,
+        scale: bool = True,
     ) -> "ForecastTransform":
-        """Return a transform for the channels named in `targets` (default: all), with the data's saved mean and std."""
+        """Return a transform for the channels named in `targets` (default: all), with the data's saved mean and std.
+
+        Without `scale`, values are used as they are.
+        """
         values = sequences.fields.values
         if not isinstance(values, Channels):
             raise DataError(f"{sequences.location} holds tokens, not channels; use data.feed='batches' or 'lanes'")
@@ -61,7 +65,9 @@ class ForecastTransform:
             if list(targets).count(name) > 1:
                 raise DataError(f"target {name!r} is listed more than once; list each channel once")
         channels = tuple(values.names.index(name) for name in targets) or tuple(range(len(values.names)))
-        return cls(values.mean, values.std, channels, horizon, season, masks)
+        count = len(values.names)
+        mean, std = (values.mean, values.std) if scale else ((0.0,) * count, (1.0,) * count)
+        return cls(mean, std, channels, horizon, season, masks)
 
     @property
     def task(self) -> Task:

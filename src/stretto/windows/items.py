@@ -141,12 +141,15 @@ class InputItems(_SequenceItems):
     """Each sequence is a row that has only inputs; `LabeledItems` adds targets."""
 
     masks: bool = False  # for channels: add one input per channel, 1 where its value is present
+    scale: bool = True  # for channels: with the mean and std of the training data
 
     @cached_property
     def scaler(self) -> ForecastTransform | None:
         """Scales channels to inputs; None for tokens, which are inputs as they are."""
         has_channels = isinstance(self.sequences.fields.values, Channels)
-        return ForecastTransform.from_sequences(self.sequences, masks=self.masks) if has_channels else None
+        if not has_channels:
+            return None
+        return ForecastTransform.from_sequences(self.sequences, masks=self.masks, scale=self.scale)
 
     def inputs(self, step_ranges: Sequence[StepRange], num_steps: int) -> Tensor:
         """Return the inputs in some ranges `[time, batch, ...]`, padded to `num_steps` time steps."""

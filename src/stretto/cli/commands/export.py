@@ -52,13 +52,16 @@ def run(options: argparse.Namespace) -> None:
 
         _print_onnx(console, export_onnx(trained, options.onnx))
     if options.torch is not None:
-        from stretto.exchange.torch_export import export_torch
+        from stretto.exchange.torch_export import POOLING_KINDS, export_torch
 
         for name, spec in export_torch(trained.stack, options.torch).items():
             arguments = ", ".join(f"{key}={value}" for key, value in spec.items() if key not in ("kind", "residual"))
             residual = ", with a residual connection" if spec.get("residual") else ""
-            console.print(f"{name:<11} nn.{spec['kind']}({arguments}){residual}")
+            package = "stretto.nn" if spec["kind"] in POOLING_KINDS else "nn"
+            console.print(f"{name:<11} {package}.{spec['kind']}({arguments}){residual}")
         console.print(f"the weights of these modules are in {options.torch}")
+        if trained.data_spec.channels is not None and trained.config.data.scale == "standard":
+            console.print("their inputs are (value - mean) / std, with the mean and std in the run's data_spec.json")
 
 
 def _print_onnx(console: "Console", exported: "OnnxExport") -> None:

@@ -150,6 +150,9 @@ def _print_run_summary(console: Console, run: Run) -> None:
     names = " > ".join(type(block).__name__ for block in run.model)
     console.print(f"model   {num_weights:,} weights: {names}")
     console.print(f"data    {config.data.source}, {run.trainer.windows}")
+    if run.data_spec.channels is not None:
+        scales = {"standard": "(value - mean) / std of the training data", "none": "as they are"}
+        console.print(f"scale   {config.data.scale}: channels are {scales[config.data.scale]} (data.scale)")
     if config.layout.num_ranks > 1:
         stages = " | ".join(f"{part.start}-{part.stop - 1}" for part in stage_parts(run.model, config.layout))
         console.print(f"layout  {config.layout}, blocks {stages}")
