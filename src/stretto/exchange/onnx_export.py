@@ -98,8 +98,8 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
 
 
 def _stack_to_export(model: ExportableModel) -> Stack:
-    """Return the stack for raw values if outputs are labels; forecasts are scaled too, so their inputs stay so."""
-    return model.raw_stack if model.data_spec.task.targets == "labels" else model.stack
+    """Return the stack for raw values, except for forecasts: their outputs are scaled too, so their inputs stay so."""
+    return model.raw_stack if model.data_spec.task.targets != "horizon" else model.stack
 
 
 def _build_graph(stack: Stack, input_spec: InputSpec) -> Graph:
