@@ -221,3 +221,11 @@ def test_training_does_not_count_correct_predictions_and_evaluation_does() -> No
 def test_quantiles_may_be_flat() -> None:
     y, targets = quantiles()
     torch.testing.assert_close(QuantileLoss()(y.flatten(-2), targets).total, QuantileLoss()(y, targets).total)
+
+
+def test_an_evaluation_does_not_smooth_labels() -> None:
+    y, targets = torch.randn(3, 2, 5), torch.tensor([[0, 4], [-100, 2], [1, 3]])
+    smoothed, plain = CrossEntropy(label_smoothing=0.2), CrossEntropy()
+    assert smoothed(y, targets).total != plain(y, targets).total
+    with torch.no_grad():
+        assert torch.equal(smoothed(y, targets).total, plain(y, targets).total)

@@ -192,6 +192,12 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --train.average swa --train.average_start 99",
             ),
             ErrorCase(
+                "<file>: train: warmup=<n> has no effect: one_cycle has a rise of its own; remove warmup",
+                "The schedule `one_cycle` raises the learning rate over the first 30 % of the run.",
+                "Remove `train.warmup`, or choose another schedule.",
+                "stretto train run.toml --train.schedule one_cycle --train.warmup 2",
+            ),
+            ErrorCase(
                 "<file>: train: warmup=<n> exceeds steps=<n>; shorten the warmup",
                 "The run would end before the warm-up does.",
                 "Lower `train.warmup`, or raise `train.steps`.",

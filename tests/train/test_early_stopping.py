@@ -90,21 +90,25 @@ def test_a_run_that_is_preempted_stops_after_the_same_step(
     events_of(resumed)
     assert summary(tmp_path / "run") == summary(tmp_path / "whole")
     assert resumed.trainer.improvement == whole.trainer.improvement
+    best, expected = (find_checkpoint(f"{tmp_path / name}@best") for name in ("run", "whole"))
+    assert best.manifest.training_state.step == expected.manifest.training_state.step == 2
     assert resumed.is_finished or Run(config_for(data, tmp_path / "run", **settings)).is_finished
 
 
-def test_a_run_that_is_preempted_in_an_evaluation_repeats_it(data: Path, tmp_path: Path) -> None:
-    whole = Run(config_for(data, tmp_path / "whole"))
+@pytest.mark.parametrize("steps", [20, 4], ids=["during the run", "after the last step"])
+def test_a_run_that_is_preempted_in_an_evaluation_repeats_it(steps: int, data: Path, tmp_path: Path) -> None:
+    whole = Run(config_for(data, tmp_path / "whole", steps=steps))
     events_of(whole)
-    run = Run(config_for(data, tmp_path / "run"))
+    run = Run(config_for(data, tmp_path / "run", steps=steps))
     with pytest.raises(PreemptedError, match="stopped in the evaluation after step 4, as requested"):
         for event in run.events():
             # The evaluation begins when the event of its step has been consumed.
             if isinstance(event, StepReport) and event.step == 4:
                 run.trainer.request(Request.STOP)
-    resumed = Run(config_for(data, tmp_path / "run"))
+    resumed = Run(config_for(data, tmp_path / "run", steps=steps))
     assert resumed.trainer.step == 4
     events_of(resumed)
+    assert (tmp_path / "run" / "weights.safetensors").exists()
     assert summary(tmp_path / "run") == summary(tmp_path / "whole")
 
 

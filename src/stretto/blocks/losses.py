@@ -55,7 +55,7 @@ class CrossEntropy:
 
     Outputs `[time, batch, classes]`, targets `[time, batch]`; IGNORE_INDEX (and `ignore_index`) mark missing targets.
     `class_weights` and `label_smoothing` are those of `nn.CrossEntropyLoss`: the mean divides by the targets' weights.
-    In evaluations, correct predictions are counted.
+    In evaluations, labels are not smoothed, and correct predictions are counted.
     """
 
     class_weights: tuple[float, ...] = ()  # one per class; by default all classes have the same weight
@@ -86,7 +86,7 @@ class CrossEntropy:
             weights,
             ignore_index=self.ignore_index,
             reduction="sum",
-            label_smoothing=self.label_smoothing,
+            label_smoothing=self.label_smoothing if torch.is_grad_enabled() else 0.0,
         )
         return sum_classes(total, logits, labels, weights, self.ignore_index)
 

@@ -117,9 +117,12 @@ class History:
                 f"{self.generation}, stops; it has not changed the newer one's files"
             )
 
-    def record_loss(self, name: CheckpointName, loss: float) -> None:
+    def record_loss(self, step: int, loss: float) -> None:
         """With `retention.best`, record the validation loss of a step, before or after that step is saved."""
         if self._retention.best and math.isfinite(loss):
+            # An earlier launch may have saved the step that this one has resumed from and evaluated.
+            saved = (name for name in self.lineage if name.step == step)
+            name = next(saved, CheckpointName(self.generation, step))
             self._losses[name] = loss
             self._write_loss(name)
 

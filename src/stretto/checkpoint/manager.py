@@ -161,7 +161,7 @@ class CheckpointManager:
         """
         if self._history is not None:
             self._wait_for_save()
-            self._history.record_loss(CheckpointName(self.generation, step), loss)
+            self._history.record_loss(step, loss)
 
     def close(self, *, wait: bool = True) -> None:
         """Release the folder's lock; with `wait`, first wait for the last save to end."""

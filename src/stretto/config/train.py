@@ -107,6 +107,8 @@ class TrainConfig(StrictModel):
                 raise ValueError(f"{name}={value} needs {needed_field}={needed}, not '{other}'; remove {name}")
         if self.steps is not None and self.average_start > self.steps:
             raise ValueError(f"average_start={self.average_start} exceeds steps={self.steps}; start earlier")
+        if self.warmup and self.schedule == "one_cycle":
+            raise ValueError(f"warmup={self.warmup} has no effect: one_cycle has a rise of its own; remove warmup")
         if self.steps is not None and self.warmup > self.steps:
             raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}; shorten the warmup")
         return self

@@ -38,8 +38,11 @@ class Evaluation:
 
     @property
     def scores(self) -> dict[str, float]:
-        """Perplexity for tokens, bits per byte for text, and accuracy if the loss counts correct predictions."""
-        is_text = self.target_kind == "next_token"
+        """Perplexity for tokens, bits per byte for text, and accuracy if the loss counts correct predictions.
+
+        A mean with class weights is no perplexity.
+        """
+        is_text = self.target_kind == "next_token" and self.weight in (None, self.num_targets)
         values = {
             "perplexity": self.perplexity if is_text else None,
             "bits_per_byte": self.bits_per_byte if is_text else None,

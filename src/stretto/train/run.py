@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, NoReturn
 
 from safetensors.torch import save_file
 from torch import Tensor
@@ -202,8 +202,7 @@ class Run:
             # On the first rank, report the saves that have ended by now.
             yield from iter(self.checkpoints.poll, None)
             if is_preempted and not trainer.is_done:
-                self.world.barrier()
-                raise self._stop_error(
+                self._stop(
                     f"stopped after step {report.step}, as requested; that step is saved, so start again to resume"
                 )
             if not is_evaluated and self._policy.is_evaluation_due(trainer):
@@ -235,23 +234,22 @@ class Run:
                     is_interrupted=lambda: self.trainer.is_pending(Request.STOP),
                 )
         except EvaluationInterruptedError:
-            if self.trainer.is_done:
-                message = "stopped in the last evaluation, as requested; start again to repeat it"
-                raise self._stop_error(message) from None
             if self._trains_on_evaluations:
-                self._save(wait=True)
-                raise self._stop_error(
-                    f"stopped in the evaluation after step {self.trainer.step}, as requested; that step is saved, so "
-                    "start again to repeat it"
-                ) from None
-            return
+                self._save(wait=True)  # this step is evaluated before it is saved
+            elif not self.trainer.is_done:
+                return  # the run stops after its next step
+            self._stop(
+                f"stopped in the evaluation after step {self.trainer.step}, as requested; that step is saved, so start "
+                "again to repeat it"
+            )
         self.trainer.record_loss(evaluation.loss)
         self.checkpoints.record_loss(self.trainer.step, evaluation.loss)
         yield EvaluationReport(self.trainer.step, evaluation)
 
-    def _stop_error(self, message: str) -> BaseException:
-        """Return the error that ends this rank after all have saved the same step."""
-        return SavedInterrupt(message) if self._is_interrupted else PreemptedError(message)
+    def _stop(self, message: str) -> NoReturn:
+        """End this rank after all have saved the same step."""
+        self.world.barrier()  # the first rank may host the key-value store, which the others still use
+        raise (SavedInterrupt(message) if self._is_interrupted else PreemptedError(message)) from None
 
     def _save(self, *, wait: bool) -> None:
         snapshot = self.trainer.snapshot()
@@ -286,7 +284,7 @@ class Run:
         step, flags = self.trainer.step, [0.0, 0.0]
         if self.world.is_rank_zero:
             is_evaluation_due = step > 0 and self._policy.is_evaluation_due(self.trainer)
-            # What the trainer has not counted yet, it must, unless it has taken its last step.
+            # A run that depends on evaluations repeats one that its trainer has not counted, unless it is done.
             is_counted = self.trainer.improvement.last_step == step or self.trainer.is_done
             is_counted |= not self._trains_on_evaluations
             is_unevaluated = is_evaluation_due and not (is_counted and has_evaluation(self.folder.log, step))

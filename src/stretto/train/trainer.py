@@ -162,6 +162,10 @@ class Trainer:
         self._average = WeightAverage(config, engine.stack)
         if self.num_steps is not None and config.warmup > self.num_steps:
             raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {self.num_steps} steps; shorten it")
+        if self.num_steps is not None and config.average_start > self.num_steps:
+            raise ConfigError(
+                f"train.average_start={config.average_start} exceeds the run's {self.num_steps} steps; start earlier"
+            )
         self.step = 0
         self.position = start or Position()  # of the next window
         self.window: Window | None = None  # of the last step; None before the first
