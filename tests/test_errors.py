@@ -15,6 +15,8 @@ from stretto.cli.main import main
 
 ERROR_CASES = [case for section in ERROR_SECTIONS for case in section.cases]
 
+LONG = (pytest.mark.long, pytest.mark.short)  # left out by plain `pytest`, but not by CI
+
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -35,7 +37,12 @@ def pattern(message: str) -> str:
 
 
 @pytest.mark.usefixtures("_here")
-@pytest.mark.parametrize("case", ERROR_CASES, ids=lambda case: case.message[:50])
+@pytest.mark.parametrize(
+    "case",
+    # Those about lost ranks start some.
+    [pytest.param(case, marks=LONG if case.message.startswith("rank <n>") else ()) for case in ERROR_CASES],
+    ids=lambda case: case.message[:50],
+)
 def test_each_error_has_the_message_on_the_page(case: ErrorCase, capsys: pytest.CaptureFixture[str]) -> None:
     if isinstance(case.trigger, str):
         assert main(shlex.split(case.trigger)[1:]) == case.error.exit_code

@@ -14,6 +14,8 @@ pytest.importorskip("triton", reason="Triton is not available for this platform"
 IS_INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.skipif(IS_INTERPRETED, reason="this is the process that it starts")
 def test_the_kernel_in_tritons_interpreter() -> None:
     """Run this file's tests and those of the blocks with the kernel; Triton reads the variable when it is imported."""

@@ -98,6 +98,7 @@ def test_damage_is_named(server: S3Server) -> None:
         saved.read([TensorShard("weights.w", torch.zeros(50, 40))])
 
 
+@pytest.mark.long
 def test_a_save_waits_for_a_server_that_is_unreachable(server: S3Server) -> None:
     with CheckpointManager("s3://bucket/away", retry_seconds=60) as checkpoints:
         checkpoints.start()

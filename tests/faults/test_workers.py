@@ -12,7 +12,7 @@ from helpers.network_hosts import ADDRESSES, HostPair, two_hosts
 from stretto.cli.main import main
 from stretto.data import Corpus
 
-pytestmark = [pytest.mark.faults, pytest.mark.short]
+pytestmark = pytest.mark.faults
 PORT = 29512
 
 

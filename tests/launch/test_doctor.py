@@ -252,6 +252,7 @@ def _unequal(world: World) -> list[dict[str, Any]]:
     return link_checks.measure_rank_zero_links(world, 1 if world.rank == 3 else 3)
 
 
+@pytest.mark.long
 def test_doctor_on_ranks_of_a_launcher_prints_one_report(tmp_path: Path) -> None:
     cluster = {"worker": [f"127.0.0.1:{free_port()}", f"127.0.0.1:{free_port()}"]}
     ranks = []

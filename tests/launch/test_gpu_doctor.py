@@ -78,6 +78,8 @@ def test_ranks_connect_in_both_directions() -> None:
     assert [link["ranks"] for link in result.figures["links"]] == ["0-1"] and result.figures["sum_of_ranks"] == 1
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_layout_equals_one_device_plain_and_recorded() -> None:
     result = run("two stages, chunks")
     assert result.result == "passed", result
@@ -87,6 +89,8 @@ def test_a_layout_equals_one_device_plain_and_recorded() -> None:
     assert result.figures["recorded_actions"] == 8  # forward and backward of 4 chunks
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_layout_that_hangs_is_a_failure_that_says_where_each_rank_is(inject: Inject) -> None:
     inject(POST_RECEIVES_BEFORE_CONNECTING)
     started = time.monotonic()
@@ -97,6 +101,7 @@ def test_a_layout_that_hangs_is_a_failure_that_says_where_each_rank_is(inject: I
     assert time.monotonic() - started < 120
 
 
+@pytest.mark.long
 def test_a_layout_that_differs_is_a_failure_with_the_difference(inject: Inject) -> None:
     inject(OTHER_DATA_ON_RANK_1)
     result = run("two replicas")

@@ -51,6 +51,8 @@ def measured(pools: RankPools, byte_corpus: Corpus) -> list[Profile]:
     return profiles
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_all_ranks_get_the_same_profile_with_each_kind_once(measured: list[Profile]) -> None:
     profile, other = measured
     assert profile == other
@@ -146,6 +148,7 @@ def test_a_model_that_no_rank_can_hold_is_measured_block_by_block(pools: RankPoo
     assert [speed.ranks for speed in profile.speeds] == [1, 2] and [cost.ranks for cost in profile.all_reduces] == [2]
 
 
+@pytest.mark.long
 def test_a_disturbed_measurement_is_noted_in_the_profile(pools: RankPools, byte_corpus: Corpus) -> None:
     profiles: list[Profile] = pools[2].run(measure_disturbed, str(byte_corpus.store.location))
     assert profiles[0].notes["disturbed"] == "other work probably ran on the machine during the measurement"

@@ -168,6 +168,7 @@ def test_batches_of_unequal_rows_are_compared_row_by_row(layout: Layout, tmp_pat
     ranks.close()
 
 
+@pytest.mark.long
 def test_the_command_prints_the_verdict(
     byte_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -47,6 +47,8 @@ def test_ranks_that_survive_a_sigkill_end_and_name_the_lost_rank(layout: Layout,
     assert victim == 0 or any("last seen" in message for message in messages.values())
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_killed_rank_of_a_run_is_named_once_and_nothing_is_left_behind(byte_corpus: Corpus, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(

@@ -90,6 +90,7 @@ def test_a_pipeline_step_ends(ranks: RankPool, changes: list[object]) -> None:
     ranks.run(run_changed, changes, PIPELINE)
 
 
+@pytest.mark.short
 @pytest.mark.parametrize(
     "changes",
     [
@@ -118,6 +119,7 @@ def keep_order(world: World) -> list[float]:
     return [float(buffer) for buffer in buffers]
 
 
+@pytest.mark.long
 def test_messages_arrive_in_the_order_in_which_they_were_sent(ranks: RankPool) -> None:
     assert ranks.run(keep_order)[1] == [2.0, 1.0]
 

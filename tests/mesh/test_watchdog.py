@@ -135,6 +135,7 @@ def test_ranks_end_well_at_different_times() -> None:
     assert [code for code, _ in results] == [0, 0, 0], results
 
 
+@pytest.mark.long
 def test_a_rank_without_anyone_to_read_its_output_ends_too() -> None:
     body = "os.close(2) if world.rank == 0 else None\n    os._exit(3) if world.rank == 1 else world.barrier()"
     assert [code for code, _ in run_script(body)] == [75, 3, 75]

@@ -84,6 +84,8 @@ def die_before_the_barrier(world: World) -> None:
     world.barrier()
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_barrier_names_the_rank_that_was_lost() -> None:
     ranks = RankPool(3)
     with pytest.raises(RanksFailedError) as caught:

@@ -28,6 +28,8 @@ def choose_and_step(world: World, corpus: str, cache: str) -> tuple[str, float]:
     return str(layout), engine.mesh.world.all_reduce([result.total.item()])[0]
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_all_ranks_choose_the_same_layout_and_the_engine_takes_it(
     pools: RankPools, byte_corpus: Corpus, tmp_path: Path
 ) -> None:
@@ -46,6 +48,7 @@ def test_a_cached_profile_is_not_measured_again(
     assert choose_and_step(*arguments)[0] == layout
 
 
+@pytest.mark.long
 def test_a_damaged_cached_profile_is_measured_again(byte_corpus: Corpus, tmp_path: Path) -> None:
     arguments = World(0, 1, torch.device("cpu")), str(byte_corpus.store.location), str(tmp_path)
     choose_and_step(*arguments)

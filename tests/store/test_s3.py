@@ -51,6 +51,7 @@ def test_a_bucket_gives_the_same_bytes_as_the_folder(server: S3Server, folder: P
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.page")) <= cache.max_bytes
 
 
+@pytest.mark.long
 def test_a_server_that_is_down_for_ten_seconds_only_delays_the_reader(
     server: S3Server, folder: Path, tmp_path: Path
 ) -> None:
@@ -85,6 +86,8 @@ def test_a_server_that_is_down_for_ten_seconds_only_delays_the_reader(
     assert all(contents == expected for contents in passes)
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_an_epoch_from_a_bucket_equals_that_of_the_folder_though_the_server_restarts(
     server: S3Server, folder: Path, tmp_path: Path
 ) -> None:

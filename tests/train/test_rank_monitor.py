@@ -116,6 +116,7 @@ def test_padding_is_that_of_the_global_batch_in_every_layout(pools: RankPools) -
     assert [report.padding for report in full] == [0.0] * 6
 
 
+@pytest.mark.long
 def test_a_trace_has_every_action_once_and_in_a_legal_order(pools: RankPools) -> None:
     layout = Layout(replicas=2, stages=2, micro_batches=2, chunks=3)
     _, _, trace = pools[4].run(train_and_monitor, layout, replace(CASE, is_ragged=False, window=12))[0]

@@ -235,6 +235,8 @@ ENDINGS = [
 ]
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize(("error", "status", "code"), ENDINGS)
 def test_a_tracker_gets_the_status_of_the_run(
     error: BaseException | None, status: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -107,6 +107,8 @@ def train(world: World, arrays: Arrays, layout: Layout) -> tuple[list[float], di
     return [report.loss for report in trainer], {n: p.detach() for n, p in engine.stack.state_dict().items()}
 
 
+@pytest.mark.long
+@pytest.mark.short
 @given(
     kind=st.sampled_from(KINDS), is_ragged=st.booleans(), ranks=st.sampled_from(LAYOUTS),
     micro_batches=st.integers(1, 3), chunks=st.integers(1, 4),

@@ -127,6 +127,8 @@ def test_a_resumed_run_has_the_same_bits(
         assert torch.equal(rest.tensors[tensor_name], tensor), tensor_name
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_runs_resumed_in_other_layouts_have_the_same_curves(
     whole: dict[str, Progress], pools: RankPools, tmp_path: Path
 ) -> None:
