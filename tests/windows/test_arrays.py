@@ -119,8 +119,10 @@ def test_items_can_be_pickled_and_their_digest_tells_data_apart() -> None:
         (lambda: from_arrays(X, np.zeros((7, 5), int)), "could mean values_per_row or class_per_step; set target_kind"),
         (lambda: from_arrays(X, np.zeros(6)), "targets have 6 rows, but inputs have 7; make them equal"),
         (lambda: from_arrays(X, -np.ones(7, int)), "targets has -1 .* count classes from 0, and use -100"),
-        (lambda: from_arrays(X, np.arange(7), classes=6), "targets has 6, but there are only 6 classes"),
-        (lambda: from_arrays(X, list("aabaaba"), classes=["a"]), r"targets have the class 'b', which is not one of"),
+        (lambda: from_arrays(X, np.arange(7), classes=6), "targets has 6 at or after row 0, but .* only 6 classes"),
+        (lambda: from_arrays(TOKENS - 1, np.zeros(7)), "inputs has -1 .* count tokens from 0, and pass lengths"),
+        (lambda: from_arrays(TOKENS * 0 - 100, np.zeros(7)), "inputs has -100 .* pass lengths if rows are padded"),
+        (lambda: from_arrays(X, list("aabaaba"), classes=["a"]), "targets have the class 'b' at or after row 0, which"),
         (lambda: from_arrays(X, np.full(7, 0.5), target_kind="class_per_row"), "has 0.5, which is not a class"),
         (lambda: from_arrays(X, np.zeros(7), target_kind="horizon"), "target_kind='horizon' is not possible"),
         (

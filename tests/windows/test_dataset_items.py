@@ -140,3 +140,80 @@ def test_an_item_that_changes_is_noticed() -> None:
     dataset.items[7] = (torch.zeros(1, 2), 0)
     with pytest.raises(DataError, match="item 7 of the dataset has 1 time steps, not 6 as before or in lengths"):
         Batches(items, max_rows=10).read(Position())
+
+
+def test_integers_with_named_classes_keep_the_order_of_the_names() -> None:
+    names = ["zero", "one", "two"]
+    expected = from_arrays(INPUTS, LABELS, classes=names)
+    assert expected.labels == tuple(names)
+    assert_same_batches(from_dataset(pairs(INPUTS, LABELS), classes=names), expected)
+    assert_same_batches(from_dataset(pairs(INPUTS, LABELS), classes=names, lengths=LENGTHS), expected)
+    window = Batches(expected, max_rows=10).read(Position())
+    assert window.targets is not None and set(window.targets.flatten().tolist()) == {-100, 0, 1, 2}
+
+
+def test_an_item_that_breaks_what_was_given_is_named_when_it_is_read() -> None:
+    text = ["abc"[label] for label in LABELS]
+    nan = [*INPUTS[:8], INPUTS[8] * np.nan, INPUTS[9]]
+    tags = [*TAGS[:8], TAGS[8][1:], TAGS[9]]
+    many, negative = [*TOKENS[:8], TOKENS[8] + 90, TOKENS[9]], [*TOKENS[:8], TOKENS[8] * 0 - 100, TOKENS[9]]
+    steps = [length + 1 for length in LENGTHS]
+    cases: list[tuple[ListDataset, dict[str, Any], str]] = [
+        (pairs(INPUTS, [*LABELS[:8], 7, 0]), {"classes": 3}, "targets has 7 at or after row 8, but .* only 3 classes"),
+        (pairs(INPUTS, [*text[:8], "bb", "a"]), {"classes": list("abc")}, "the class 'bb' at or after row 8, which is"),
+        (pairs(INPUTS, [*LABELS[:8], "x", 0]), {"classes": 3}, "targets has .*'x'.* at or after row 8; use integers"),
+        (pairs(nan, LABELS), {"classes": 3}, "item 8 of the dataset has an input that is NaN"),
+        (pairs(INPUTS, tags), {"classes": 4}, "item 8 of the dataset has 3 time steps, but 2 targets"),
+        (ListDataset(many), {"num_tokens": 9, "lengths": steps}, "row 8, but there are only 9 tokens"),
+        (ListDataset(negative), {"num_tokens": 9, "lengths": steps}, "-100 at or after row 8; .* pass lengths"),
+    ]
+    for dataset, options, message in cases:
+        items = from_dataset(dataset, **{"lengths": LENGTHS, **options})
+        with pytest.raises(DataError, match=message):
+            Batches(items, max_rows=10).read(Position())
+    with pytest.raises(DataError, match="classes=3 is a number, but targets are text"):
+        from_dataset(pairs(INPUTS, text), classes=3, lengths=LENGTHS)
+
+
+def test_a_missing_class_in_text_or_numbers_is_ignored() -> None:
+    columns: list[Any] = [["a", None, "b", "a", "b", "a", "b", "a", None, "a"], [0, None, 1, 0, 1, 0, 1, 0, None, 0]]
+    for labels in columns:
+        items = from_dataset(pairs(INPUTS, labels))
+        assert items.task.num_outputs == 2 and items.labels == (("a", "b") if "a" in labels else ())
+        assert_same_batches(items, from_arrays(INPUTS, labels))
+        window = Batches(items, max_rows=10).read(Position())
+        assert window.targets is not None and (window.targets >= 0).sum() == 8
+
+
+def test_a_cache_of_other_items_or_a_damaged_one_is_refused(tmp_path: Path) -> None:
+    cache = tmp_path / "lengths.npz"
+    items = from_dataset(pairs(INPUTS, LABELS), cache=cache)
+    longer = [np.concatenate([x, x]) for x in INPUTS]
+    others = [pairs(longer, LABELS), pairs(INPUTS, [label * 2 for label in LABELS])]
+    for dataset in others:
+        with pytest.raises(DataError, match="was made from other items or targets; delete it"):
+            from_dataset(dataset, cache=cache)
+    assert len({items.digest, *(from_dataset(dataset).digest for dataset in others)}) == 3
+    for content in (b"", cache.read_bytes()[:90]):
+        cache.write_bytes(content)
+        with pytest.raises(DataError, match=r"lengths.* can't be read"):
+            from_dataset(others[0], cache=cache)
+
+
+def test_an_item_that_grows_or_has_no_targets_is_noticed() -> None:
+    dataset = pairs(list(INPUTS), LABELS)
+    items = from_dataset(dataset)
+    dataset.items[7] = (torch.zeros(9, 2), 0)
+    with pytest.raises(DataError, match="item 7 of the dataset has 9 time steps, not 6 as before or in lengths"):
+        Batches(items, max_rows=10).read(Position())
+    for index, lengths in ((8, None), (8, LENGTHS), (0, LENGTHS)):  # item 0 is read in advance, item 8 in a batch
+        dataset = pairs(INPUTS, LABELS)
+        dataset.items[index] = {"inputs": INPUTS[index]}
+        with pytest.raises(DataError, match=f"item {index} of the dataset has no targets, but others have"):
+            Batches(from_dataset(dataset, lengths=lengths, classes=3), max_rows=10).read(Position())
+
+
+def test_padding_beyond_the_given_lengths_may_be_anything() -> None:
+    padded = [np.concatenate([x, np.full((7 - len(x), 2), np.nan)]) for x in INPUTS]
+    items = from_dataset(pairs(padded, LABELS), lengths=LENGTHS, classes=3)
+    assert_same_batches(items, from_arrays(INPUTS, LABELS))

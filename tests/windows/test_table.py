@@ -121,3 +121,30 @@ def test_dates_sort_a_series() -> None:
     frame = pandas.DataFrame({**COLUMNS, "day": pandas.Timestamp("2025-12-31") - pandas.to_timedelta(range(12), "D")})
     a, b = (from_table(frame, "load", "price", by="who", time=time) for time in ("day", "when"))
     assert_same(a, b)
+
+
+@pytest.mark.parametrize("unit", ["s", "us", "date32", "date64"])
+def test_dates_of_any_year_sort_a_series(unit: str) -> None:
+    days = [-135_000, 0, 130_000]  # the years 1600, 1970 and 2325
+    per_day = {"s": 86_400, "us": 86_400_000_000, "date32": 1, "date64": 86_400_000}[unit]
+    kind = {"date32": pa.date32(), "date64": pa.date64()}.get(unit) or pa.timestamp(unit)
+    numbers = pa.array([day * per_day for day in days], pa.int32() if unit == "date32" else pa.int64())
+    table = pa.table({"day": numbers.cast(kind).take(pa.array([2, 0, 1])), "x": [3.0, 1.0, 2.0], "y": [0.0, 0.0, 0.0]})
+    assert from_table(table, "x", "y", time="day").inputs[0].ravel().tolist() == [1, 2, 3]
+
+
+def test_a_missing_class_is_not_a_class() -> None:
+    x = [[1.0, 2.0], [3.0, 4.0]]
+    for columns, expected in (
+        ({"y": [[0, None], [1, 0]]}, [[0, -100], [1, 0]]),
+        ({"y": [["a", None], ["b", "a"]]}, [[0, -100], [1, 0]]),
+        ({"y": [None, 1]}, [[-100, -100], [-100, 1]]),
+        ({"y": ["a", None]}, [[-100, 0], [-100, -100]]),
+    ):
+        items = from_table(pa.table({"x": x, **columns}), "x", "y")
+        _, targets = items.read([(0, 0), (0, 1)], 2, inputs=False, targets=True)
+        assert targets is not None and targets.T.tolist() == expected
+        assert items.task.has_classes and "None" not in items.labels
+    steps = pa.table({"x": [1.0, 2.0, 3.0], "y": ["on", None, "off"]})
+    _, targets = from_table(steps, "x", "y").read([(0, 0)], 3, inputs=False, targets=True)
+    assert targets is not None and targets.flatten().tolist() == [1, -100, 0]

@@ -16,7 +16,8 @@ from stretto.store.sequences import IntArray
 from stretto.windows.items import Items, Payload, RowId, pad
 from stretto.windows.row_arrays import RowArrays
 from stretto.windows.row_inputs import ArrayRows, RowInputs
-from stretto.windows.row_targets import RowTargets, count_classes, find_targets
+from stretto.windows.row_targets import RowTargets, find_targets
+from stretto.windows.target_classes import count_classes
 
 _SAMPLED_ROWS = 64  # how many rows the digest of the data is computed from
 
@@ -44,14 +45,14 @@ def from_arrays(
     - `values_per_step`: floats `[rows, time, values]`, or `[rows, time]` if `target_kind` says so
     - `next_token`: no targets; the inputs are tokens
 
-    -100 marks a missing class, NaN a missing value. `classes` is the number of classes, or their names, and
-    `num_tokens` the size of the vocabulary; by default both are those that occur. Give them for validation data, in
-    which some may not occur.
+    -100 or None marks a missing class, NaN a missing value. `classes` is the number of classes, or their names: if
+    targets are integers, in their order, else in any order. `num_tokens` is the size of the vocabulary. By default both
+    are those that occur. Give them for validation data, in which some may not occur.
     """
     rows = RowInputs.of(inputs, lengths)
     num_inputs = rows.num_channels
     if rows.is_tokens:
-        num_inputs = count_classes(rows.rows.parts(rows.lengths), "inputs", num_tokens)
+        num_inputs = count_classes(rows.rows.parts(rows.lengths), "inputs", num_tokens, may_be_missing=False)
     if targets is None:
         if not rows.is_tokens:
             raise DataError("targets are missing, and inputs are floats, not tokens; give targets")
@@ -78,7 +79,7 @@ class ArrayItems(Items):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return () if self.targets is None else self.targets.names
+        return () if self.targets is None or self.targets.classes is None else self.targets.classes.names
 
     @property
     def shard_sizes(self) -> Sequence[int]:
@@ -108,7 +109,7 @@ class ArrayItems(Items):
         for index in np.unique(np.linspace(0, len(self.inputs) - 1, _SAMPLED_ROWS).astype(int)).tolist():
             content.update(np.ascontiguousarray(self.inputs[index]).tobytes())
             if self.targets is not None:
-                content.update(np.array(self.targets.rows[index].tolist()).tobytes())
+                content.update(repr(self.targets.rows[index].tolist()).encode())
         return content.hexdigest()
 
     def cut(self, num_steps: int) -> "ArrayItems":

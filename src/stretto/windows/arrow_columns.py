@@ -77,14 +77,12 @@ class ArrowColumns:
         return values
 
     def classes(self, name: str) -> Array:
-        """Return a column of classes: text, or integers as floats, so that NaN can mark a missing one."""
+        """Return a column of classes: text, or integers as floats; None or NaN where there is none."""
         kind, types = self._type(name), self.arrow.types
         if types.is_integer(kind) or types.is_boolean(kind) or self.is_float(name):
             return self.numbers(name)
         texts = self._texts(name)
-        if None in texts:
-            raise DataError(f"column {name!r} has no class in row {list(texts).index(None)}; leave such rows out")
-        return texts.astype(str)
+        return texts if None in texts else texts.astype(str)
 
     def codes(self, name: str) -> IntArray:
         """Return a number per row for each different value of a column."""
@@ -100,8 +98,10 @@ class ArrowColumns:
         column = self.table.column(name)
         if column.null_count:
             raise DataError(f"column {name!r} has {column.null_count} missing times; leave such rows out")
-        if types.is_temporal(kind):
-            return np.asarray(column.to_numpy()).astype("datetime64[ns]").astype(np.int64)
+        if types.is_temporal(kind) and not types.is_interval(kind):
+            # The integers in the column's own unit: nanoseconds overflow in the years 1677 and 2262.
+            dtype = self.arrow.int32() if kind.bit_width == 32 else self.arrow.int64()
+            return np.asarray(column.cast(dtype).to_numpy())
         if types.is_integer(kind) or types.is_floating(kind):
             return np.asarray(column.to_numpy())
         raise DataError(f"time={name!r} has values of type {kind}; convert them to dates first (pandas.to_datetime)")
@@ -116,11 +116,11 @@ class ArrowColumns:
         return [np.array(row) for row in column.to_pylist()]
 
     def _plain(self, name: str) -> Array:
-        """Return integers, booleans or text; integers with missing values become floats with NaN."""
+        """Return integers, booleans or text; if some are missing, objects with None."""
         types = self.arrow.types
         if types.is_integer(self._type(name)) or types.is_boolean(self._type(name)):
             column = self.table.column(name)
-            return self.numbers(name) if column.null_count else np.asarray(column.to_numpy())
+            return np.array(column.to_pylist(), object) if column.null_count else np.asarray(column.to_numpy())
         return self.classes(name)
 
     def _texts(self, name: str) -> Array:

@@ -2,11 +2,12 @@
 
 import hashlib
 import io
-from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import DataError, StrettoError
-from stretto.base.task import TargetKind, Task, has_classes
+from stretto.base.task import TargetKind, Task, has_classes, is_per_row
 from stretto.base.window import IGNORE_INDEX
 from stretto.store.sequences import IntArray
 from stretto.windows.items import Items, Payload, RowId, pad
@@ -23,15 +24,21 @@ from stretto.windows.row_arrays import Array, RowArrays, as_array
 from stretto.windows.row_inputs import as_inputs
 from stretto.windows.row_targets import (
     check_kind,
-    check_step_sizes,
-    count_classes,
     encode_targets,
     find_target_kind,
-    sorted_names,
+    is_per_step,
     targets_tensor,
 )
+from stretto.windows.target_classes import (
+    TargetClasses,
+    count_classes,
+    given_names,
+    holds_text,
+    is_missing,
+    plain_targets,
+)
 
-_SAMPLED_ITEMS = 8  # the first items, from which the kind of inputs and targets is found
+_SAMPLED_ITEMS = 8  # how many items the kind of inputs and targets, and a fingerprint, are found from
 
 Collate = Callable[[list[Any]], Sequence[Any]]
 """A DataLoader's `collate_fn`: a list of items in; inputs, targets and anything else out, batch first."""
@@ -70,24 +77,29 @@ def from_dataset(
     reader = _ItemReader(dataset, collate)
     if not len(reader):
         raise DataError("the dataset has no items; use at least one")
-    sample = [reader.read([index])[0] for index in range(min(_SAMPLED_ITEMS, len(reader)))]
-    is_tokens = sample[0][0].ndim == 1 and sample[0][0].dtype.kind in "iu"
+    sample = {index: reader.read([index])[0] for index in _sampled_indices(len(reader))}
+    inputs = sample[0][0]
+    is_tokens = inputs.ndim == 1 and inputs.dtype.kind in "iu"
     kind = _find_kind(sample, target_kind, is_tokens)
+    is_text = any(target is not None and holds_text(plain_targets(target, kind).dtype) for _, target in sample.values())
+    given_classes = None if classes is None or not has_classes(kind) else TargetClasses.of(classes, is_text)
+    fingerprint = _fingerprint(sample, kind)
     if lengths is not None:
-        facts = _given_facts(lengths, len(reader), kind, classes, num_tokens if is_tokens else 0)
+        facts = _given_facts(lengths, len(reader), kind, given_classes, num_tokens if is_tokens else 0)
     else:
-        facts = _find_facts(reader, kind, is_tokens, None if cache is None else Path(cache), on_item)
-        facts = facts.with_sizes(classes, num_tokens)
-    num_inputs = facts.num_tokens if is_tokens else as_inputs(sample[0][0]).shape[1]
-    num_outputs = facts.num_classes
+        scan = _Scan(reader, kind, is_tokens, is_text, fingerprint)
+        facts = scan.read(None if cache is None else Path(cache), on_item).with_sizes(given_classes, num_tokens)
+    num_inputs = facts.num_tokens if is_tokens else as_inputs(inputs).shape[1]
     if kind == "next_token":
         num_outputs = num_inputs
-    elif not has_classes(kind):
-        target = sample[0][1]
-        assert target is not None
-        num_outputs = encode_targets(kind, target).shape[-1]
+    elif facts.classes is not None:
+        num_outputs = facts.classes.number
+    else:
+        assert sample[0][1] is not None
+        num_outputs = encode_targets(kind, sample[0][1]).shape[-1]
     task = Task("tokens" if is_tokens else "channels", num_inputs, kind, num_outputs)
-    return DatasetItems(reader, task, facts.lengths, facts.names)
+    may_be_padded = lengths is not None or collate is not None
+    return DatasetItems(reader, task, facts.lengths, facts.classes, fingerprint, may_be_padded)
 
 
 @dataclass(frozen=True)
@@ -97,7 +109,9 @@ class DatasetItems(Items):
     reader: "_ItemReader"
     data_task: Task
     item_lengths: IntArray
-    names: tuple[str, ...] = ()  # of the classes, if they have names
+    classes: TargetClasses | None = None
+    fingerprint: str = ""  # of some items
+    may_be_padded: bool = False  # items may have more time steps than their length
 
     @property
     def task(self) -> Task:
@@ -105,7 +119,7 @@ class DatasetItems(Items):
 
     @property
     def labels(self) -> tuple[str, ...]:
-        return self.names
+        return () if self.classes is None else self.classes.names
 
     @property
     def location(self) -> str:
@@ -130,10 +144,8 @@ class DatasetItems(Items):
 
     @cached_property
     def digest(self) -> str:
-        content = hashlib.sha256(f"{self.data_task} {self.names}".encode() + self.item_lengths.tobytes())
-        for inputs, _ in self.reader.read([0, len(self.item_lengths) - 1]):
-            content.update(np.ascontiguousarray(inputs).tobytes())
-        return content.hexdigest()
+        facts = f"{self.data_task} {self.labels} {self.fingerprint}"
+        return hashlib.sha256(facts.encode() + self.item_lengths.tobytes()).hexdigest()
 
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         return self._num_steps[start:stop]
@@ -143,21 +155,28 @@ class DatasetItems(Items):
         indices = [index for _, index in rows]
         lengths = self.item_lengths[indices].tolist()
         pairs = self.reader.read(indices)
-        for index, length, (x, _) in zip(indices, lengths, pairs, strict=True):
-            if len(x) < length:
+        kind = self.data_task.targets
+        for index, length, (x, target) in zip(indices, lengths, pairs, strict=True):
+            if len(x) < length or (len(x) > length and not self.may_be_padded):
                 raise DataError(
                     f"item {index} of the dataset has {len(x)} time steps, not {length} as before or in lengths; "
                     "return the same item each time"
                 )
+            _check_item(index, x[:length], target if target is None or is_per_row(kind) else target[:length], kind)
+            if self.data_task.inputs == "tokens":
+                count_classes([(index, x[:length])], "inputs", self.data_task.num_inputs, may_be_missing=False)
         input_rows = [as_inputs(x)[:length] for (x, _), length in zip(pairs, lengths, strict=True)]
-        kind = self.data_task.targets
         if kind == "next_token":
             x_tensor = pad([row[:-1] for row in input_rows], num_steps, 0) if inputs else None
             return x_tensor, (pad([row[1:] for row in input_rows], num_steps, IGNORE_INDEX) if targets else None)
         x_tensor = pad(input_rows, num_steps, 0) if inputs else None
         if not targets:
             return x_tensor, None
-        encoded = [encode_targets(kind, target, self.names) for _, target in pairs if target is not None]
+        encoded = [
+            encode_targets(kind, target, self.classes, index)
+            for index, (_, target) in zip(indices, pairs, strict=True)
+            if target is not None
+        ]
         return x_tensor, targets_tensor(kind, encoded, lengths, num_steps)
 
 
@@ -205,23 +224,58 @@ def _parse(item: object, index: int) -> _Pair:
     return as_array(item), None  # type: ignore[arg-type]
 
 
-def _find_kind(sample: list[_Pair], kind: TargetKind | None, is_tokens: bool) -> TargetKind:
-    inputs = RowArrays.of([x for x, _ in sample], "inputs")
+def _find_kind(sample: Mapping[int, _Pair], kind: TargetKind | None, is_tokens: bool) -> TargetKind:
+    inputs = RowArrays.of([x for x, _ in sample.values()], "inputs")
     if inputs.ndim not in (1, 2) or inputs.dtype.kind not in "fiub":
         raise DataError(
             f"item 0 of the dataset has inputs of shape {list(inputs[0].shape)} and type {inputs.dtype}; use floats "
             "[time, channels], or integers [time] for tokens"
         )
-    targets = [target for _, target in sample if target is not None]
+    targets = [target for _, target in sample.values() if target is not None]
     if not targets:
         if not is_tokens:
             raise DataError("items of the dataset have no targets, and inputs are not tokens; return (inputs, targets)")
         return "next_token"
-    rows = RowArrays.of(targets, "targets")
-    kind = find_target_kind(rows, inputs.sizes) if kind is None else kind
+    for index, (_, target) in sample.items():
+        _check_target(index, target)
+    rows = RowArrays.of(targets, "targets").map(lambda row: plain_targets(row, kind))
+    kind = kind or find_target_kind(rows, inputs.sizes)
     check_kind(kind)
-    check_step_sizes(rows, inputs.sizes, kind)
     return kind
+
+
+def _check_item(index: int, x: Array, target: Array | None, kind: TargetKind) -> None:
+    """Raise if an item does not have what the others have."""
+    if not len(x):
+        raise DataError(f"item {index} of the dataset has no time steps; leave it out")
+    if x.dtype.kind == "f" and not np.isfinite(x).all():
+        raise DataError(f"item {index} of the dataset has an input that is NaN or infinite; replace it")
+    if kind != "next_token":
+        _check_target(index, target)
+    if target is not None and is_per_step(kind) and len(target) != len(x):
+        raise DataError(
+            f"item {index} of the dataset has {len(x)} time steps, but {len(target)} targets; give a target per time "
+            f"step, with NaN or {IGNORE_INDEX} where there is none"
+        )
+
+
+def _check_target(index: int, target: Array | None) -> None:
+    if target is None:
+        raise DataError(f"item {index} of the dataset has no targets, but others have; return (inputs, targets)")
+
+
+def _sampled_indices(size: int) -> list[int]:
+    indices: list[int] = np.unique(np.linspace(0, size - 1, _SAMPLED_ITEMS).astype(int)).tolist()
+    return indices
+
+
+def _fingerprint(sample: Mapping[int, _Pair], kind: TargetKind) -> str:
+    """Return a hash of some items, which tells datasets apart."""
+    content = hashlib.sha256(kind.encode())
+    for x, target in sample.values():
+        content.update(f"{x.dtype} {x.shape} {None if target is None else target.tolist()}".encode())
+        content.update(np.ascontiguousarray(x).tobytes())
+    return content.hexdigest()
 
 
 @dataclass(frozen=True)
@@ -230,28 +284,23 @@ class _Facts:
 
     lengths: IntArray
     num_tokens: int = 0
-    num_classes: int = 0
-    names: tuple[str, ...] = ()
+    classes: TargetClasses | None = None  # None: targets are not classes
 
-    def with_sizes(self, classes: int | Sequence[str] | None, num_tokens: int | None) -> "_Facts":
+    def with_sizes(self, classes: TargetClasses | None, num_tokens: int | None) -> "_Facts":
         """Return the facts with the sizes that the user gave, which must be large enough."""
-        for name, given, size in (
-            ("classes", classes if isinstance(classes, int) else None, self.num_classes),
+        if classes is not None and self.classes is not None:
+            classes.check_names(self.classes.names, "")
+        for field, given, size in (
+            ("classes", None if classes is None else classes.number, self.classes.number if self.classes else 0),
             ("num_tokens", num_tokens, self.num_tokens),
         ):
             if given is not None and given < size:
-                raise DataError(f"{name}={given}, but {size - 1} occurs in the dataset; use at least {size}")
-        names = self.names if classes is None or isinstance(classes, int) else sorted_names(self.names, classes)
-        num_classes = len(names) or (classes if isinstance(classes, int) else self.num_classes)
-        return _Facts(self.lengths, num_tokens or self.num_tokens, num_classes, names)
+                raise DataError(f"{field}={given}, but {size - 1} occurs in the dataset; use at least {size}")
+        return _Facts(self.lengths, num_tokens or self.num_tokens, classes or self.classes)
 
 
 def _given_facts(
-    lengths: ArrayLike | Tensor,
-    size: int,
-    kind: TargetKind,
-    classes: int | Sequence[str] | None,
-    num_tokens: int | None,
+    lengths: ArrayLike | Tensor, size: int, kind: TargetKind, classes: TargetClasses | None, num_tokens: int | None
 ) -> _Facts:
     array = as_array(lengths)
     if array.shape != (size,) or array.dtype.kind not in "iu" or array.min() < 1:
@@ -260,60 +309,71 @@ def _given_facts(
         )
     if num_tokens is None:
         raise DataError("num_tokens is missing, and lengths are given, so not all items are read; set it")
-    names = () if classes is None or isinstance(classes, int) else tuple(sorted(classes))
     if kind in ("class_per_row", "class_per_step") and classes is None:
         raise DataError("classes is missing, and lengths are given, so not all items are read; set it to their number")
-    return _Facts(array.astype(np.int64), num_tokens, len(names) or (classes if isinstance(classes, int) else 0), names)
+    return _Facts(array.astype(np.int64), num_tokens, classes)
 
 
-def _find_facts(
-    reader: _ItemReader, kind: TargetKind, is_tokens: bool, cache: Path | None, on_item: Callable[[float], None]
-) -> _Facts:
-    """Read all items once, or the cache."""
-    if cache is not None and cache.exists():
-        return _read_cache(cache, len(reader))
-    lengths = np.zeros(len(reader), np.int64)
-    num_tokens, num_classes, names = 0, 0, set()
+@dataclass(frozen=True)
+class _Scan:
+    """Finds the facts of all items: reads them once, or a cache."""
 
-    def pairs() -> Iterator[tuple[int, _Pair]]:
-        for index in range(len(reader)):
-            yield index, reader.read([index])[0]
-            on_item((index + 1) / len(reader))
+    reader: _ItemReader
+    kind: TargetKind
+    is_tokens: bool
+    is_text: bool
+    fingerprint: str
 
-    for index, (x, target) in pairs():
-        lengths[index] = len(x)
-        if not len(x):
-            raise DataError(f"item {index} of the dataset has no time steps; leave it out")
-        if is_tokens:
-            num_tokens = max(num_tokens, count_classes([(index, x)], "inputs", None))
-        elif not np.isfinite(x).all():
-            raise DataError(f"item {index} of the dataset has an input that is NaN or infinite; replace it")
-        if kind in ("class_per_row", "class_per_step") and target is not None:
-            if target.dtype.kind in "UO":
-                names.update(np.atleast_1d(target).astype(str).tolist())
-            elif (np.atleast_1d(target) != IGNORE_INDEX).any():
-                num_classes = max(num_classes, count_classes([(index, np.atleast_1d(target))], "targets", None))
-    facts = _Facts(lengths, num_tokens, len(names) or num_classes, tuple(sorted(names)))
-    if cache is not None:
-        _write_cache(cache, facts)
-    return facts
+    def read(self, cache: Path | None, on_item: Callable[[float], None]) -> _Facts:
+        if cache is not None and cache.exists():
+            return self._read_cache(cache)
+        facts = self._read_items(on_item)
+        if cache is not None:
+            self._write_cache(cache, facts)
+        return facts
 
+    def _read_items(self, on_item: Callable[[float], None]) -> _Facts:
+        lengths = np.zeros(len(self.reader), np.int64)
+        num_tokens, num_classes, names = 0, 0, set[str]()
+        for index in range(len(self.reader)):
+            x, target = self.reader.read([index])[0]
+            _check_item(index, x, target, self.kind)
+            lengths[index] = len(x)
+            if self.is_tokens:
+                num_tokens = max(num_tokens, count_classes([(index, x)], "inputs", None, may_be_missing=False))
+            if self.kind in ("class_per_row", "class_per_step") and target is not None:
+                target = plain_targets(target, self.kind)
+                if self.is_text:
+                    names.update(given_names(target).tolist())
+                elif not is_missing(target).all():
+                    num_classes = max(num_classes, count_classes([(index, target)], "targets", None))
+            on_item((index + 1) / len(self.reader))
+        return self._facts(lengths, num_tokens, num_classes, sorted(names))
 
-def _read_cache(cache: Path, size: int) -> _Facts:
-    try:
-        with np.load(cache, allow_pickle=False) as content:
-            lengths, sizes, names = content["lengths"], content["sizes"], content["names"]
-    except (OSError, ValueError, KeyError) as error:
-        raise DataError(f"cache={cache} can't be read ({error}); delete it, and the items are read again") from None
-    if len(lengths) != size:
-        raise DataError(f"cache={cache} has {len(lengths)} items, but the dataset has {size}; delete it")
-    return _Facts(lengths.astype(np.int64), int(sizes[0]), int(sizes[1]), tuple(names.tolist()))
+    def _facts(self, lengths: IntArray, num_tokens: int, num_classes: int, names: Sequence[str]) -> _Facts:
+        classes = TargetClasses(len(names) if self.is_text else num_classes, tuple(names), self.is_text)
+        return _Facts(lengths, num_tokens, classes if has_classes(self.kind) and self.kind != "next_token" else None)
 
+    def _read_cache(self, cache: Path) -> _Facts:
+        try:
+            with np.load(io.BytesIO(cache.read_bytes()), allow_pickle=False) as content:
+                lengths, sizes, names = content["lengths"], content["sizes"], content["names"]
+                fingerprint = str(content["fingerprint"])
+        except (OSError, ValueError, KeyError, EOFError, BadZipFile) as error:
+            raise DataError(f"cache={cache} can't be read ({error}); delete it, and the items are read again") from None
+        if len(lengths) != len(self.reader):
+            raise DataError(
+                f"cache={cache} has {len(lengths)} items, but the dataset has {len(self.reader)}; delete it"
+            )
+        if fingerprint != self.fingerprint:
+            raise DataError(f"cache={cache} was made from other items or targets; delete it")
+        return self._facts(lengths.astype(np.int64), int(sizes[0]), int(sizes[1]), names.tolist())
 
-def _write_cache(cache: Path, facts: _Facts) -> None:
-    content = io.BytesIO()
-    sizes = np.array([facts.num_tokens, facts.num_classes])
-    np.savez(content, lengths=facts.lengths, sizes=sizes, names=np.array(facts.names, dtype=str))
-    with explain_write_errors(f"cache={cache}"):
-        cache.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(cache, content.getvalue())
+    def _write_cache(self, cache: Path, facts: _Facts) -> None:
+        content = io.BytesIO()
+        classes = facts.classes or TargetClasses(0)
+        sizes, names = np.array([facts.num_tokens, classes.number]), np.array(classes.names, dtype=str)
+        np.savez(content, lengths=facts.lengths, sizes=sizes, names=names, fingerprint=self.fingerprint)
+        with explain_write_errors(f"cache={cache}"):
+            cache.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(cache, content.getvalue())

@@ -1,6 +1,6 @@
 """RowArrays: the rows of a dense array or a list of arrays, whatever their lengths, as numpy arrays."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,6 +80,11 @@ class RowArrays:
             return
         for index in range(len(self.rows)):
             yield index, self[index] if lengths is None else self[index][: lengths[index]]
+
+    def map(self, function: Callable[[Array], Array]) -> "RowArrays":
+        """Return the rows with a function applied to them, all at once if they are dense."""
+        is_dense = isinstance(self.rows, np.ndarray)
+        return RowArrays(function(np.asarray(self.rows)) if is_dense else list(map(function, self.rows)), self.name)
 
     def _check_shapes(self) -> None:
         if isinstance(self.rows, np.ndarray):

@@ -1,6 +1,6 @@
 """RowTargets: the targets of rows in memory, their kind, and the tensors that a loss reads."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -13,8 +13,7 @@ from stretto.base.task import TARGET_KINDS, TargetKind, has_classes, is_per_row
 from stretto.base.window import IGNORE_INDEX
 from stretto.windows.items import pad
 from stretto.windows.row_arrays import Array, RowArrays
-
-_STEP_KINDS = ("class_per_step", "values_per_step")
+from stretto.windows.target_classes import TargetClasses, holds_text, plain_targets
 
 
 @dataclass(frozen=True)
@@ -24,11 +23,11 @@ class RowTargets:
     rows: RowArrays
     kind: TargetKind
     num_outputs: int
-    names: tuple[str, ...] = ()  # of the classes, if they have names
+    classes: TargetClasses | None = None  # None: values
 
     def read(self, indices: Sequence[int], lengths: Sequence[int], num_steps: int) -> Tensor:
         """Return the targets of some rows, `[time, batch]` or `[time, batch, values]`."""
-        arrays = [encode_targets(self.kind, self.rows[index], self.names) for index in indices]
+        arrays = [encode_targets(self.kind, self.rows[index], self.classes, index) for index in indices]
         return targets_tensor(self.kind, arrays, lengths, num_steps)
 
 
@@ -47,17 +46,12 @@ def targets_tensor(kind: TargetKind, rows: Sequence[Array], lengths: Sequence[in
     return targets
 
 
-def encode_targets(kind: TargetKind, row: Array, names: tuple[str, ...] = ()) -> Array:
-    """Return a row's targets: classes as integers, IGNORE_INDEX where missing; values as floats with a last dim."""
-    if kind == "values_per_row":
-        return _as_floats(np.atleast_1d(row))
-    if not has_classes(kind):
-        return _as_floats(row.reshape(len(row), -1))
-    if names:
-        return np.searchsorted(np.array(names), row.astype(str))
-    if row.dtype.kind != "f":
-        return row.astype(np.int64)
-    return np.where(np.isnan(row), IGNORE_INDEX, row).astype(np.int64)
+def encode_targets(kind: TargetKind, row: Array, classes: TargetClasses | None = None, index: int = 0) -> Array:
+    """Return targets of row `index`: classes as integers, -100 where missing; values as floats with a last dim."""
+    row = plain_targets(row, kind)
+    if classes is not None:
+        return classes.encode(row, index)
+    return _as_floats(np.atleast_1d(row) if kind == "values_per_row" else row.reshape(len(row), -1))
 
 
 def _as_floats(row: Array) -> Array:
@@ -71,26 +65,32 @@ def find_targets(
 
     `steps` is the number of time steps that each row has, padding included.
     """
-    if kind is None:
-        kind = find_target_kind(targets, steps)
+    targets = targets.map(lambda part: plain_targets(part, kind))
+    kind = kind or find_target_kind(targets, steps)
     check_kind(kind)
-    names = () if classes is None or isinstance(classes, int) else tuple(sorted(map(str, classes)))
     check_step_sizes(targets, steps, kind)
     _check_dims(targets, kind)
     if not has_classes(kind):
         _check_values(targets)
         width = targets[0].shape[-1] if targets.ndim == (1 if kind == "values_per_row" else 2) else 1
         return RowTargets(targets, kind, width)
-    if targets.dtype.kind in "US" or targets.dtype == object:
-        names = _check_names(targets, names)
-        return RowTargets(targets, kind, len(names), names)
-    num_classes = classes if isinstance(classes, int) else len(names) or None
-    return RowTargets(targets, kind, count_classes(targets.parts(), "targets", num_classes))
+    if classes is None:
+        target_classes = TargetClasses.find(targets.parts(), holds_text(targets.dtype))
+    else:
+        target_classes = TargetClasses.of(classes, holds_text(targets.dtype))
+        for index, part in targets.parts():
+            target_classes.check(part, index)
+    return RowTargets(targets, kind, target_classes.number, target_classes)
+
+
+def is_per_step(kind: TargetKind) -> bool:
+    """Whether arrays have a target per time step."""
+    return kind in ("class_per_step", "values_per_step")
 
 
 def check_step_sizes(targets: RowArrays, steps: NDArray[np.int64], kind: TargetKind) -> None:
     """Raise if targets of each time step are not as many as the time steps."""
-    if kind in _STEP_KINDS and not np.array_equal(targets.sizes, steps):
+    if is_per_step(kind) and not np.array_equal(targets.sizes, steps):
         index = int(np.flatnonzero(targets.sizes != steps)[0])
         raise DataError(
             f"targets[{index}] has {targets.sizes[index]} time steps, but inputs[{index}] has {steps[index]}; give a "
@@ -124,29 +124,6 @@ def find_target_kind(targets: RowArrays, steps: NDArray[np.int64]) -> TargetKind
     )
 
 
-def count_classes(parts: Iterable[tuple[int, Array]], name: str, num_classes: int | None) -> int:
-    """Return `num_classes`, or else the largest class plus 1; raise if a class is out of range or not an integer."""
-    largest = -1
-    for index, part in parts:
-        is_given = ~np.isnan(part) if part.dtype.kind == "f" else part != IGNORE_INDEX
-        given = part[is_given]
-        if not given.size:
-            continue
-        if part.dtype.kind == "f" and (given != np.floor(given)).any():
-            raise DataError(f"{name} has {given[given != np.floor(given)][0]}, which is not a class; use whole numbers")
-        if given.min() < 0:
-            raise DataError(
-                f"{name} has {given.min()} at or after row {index}; count classes from 0, and use {IGNORE_INDEX} where "
-                "there is none"
-            )
-        largest = max(largest, int(given.max()))
-    if num_classes is not None and largest >= num_classes:
-        raise DataError(f"{name} has {largest}, but there are only {num_classes} classes, counted from 0")
-    if largest < 0 and num_classes is None:
-        raise DataError(f"{name} has no class in any row; use other targets, or set classes")
-    return largest + 1 if num_classes is None else num_classes
-
-
 def _check_dims(targets: RowArrays, kind: TargetKind) -> None:
     dims = {"class_per_row": (0,), "values_per_row": (0, 1), "class_per_step": (1,), "values_per_step": (1, 2)}[kind]
     if targets.ndim not in dims:
@@ -163,17 +140,3 @@ def _check_values(targets: RowArrays) -> None:
         for index, part in targets.parts():
             if np.isinf(part).any():
                 raise DataError(f"targets are infinite at or after row {index}; use NaN where a value is missing")
-
-
-def _check_names(targets: RowArrays, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of all classes, sorted; raise if there is another one than those given."""
-    actual = sorted({str(name) for _, part in targets.parts() for name in np.unique(part.astype(str))})
-    return sorted_names(actual, names) if names else tuple(actual)
-
-
-def sorted_names(actual: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of the classes, sorted; raise if another one occurs."""
-    unknown = [name for name in actual if name not in names]
-    if unknown:
-        raise DataError(f"targets have the class {unknown[0]!r}, which is not one of classes={list(names)}; add it")
-    return tuple(sorted(names))
