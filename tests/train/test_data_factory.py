@@ -1,16 +1,20 @@
 """data.factory: a run on data that a user's function returns, as rows or as windows."""
 
+import os
 from pathlib import Path
 
 import pytest
 
+from helpers.rank_pool import RankPools
 from stretto import Run, load_model
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.errors import ConfigError, StrettoError
+from stretto.mesh.world import World
 from stretto.train import EvaluationReport
 
 CODE = """
+import os
 import numpy as np
 from stretto.data import Batches, from_arrays
 
@@ -26,6 +30,12 @@ def windows():
 
 def other():
     return from_arrays(X + 1, names), None
+
+def only_validation():
+    return None, from_arrays(X, names)
+
+def by_rank():
+    return from_arrays(X + int(os.environ["RANK"]), names)
 
 def per_step():
     return from_arrays(X, names), from_arrays(X, X)
@@ -85,6 +95,7 @@ def test_windows_are_used_as_they_are(tmp_path: Path) -> None:
         ("array", r"mine\.py:array' returned an object of type ndarray; return rows, as stretto\.data\.from_arrays"),
         ("wrong", r"mine\.py:wrong': targets have 5 rows, but inputs have 90"),
         ("per_step", r"mine\.py:per_step' \(validation\) has values_per_step as targets, but .* has class_per_row"),
+        ("only_validation", r"mine\.py:only_validation' returned None for training; return rows or windows"),
         ("nothing", r"mine\.py has no nothing"),
     ],
 )
@@ -98,3 +109,35 @@ def test_a_factory_replaces_the_folders(tmp_path: Path) -> None:
         config(tmp_path, "both", data={"train": "data"})
     with pytest.raises(ConfigError, match=r"data\.context=3 has no effect with data\.feed='batches'; leave it out"):
         Run(config(tmp_path, "both", data={"context": 3}))
+    for field in ("budget", "lanes", "row_multiple"):
+        with pytest.raises(ConfigError, match=rf"data\.{field}=96 has no effect, since .* returns windows"):
+            Run(config(tmp_path, "windows", data={field: 96}))
+
+
+def test_early_stopping_uses_the_validation_data_of_the_function(tmp_path: Path) -> None:
+    settings: dict[str, dict[str, object]] = {
+        "train": {"steps": 40, "lr": 5.0, "patience": 1},
+        "run": {"folder": str(tmp_path / "run"), "eval_every": 2},
+    }
+    run = Run(config(tmp_path, "both", **settings))
+    assert len(list(run.events())) > 0 and run.trainer.has_stopped_early
+    with pytest.raises(ConfigError, match=r"patience=1 depends on .*other' returned no validation data; return"):
+        Run(config(tmp_path, "other", **settings))
+    with pytest.raises(ConfigError, match=r"patience=1 depends on evaluations during the run; set run\.eval_every"):
+        config(tmp_path, "both", train={"patience": 1})
+
+
+def run_on_rank(world: World, folder: Path, name: str) -> str:
+    os.environ["RANK"] = str(world.rank)
+    try:
+        Run(config(folder, name, layout={"replicas": 2}), world).close()
+    except StrettoError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_with_different_data_are_refused_on_every_rank(tmp_path: Path, pools: RankPools) -> None:
+    messages = pools[2].run(run_on_rank, tmp_path, "by_rank")
+    assert messages[0] == messages[1]
+    assert messages[0].endswith("by_rank differs on 1 of 2 ranks from that of rank 0; use the same data on every rank")
+    assert pools[2].run(run_on_rank, tmp_path, "both") == ["", ""]

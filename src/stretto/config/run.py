@@ -33,7 +33,8 @@ class DataConfig(StrictModel):
     factory: str | None = None
     """Instead of `train` and `valid`: your own data, as `file.py:function` or `package.module:function`. The function
     is called without arguments, on every rank, and returns rows for batches, as `stretto.data.from_arrays` does, or
-    windows, such as `Batches`; or a pair of them, for training and validation."""
+    windows, such as `Batches`; or a pair of them, for training and validation. Rows become batches with `budget`,
+    `max_rows`, `row_multiple` and `run.seed`; windows have their own sizes and seed."""
     feed: Literal["lanes", "batches", "forecast"] | None = None
     """How data becomes rows: `lanes` (streams with carried state; also to forecast series), `batches` (sequences of
     different lengths) or `forecast` (sliding windows of series, without carried state). By default: lanes for a corpus;
@@ -146,7 +147,15 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.train.uses_evaluations and (self.data.valid is None or self.run.eval_every is None):
-            name = "schedule='plateau'" if self.train.patience is None else f"patience={self.train.patience}"
-            raise ValueError(f"train.{name} depends on evaluations during the run; set data.valid and run.eval_every")
+        has_validation = self.data.valid is not None or self.data.factory is not None
+        if self.evaluation_dependent is not None and (not has_validation or self.run.eval_every is None):
+            remedy = "set data.valid and run.eval_every" if self.data.factory is None else "set run.eval_every"
+            raise ValueError(f"{self.evaluation_dependent} depends on evaluations during the run; {remedy}")
         return self
+
+    @property
+    def evaluation_dependent(self) -> str | None:
+        """The setting that depends on evaluations during the run, as `name=value`; None if there is none."""
+        if not self.train.uses_evaluations:
+            return None
+        return "train.schedule='plateau'" if self.train.patience is None else f"train.patience={self.train.patience}"

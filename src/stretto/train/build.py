@@ -52,6 +52,11 @@ def build_inputs(config: RunConfig) -> RunInputs:
     An invalid config raises the same error on every rank, or just once if a command calls this before launching ranks.
     """
     train, valid = open_feeds(config.data, config.layout, config.run.seed)
+    if valid is None and config.evaluation_dependent is not None:
+        raise ConfigError(
+            f"{config.evaluation_dependent} depends on evaluations during the run, but "
+            f"data.factory={config.data.factory!r} returned no validation data; return a pair of rows or windows"
+        )
     task = train.data_spec.task
     model, loss = build_model(config.model, task), build_loss(config.model, task)
     if task.is_per_row:

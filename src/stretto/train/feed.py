@@ -66,9 +66,9 @@ def _factory_feeds(factory: str, data: DataConfig, layout: Layout, seed: int) ->
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ConfigError(f"{name} failed ({reason}); fix the function, which is called without arguments") from None
     train, valid = sources if isinstance(sources, tuple) and len(sources) == 2 else (sources, None)
+    if train is None:
+        raise ConfigError(f"{name} returned None for training; return rows or windows")
     feeds = [_source_feed(name, source, data, seed) for source in (train, valid) if source is not None]
-    if not feeds:
-        raise ConfigError(f"{name} returned None; return rows or windows")
     _check_num_rows(feeds[0].windows, layout)
     for feed in feeds:
         feed.windows.share(0, layout.replicas, layout.micro_batches)  # raises if there are too few lanes
@@ -85,6 +85,10 @@ def _source_feed(name: str, source: object, data: DataConfig, seed: int) -> Feed
             source = Batches(source, data.budget, data.max_rows, data.row_multiple, seed)
         except DataError as error:
             raise DataError(f"{name}: {error}") from None
+    elif isinstance(source, WindowSource):
+        for field in filter(lambda field: _is_set(data, field), _FEED_KINDS_BY_FIELD):
+            problem = f"data.{field}={getattr(data, field)!r} has no effect, since {name} returns windows"
+            raise ConfigError(f"{problem}; leave it out, or return rows")
     if not isinstance(source, WindowSource):
         raise ConfigError(
             f"{name} returned an object of type {type(source).__name__}; return rows, as stretto.data.from_arrays "
@@ -132,9 +136,9 @@ def _check_num_rows(windows: WindowSource, layout: Layout) -> None:
 def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> None:
     """Raise if a field is set that has no effect with this kind of feed, or on data without channels."""
     for name, kinds in _FEED_KINDS_BY_FIELD.items():
-        value = getattr(data, name)
-        if value == DataConfig.model_fields[name].default:
+        if not _is_set(data, name):
             continue
+        value = getattr(data, name)
         # Without data.feed, data.context decides between "lanes" and "forecast" for series, so name it as the remedy.
         if name in ("stride", "every_step") and data.feed is None and has_channels and kind == "lanes":
             raise ConfigError(
@@ -143,6 +147,10 @@ def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> Non
         if kind not in kinds or (name in _CHANNEL_FIELDS and not has_channels):
             reason = f"with data.feed={kind!r}" if kind not in kinds else "on data without channels"
             raise ConfigError(f"data.{name}={value!r} has no effect {reason}; leave it out")
+
+
+def _is_set(data: DataConfig, name: str) -> bool:
+    return bool(getattr(data, name) != DataConfig.model_fields[name].default)
 
 
 def _corpus_feed(corpus: Corpus, data: DataConfig, min_rows: int | None) -> Feed:

@@ -30,7 +30,7 @@ from stretto.train.plan_check import PlanCheck, predicted_seconds
 from stretto.train.rank_monitor import RankMonitor
 from stretto.train.save_policy import SavePolicy
 from stretto.train.signals import on_interrupt, on_preemption_signal
-from stretto.train.start import checkpoint_location, prepare_run
+from stretto.train.start import check_same_data, checkpoint_location, prepare_run
 from stretto.train.trace import gather_trace, save_trace
 from stretto.train.trained_model import read_weights
 from stretto.train.trainer import Request, StepReport, Trainer
@@ -68,6 +68,7 @@ class Run:
         self.folder = RunFolder(config.run.folder)
         self.world = world or World(rank=0, size=1, device=find_device(config.run.device))
         inputs = prepare_run(config, resume, allowed_locations)
+        check_same_data(inputs, config, self.world)
         self.model, self.data_spec = inputs.model, inputs.train.data_spec
         self.valid = None if inputs.valid is None else inputs.valid.windows
         self.engine = build_engine(inputs, config.layout, config.run, self.world)

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 
-from stretto.base.errors import ConfigError, StrettoError
+from stretto.base.errors import ConfigError, DataError, StrettoError
 from stretto.base.run_folder import RunFolder
 from stretto.checkpoint.checkpoint import Checkpoint, find_resume_checkpoint
 from stretto.checkpoint.storage import open_storage
 from stretto.config.run import RunConfig
 from stretto.config.toml import load_config
+from stretto.mesh.world import World
 from stretto.train.build import RunInputs, build_inputs
 from stretto.train.config_changes import find_changes, reject_changes
 from stretto.train.sinks.sinks import check_sinks
@@ -26,6 +27,18 @@ def prepare_run(config: RunConfig, resume: str = "auto", allowed_locations: Sequ
     elif config.model.weights is not None:
         check_initial_weights(inputs.model, config.model.weights)
     return inputs
+
+
+def check_same_data(inputs: RunInputs, config: RunConfig, world: World) -> None:
+    """Raise the same error on every rank if ranks have different data, as from a function with a random seed."""
+    feeds = [feed for feed in (inputs.train, inputs.valid) if feed is not None]
+    digests = " ".join(f"{feed.data_spec.task} {feed.digest}" for feed in feeds)
+    (num_different,) = world.all_reduce([float(world.broadcast_text(digests) != digests)])
+    if num_different:
+        raise DataError(
+            f"data from {config.data.source} differs on {int(num_different)} of {world.size} ranks from that of rank "
+            "0; use the same data on every rank"
+        )
 
 
 def checkpoint_location(config: RunConfig) -> str:
