@@ -11,7 +11,7 @@ from torch import nn
 from helpers import error_triggers as triggers
 from stretto import StrettoError, TrainConfig, Trainer, make_engine, testing
 from stretto.base.errors import DivergedError, FencedError, PlanError
-from stretto.blocks.row_summary import check_row_summary
+from stretto.blocks.row_summary import check_row_summary, find_unsummarized
 from stretto.checkpoint import find_checkpoint
 from stretto.cli.commands.verify import LayoutMismatchError
 from stretto.data import Batches, from_arrays
@@ -933,12 +933,12 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.loss models.py:number",
             ),
             ErrorCase(
-                "the label of a row is asked at its last time step, where the backward direction of <block> has read "
+                "the target of a row is at its last time step, where the backward direction of <block> has read "
                 "only that step; add stretto.nn.FinalStates, MeanPool or MaxPool after it",
                 "A bidirectional block is the last that reads the row, and its backward direction ends at the row's "
                 "first time step.",
                 "Add a summary; see [Summarize sequences](../how-to/summarize-sequences.md).",
-                lambda: check_row_summary(Stack([BidirectionalLSTM(2, 2), Linear(4, 2)])),
+                lambda: check_row_summary(find_unsummarized(Stack([BidirectionalLSTM(2, 2), Linear(4, 2)]))),
             ),
             ErrorCase(
                 "model.bidirectional=true would read ahead what it must predict (the next token); use it for labels",

@@ -3,12 +3,17 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+from helpers.rank_pool import RankPools
 from helpers.stores import write_tokens
-from stretto import Run
+from stretto import Layout, Run, TrainConfig, Trainer, make_engine
 from stretto.config.toml import parse_config
+from stretto.data import Batches, from_arrays
 from stretto.errors import ConfigError
+from stretto.mesh.world import World
+from stretto.nn import BidirectionalLSTM, CrossEntropy, Linear, Stack
 from stretto.train.events import EvaluationReport
 
 
@@ -55,3 +60,17 @@ def test_a_model_that_reads_one_step_backward_is_refused_before_ranks_start(tmp_
     )
     with pytest.raises(ConfigError, match="has read only that step"):
         accuracy(tmp_path, {"factory": f"{tmp_path / 'model.py'}:build"})
+
+
+def train_two_stages(world: World) -> str:
+    model = Stack([BidirectionalLSTM(1, 2), Linear(4, 2)])
+    engine = make_engine(model, CrossEntropy(), Layout(stages=2), world, seed=1)
+    items = from_arrays([np.zeros((3, 1), np.float32)] * 2, [0, 1], classes=2)
+    with pytest.raises(ConfigError) as caught:
+        Trainer(engine, Batches(items, budget=8), TrainConfig(steps=1))
+    return str(caught.value)
+
+
+def test_all_stages_refuse_it_with_the_same_error(pools: RankPools) -> None:
+    (message,) = set(pools[2].run(train_two_stages))
+    assert "the backward direction of BidirectionalLSTM has read only that step" in message

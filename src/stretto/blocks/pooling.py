@@ -1,9 +1,9 @@
 """Pooling blocks: a summary of each row up to each time step, so that a row's last step has the summary of all of it.
 
-For a row of 3 time steps, whose one label is asked at its last:
+For a row of 3 time steps, whose one target is at its last:
 
     inputs    x0   x1             x2
-    MeanPool  x0   mean(x0, x1)   mean(x0, x1, x2)    <- the label is asked here
+    MeanPool  x0   mean(x0, x1)   mean(x0, x1, x2)    <- the target is here
 
 The summary so far is the state, so these blocks satisfy the chunk law. The padding after a row's end does not matter.
 """

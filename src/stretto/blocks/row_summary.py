@@ -1,4 +1,4 @@
-"""check_row_summary: whether a model's output at a row's last time step has seen the whole row."""
+"""find_unsummarized: whether a model's output at a row's last time step has seen the whole row."""
 
 from collections.abc import Iterator
 
@@ -11,20 +11,29 @@ from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
 
 
-def check_row_summary(model: Stack) -> None:
-    """Raise ConfigError if a row's last output has seen only its last time step in one direction.
+def check_row_summary(unsummarized: str | None) -> None:
+    """Raise ConfigError if `find_unsummarized` has found a block: only for data with one target per row.
 
-    One label per row is asked there, so the model could not learn labels that depend on the beginning of a row.
+    That target is at the row's last time step, so the model could not learn what depends on the beginning of a row.
+    """
+    if unsummarized is not None:
+        raise ConfigError(
+            f"the target of a row is at its last time step, where the backward direction of {unsummarized} has read "
+            "only that step; add stretto.nn.FinalStates, MeanPool or MaxPool after it"
+        )
+
+
+def find_unsummarized(model: Stack) -> str | None:
+    """Return the class name of the bidirectional block that a model ends with, or None if it ends with another.
+
+    At a row's last time step, the backward direction of such a block has read only that step.
     """
     for block in _reversed_blocks(model):
         if isinstance(block, Bidirectional):
-            raise ConfigError(
-                f"the label of a row is asked at its last time step, where the backward direction of "
-                f"{type(block).__name__} has read only that step; add stretto.nn.FinalStates, MeanPool or MaxPool "
-                "after it"
-            )
+            return type(block).__name__
         if not isinstance(block, Pointwise | Dropout | LockedDropout):
-            return
+            return None
+    return None
 
 
 def _reversed_blocks(block: Block) -> Iterator[Block]:

@@ -56,7 +56,7 @@ def make_engine(
     elif any(parameter.is_meta for parameter in stage.parameters()):
         raise ConfigError("the model's weights are on the meta device; pass seed=... to make_engine to initialize them")
     stage.to(world.device)
-    engine = PipelineEngine(stage, loss, layout, mesh, precision=precision, is_causal=model.causal)
+    engine = PipelineEngine(stage, loss, layout, mesh, precision=precision, model=model)
     return ReplicaEngine(engine, mesh, has_equal_weights=seed is not None) if layout.replicas > 1 else engine
 
 

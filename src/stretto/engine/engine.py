@@ -48,6 +48,10 @@ class Engine(Protocol):
         """Whether no block of the whole model, on any rank, looks ahead in time."""
 
     @property
+    def unsummarized(self) -> str | None:
+        """The bidirectional block that the whole model ends with, if it has no summary: see `find_unsummarized`."""
+
+    @property
     def num_micro_batches(self) -> int:
         """The number of micro-batches that a replica's rows are split into; a window needs at least as many rows."""
 

@@ -12,6 +12,7 @@ from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights, rnn_modules
 from stretto.blocks.losses import Loss, LossSum
+from stretto.blocks.row_summary import find_unsummarized
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import as_loss
 from stretto.engine.engine import (
@@ -46,6 +47,7 @@ class LocalEngine:
         self.stack = stack
         self.mesh = Mesh(World(rank=0, size=1, device=self._device), Topology(1, 1))
         self.is_causal = stack.causal
+        self.unsummarized = find_unsummarized(stack)
         self.num_micro_batches = micro_batches
         self.recorder = ActionRecorder(self._device)
         self._loss = as_loss(loss)

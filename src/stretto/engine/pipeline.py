@@ -36,6 +36,7 @@ from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights
 from stretto.blocks.fused import FusedStack
 from stretto.blocks.losses import Loss, LossSum
+from stretto.blocks.row_summary import find_unsummarized
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import as_loss
 from stretto.config.layout import Layout
@@ -89,8 +90,8 @@ class _MicroBatchProgress:
 class PipelineEngine:
     """Runs one stage of a model; the neighboring stages run on other ranks.
 
-    `stack` is this rank's stage, and must be causal if `layout.chunks` is more than one. `is_causal` says whether the
-    whole model is causal; by default, whether this stage is.
+    `stack` is this rank's stage, and must be causal if `layout.chunks` is more than one. `model` is the whole model, by
+    default this stage: what the engine says of it is the same on every rank. The engine does not keep it.
     """
 
     def __init__(
@@ -101,11 +102,13 @@ class PipelineEngine:
         mesh: Mesh,
         *,
         precision: Precision = "fp32",
-        is_causal: bool | None = None,
+        model: Stack | None = None,
     ) -> None:
         self.stack = stack
         self._fused_stack = FusedStack(stack)
-        self.is_causal = stack.causal if is_causal is None else is_causal
+        model = stack if model is None else model
+        self.is_causal = model.causal
+        self.unsummarized = find_unsummarized(model)
         self.mesh = mesh
         self.layout = layout
         self.num_micro_batches = layout.micro_batches

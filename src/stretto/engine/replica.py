@@ -33,6 +33,7 @@ class ReplicaEngine:
         self.mesh = mesh
         self.stack = engine.stack
         self.is_causal = engine.is_causal
+        self.unsummarized = engine.unsummarized
         self.num_micro_batches = engine.num_micro_batches
         self.precision = engine.precision
         self.recorder = engine.recorder

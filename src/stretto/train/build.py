@@ -19,7 +19,7 @@ from stretto.blocks.losses import (
 )
 from stretto.blocks.network import build_network
 from stretto.blocks.pointwise import Embedding, Linear
-from stretto.blocks.row_summary import check_row_summary
+from stretto.blocks.row_summary import check_row_summary, find_unsummarized
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import as_loss
 from stretto.config.layout import Layout
@@ -60,7 +60,7 @@ def build_inputs(config: RunConfig) -> RunInputs:
     task = train.data_spec.task
     model, loss = build_model(config.model, task), build_loss(config.model, task)
     if task.is_per_row:
-        check_row_summary(model)
+        check_row_summary(find_unsummarized(model))
     _check_layout(config.layout, model, train.windows, config.data)
     check_optimizer(config.train, model)
     return RunInputs(train, valid, model, loss)

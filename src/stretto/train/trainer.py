@@ -147,8 +147,8 @@ class Trainer:
             )
         if engine.mesh.is_first_stage:
             check_inputs(engine.stack[0], windows.task)
-        if engine.mesh.is_last_stage and windows.task.is_per_row:
-            check_row_summary(engine.stack)
+        if windows.task.is_per_row:
+            check_row_summary(engine.unsummarized)
         if optimizer is not None:
             reject_unused_fields(config)
         self.engine = engine
