@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from stretto.base.device_copy import to_device
+from stretto.base.device_constant import DeviceConstant
 from stretto.base.errors import ConfigError
 from stretto.base.window import IGNORE_INDEX
 
@@ -32,21 +32,6 @@ Loss = Callable[[Tensor, Tensor], LossSum]
 def full_precision(y: Tensor) -> Tensor:
     """Return outputs as float32, but float64 unchanged: bf16 from autocast is too coarse for a sum of many terms."""
     return y if y.dtype == torch.float64 else y.float()
-
-
-@dataclass(frozen=True)
-class DeviceConstant:
-    """Numbers as a tensor, copied to a device only the first time that they are needed there."""
-
-    numbers: tuple[float, ...]
-    _copies: dict[tuple[torch.device, torch.dtype], Tensor] = field(default_factory=dict, compare=False, repr=False)
-
-    def like(self, tensor: Tensor) -> Tensor:
-        """Return the numbers in the dtype and on the device of `tensor`."""
-        key = (tensor.device, tensor.dtype)
-        if key not in self._copies:
-            self._copies[key] = to_device(torch.tensor(self.numbers, dtype=tensor.dtype, device="cpu"), tensor.device)
-        return self._copies[key]
 
 
 @dataclass(frozen=True)

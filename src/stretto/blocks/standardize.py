@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from stretto.base.device_constant import DeviceConstant
 from stretto.base.errors import ConfigError
 from stretto.base.state import State
 from stretto.blocks.block import Block
@@ -25,6 +26,7 @@ class Standardize(Block):
                 f"Standardize needs one mean and one std > 0 per channel, not {len(self.mean)} means and std="
                 f"{list(self.std)}; use 1 for a channel that never changes"
             )
+        self._mean, self._std = DeviceConstant(self.mean), DeviceConstant(self.std)
 
     def extra_repr(self) -> str:
         return f"{len(self.mean)} channels, masks={self.masks}"
@@ -33,5 +35,5 @@ class Standardize(Block):
         if x.shape[-1] != len(self.mean):
             raise ConfigError(f"Standardize has {len(self.mean)} channels, but got {x.shape[-1]}; give one per channel")
         is_missing = x.isnan()
-        scaled = ((x - x.new_tensor(self.mean)) / x.new_tensor(self.std)).masked_fill(is_missing, 0.0)
+        scaled = ((x - self._mean.like(x)) / self._std.like(x)).masked_fill(is_missing, 0.0)
         return torch.cat([scaled, (~is_missing).to(x.dtype)], dim=-1) if self.masks else scaled, state

@@ -10,13 +10,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss as TorchLoss
 
+from stretto.base.device_constant import DeviceConstant
 from stretto.base.errors import ConfigError
 from stretto.base.window import IGNORE_INDEX
 from stretto.blocks.losses import (
     AbsoluteError,
     BinaryCrossEntropy,
     CrossEntropy,
-    DeviceConstant,
     HuberLoss,
     Loss,
     LossSum,
