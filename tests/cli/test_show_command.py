@@ -39,3 +39,30 @@ def test_a_toml_file_shows_its_model_and_stages(
     assert "targets  next_token, 256 outputs" in printed
     assert re.search(r"1  LSTM +time x rows x 16 +2,176 +\d+\.\d% +1 x 16, 1 x 16\n", printed), printed
     assert "stage 0: blocks 0 to 2" in printed and "stage 1: block 3," in printed, printed
+
+
+@pytest.mark.parametrize("field", ["model.factory", "model.loss", "data.factory"])
+def test_the_code_that_a_toml_file_names_runs_only_with_trust(
+    field: str, byte_corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "code.py").write_text(
+        "import numpy as np\n"
+        "from stretto.data import from_arrays\n"
+        "from stretto.nn import CrossEntropy, Embedding, Linear, Stack\n"
+        f"open({str(tmp_path / 'ran')!r}, 'w').close()\n"
+        "def function(*arguments):\n"
+        "    if arguments: return LOSS(*arguments) if len(arguments) == 2 else MODEL(arguments[0])\n"
+        "    return from_arrays(np.zeros((4, 3, 1)), [0, 1, 0, 1]), None\n"
+        "LOSS = CrossEntropy()\n"
+        "def MODEL(task): return Stack([Embedding(task.num_inputs, 2), Linear(2, task.num_outputs)])\n"
+    )
+    code = f'factory = "{tmp_path}/code.py:function"\n'
+    data = f'train = "{byte_corpus.location}"\nlanes = 4\nwindow = 8\n'
+    model = code.replace("factory", "loss") if field == "model.loss" else code if field == "model.factory" else ""
+    (tmp_path / "run.toml").write_text(f"[data]\n{code if field == 'data.factory' else data}[model]\n{model}")
+    assert main(["show", str(tmp_path / "run.toml")]) == 2
+    assert f"would run Python code ({field}=" in (message := capsys.readouterr().err) and "set --trust" in message
+    assert not (tmp_path / "ran").exists()
+    assert main(["show", str(tmp_path / "run.toml"), "--trust"]) == 0
+    assert (tmp_path / "ran").exists()
+    assert "None" not in capsys.readouterr().out

@@ -93,9 +93,7 @@ def add_model_arguments(parser: Parser) -> None:
 
 def add_trust_argument(parser: Parser) -> None:
     """Add the option that permits running the code that a run's config names."""
-    parser.add_argument(
-        "--trust", action="store_true", help="run the code named by the run's model.factory or model.loss"
-    )
+    parser.add_argument("--trust", action="store_true", help="run the Python code that the run's config names")
 
 
 def add_location_argument(parser: Parser) -> None:

@@ -29,6 +29,7 @@ from stretto.train.build import build_loss, build_model
 from stretto.train.data_spec import DataSpec, check_same_spec, data_spec_files, read_data_spec
 from stretto.train.evaluate import Evaluation, OnWindow, evaluate
 from stretto.train.feed import is_scaled, open_feed
+from stretto.train.user_code import check_trusted
 from stretto.train.weights import load_weights
 
 
@@ -97,13 +98,13 @@ def load_model(
     """
     if _is_finished(path):
         folder = RunFolder(Path(path))
-        config = _check_trusted(load_config(folder.config), str(folder), trust)
+        config = check_trusted(load_config(folder.config), str(folder), trust)
         data_spec = read_data_spec(folder.read, str(folder))
         stack = build_model(config.model, data_spec.task)
         load_weights(stack, folder.weights)
     else:
         checkpoint = find_checkpoint(path, allowed_locations=allowed_locations)
-        config = _check_trusted(_config_of(checkpoint), checkpoint.location, trust)
+        config = check_trusted(_config_of(checkpoint), checkpoint.location, trust)
         data_spec = read_data_spec(checkpoint.read_file, checkpoint.location)
         stack = build_model(config.model, data_spec.task)
         stack.load_state_dict(read_weights(stack, checkpoint), assign=True)
@@ -174,15 +175,3 @@ def _use_allowed_cache(config: RunConfig, allowed_locations: Sequence[str]) -> R
         return config
     default = DataConfig.model_fields["cache"].default
     return config.model_copy(update={"data": config.data.model_copy(update={"cache": default})})
-
-
-def _check_trusted(config: RunConfig, location: str, trust: bool) -> RunConfig:
-    """Return the config; raise if it names Python code and the caller does not trust it."""
-    own_loss = config.model.loss if config.model.has_own_loss else None
-    for name, value in (("factory", config.model.factory), ("loss", own_loss)):
-        if value is not None and not trust:
-            raise ConfigError(
-                f"loading {location} would run Python code (model.{name}={value!r}); set trust=True if you trust its "
-                "author"
-            )
-    return config

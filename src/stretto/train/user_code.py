@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from stretto.base.errors import ConfigError
+from stretto.config.run import RunConfig
 
 
 def load_object(field: str, spec: str) -> object:
@@ -30,6 +31,24 @@ def load_object(field: str, spec: str) -> object:
         raise ConfigError(f"{field}={spec!r}: {source} has no {name}; use a name that it defines")
     value: object = getattr(module, name)
     return value
+
+
+def check_trusted(config: RunConfig, location: str, trust: bool, *, opens_data: bool = False) -> RunConfig:
+    """Return the config; raise if it names Python code and the caller does not trust it.
+
+    `data.factory` counts only if the caller opens the data.
+    """
+    code = {
+        "model.factory": config.model.factory,
+        "model.loss": config.model.loss if config.model.has_own_loss else None,
+        "data.factory": config.data.factory if opens_data else None,
+    }
+    for name, value in code.items():
+        if value is not None and not trust:
+            raise ConfigError(
+                f"loading {location} would run Python code ({name}={value!r}); set trust=True if you trust its author"
+            )
+    return config
 
 
 def _load_file(path: Path) -> ModuleType:

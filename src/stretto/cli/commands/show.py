@@ -2,7 +2,8 @@
 
 Show a checkpoint: its training state, the launch and layout it was saved from, its size, and whether the checksum of
 each file matches. For a run, list its checkpoints and launches, and show the newest checkpoint. For the TOML file of a
-run, show its model: blocks, output shapes, weights, states, and the share of each block in the cost.
+run, show its model: blocks, output shapes, weights, states, and the share of each block in the cost. If the file names
+Python code (model.factory, model.loss or data.factory), that code runs, so it needs --trust.
 
 example:
   stretto show run.toml
@@ -13,7 +14,7 @@ example:
 import argparse
 from pathlib import Path
 
-from stretto.cli.parser import Parser, add_location_argument
+from stretto.cli.parser import Parser, add_location_argument, add_trust_argument
 from stretto.config.toml import load_config
 
 
@@ -22,6 +23,7 @@ def add_arguments(parser: Parser) -> None:
         "path", metavar="PATH", help="path or URL of a run's folder or of a checkpoint, RUN@best, or a TOML file"
     )
     parser.add_argument("--quick", action="store_true", help="skip verifying the checksums of the files")
+    add_trust_argument(parser)
     add_location_argument(parser)
 
 
@@ -29,8 +31,10 @@ def run(options: argparse.Namespace) -> None:
     """Show the run, the checkpoint, or the model that a TOML file describes."""
     if options.path.endswith(".toml"):
         from stretto.cli.views.model_view import show_model
+        from stretto.train.user_code import check_trusted
 
-        show_model(load_config(Path(options.path)))
+        config = load_config(Path(options.path))
+        show_model(check_trusted(config, options.path, options.trust, opens_data=True))
         return
     from stretto.cli.views.checkpoint_tables import show_run_or_checkpoint
 
