@@ -1,5 +1,6 @@
 """stretto.spawn: ranks from a script, a prompt or a test, their results, output and errors."""
 
+import importlib
 import os
 import signal
 import subprocess
@@ -95,6 +96,14 @@ def test_a_killed_rank_is_named() -> None:
         stretto.spawn(kill_last_rank)
     with pytest.raises(stretto.StrettoError, match="rank 0 has exited with code 3"):
         stretto.spawn(sys.exit, 3, ranks=1)
+
+
+def test_ranks_import_from_where_this_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "only_here.py").write_text("def answer(): return 42\n")
+    path: list[object] = [Path("ignored"), *sys.path, str(tmp_path)]
+    monkeypatch.setattr(sys, "path", path)
+    only_here = importlib.import_module("only_here")
+    assert stretto.spawn(only_here.answer, ranks=1) == [42]
 
 
 def test_wrong_arguments_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

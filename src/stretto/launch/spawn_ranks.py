@@ -1,5 +1,6 @@
 """spawn: runs a function on several ranks of this machine, from a script, a REPL or a notebook."""
 
+import json
 import os
 import pickle
 import signal
@@ -43,9 +44,13 @@ def spawn(function: Callable[..., Result], *arguments: Any, ranks: int = 2) -> l
         )
     with make_scratch_folder() as folder:  # only this user can read it or write to it
         (Path(folder) / TASK_FILE).write_bytes(pickle.dumps(_make_task(function, arguments)))
+        # In a file: it may be long. Python ignores entries that are no text, such as a Path.
+        path_file = Path(folder) / "path.json"
+        path_file.write_text(json.dumps([entry for entry in sys.path if isinstance(entry, str)]))
         # -P: ranks must not import modules from the current folder, unless this process does.
-        program = f"import sys; sys.path[:] = {sys.path!r}; import stretto.launch.spawned_rank as r; "
-        command = [sys.executable, "-P", "-c", f"{program}r.run_rank({folder!r})"]
+        program = f"import json, pathlib, sys; sys.path[:] = json.loads(pathlib.Path({str(path_file)!r}).read_text()); "
+        program += f"from stretto.launch.spawned_rank import run_rank; run_rank({folder!r})"
+        command = [sys.executable, "-P", "-c", program]
         num_threads = max(1, (os.cpu_count() or 1) // ranks)
         with RankProcesses(command, rank_environments(ranks, num_threads)) as processes:
             processes.wait()
