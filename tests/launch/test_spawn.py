@@ -85,6 +85,12 @@ def test_errors_and_results_that_can_not_be_sent_are_reported() -> None:
         stretto.spawn(describe, threading.Lock())
 
 
+def exit_on_rank_1(code: int) -> None:
+    if rank():
+        sys.exit(code)
+    time.sleep(60)
+
+
 def kill_last_rank() -> None:
     if rank():
         os.kill(os.getpid(), signal.SIGKILL)
@@ -94,8 +100,14 @@ def kill_last_rank() -> None:
 def test_a_killed_rank_is_named() -> None:
     with pytest.raises(LostPeerError, match="rank 1 was killed by SIGKILL"):
         stretto.spawn(kill_last_rank)
-    with pytest.raises(stretto.StrettoError, match="rank 0 has exited with code 3"):
-        stretto.spawn(sys.exit, 3, ranks=1)
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_rank_that_exits_is_an_error_whatever_its_code(code: int) -> None:
+    with pytest.raises(stretto.StrettoError, match=rf"called sys\.exit\({code}\); let it return instead"):
+        stretto.spawn(exit_on_rank_1, code)
+    with pytest.raises(stretto.StrettoError, match=f"rank 0 has exited with code {code}; let the function return"):
+        stretto.spawn(os._exit, code, ranks=1)
 
 
 def test_ranks_import_from_where_this_process_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

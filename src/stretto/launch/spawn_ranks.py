@@ -54,8 +54,9 @@ def spawn(function: Callable[..., Result], *arguments: Any, ranks: int = 2) -> l
         num_threads = max(1, (os.cpu_count() or 1) // ranks)
         with RankProcesses(command, rank_environments(ranks, num_threads)) as processes:
             processes.wait()
-        if any(processes.exit_codes):
-            raise _find_error(Path(folder), processes.ended_ranks, processes.exit_codes)
+        failed_ranks = [rank for rank in processes.ended_ranks if _has_failed(Path(folder), rank, processes.exit_codes)]
+        if failed_ranks:
+            raise _find_error(Path(folder), failed_ranks, processes.exit_codes)
         return [_read_result(Path(folder), rank).value for rank in range(ranks)]
 
 
@@ -97,9 +98,13 @@ def _read_result(folder: Path, rank: int) -> RankResult:
     return result
 
 
-def _find_error(folder: Path, ended_ranks: list[int], exit_codes: list[int]) -> BaseException:
+def _has_failed(folder: Path, rank: int, exit_codes: list[int]) -> bool:
+    # A process that a library ends with code 0 has no result.
+    return exit_codes[rank] != 0 or not (folder / result_file(rank)).exists()
+
+
+def _find_error(folder: Path, failed_ranks: list[int], exit_codes: list[int]) -> BaseException:
     """Return the error of the rank that failed first; one that lost another rank is not the cause."""
-    failed_ranks = [rank for rank in ended_ranks if exit_codes[rank]]
     errors = [(rank, _rank_error(folder, rank, exit_codes[rank])) for rank in failed_ranks]
     rank, error = min(errors, key=lambda item: isinstance(item[1], LostPeerError))
     error.add_note(f"This is the error of rank {rank}, which stretto.spawn has started.")

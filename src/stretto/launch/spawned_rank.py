@@ -69,6 +69,10 @@ def run_rank(folder: str) -> None:
     except StrettoError as error:
         _write_error(path, error, "")
         exit_immediately(error.exit_code)
+    except SystemExit as error:
+        # Its code may be 0, but the other ranks must end, too.
+        _write_error(path, StrettoError(f"the function called sys.exit({error.code!r}); let it return instead"), "")
+        exit_immediately(1)
     except Exception as error:  # noqa: BLE001 - whatever the user's function raises
         _write_error(path, error, traceback.format_exc())
         # Not a normal exit: that could wait for other ranks, which must see the connections of this one close.
