@@ -1157,26 +1157,26 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --train.optimizer lion",
             ),
             ErrorCase(
-                "optimizer=<name> can't be used: it computes the loss several times per step, and needs all parameters on "
+                "train.optimizer=<name> can't be used: it computes the loss several times per step, and needs all parameters on "
                 "one rank; use adamw",
                 "Ranks hold different parameters, and a step computes each gradient once.",
                 "Use an optimizer that updates each parameter by itself.",
                 "stretto train run.toml --train.optimizer lbfgs",
             ),
             ErrorCase(
-                "optimizer=<name> can't be used: it has a schedule and an average of its own; use sgd with train.average='swa'",
+                "train.optimizer=<name> can't be used: it has a schedule and an average of its own; use sgd with train.average='swa'",
                 "ASGD's average of the weights is that of `train.average`, which works with every optimizer and schedule.",
                 'Use `optimizer = "sgd"` and `average = "swa"`.',
                 "stretto train run.toml --train.optimizer asgd",
             ),
             ErrorCase(
-                "optimizer=<name> can't be used: it needs sparse gradients, but all gradients are dense here; use adam",
+                "train.optimizer=<name> can't be used: it needs sparse gradients, but all gradients are dense here; use adam",
                 "SparseAdam is for embeddings with `sparse=True`, which stretto does not use.",
                 "Use `adam` or `adamw`.",
                 "stretto train run.toml --train.optimizer sparseadam",
             ),
             ErrorCase(
-                "train.optimizer=muon can't be used: it updates matrices only, but a model has biases too; use adamw",
+                "train.optimizer='muon' can't be used: it updates matrices only, but a model has biases too; use adamw",
                 "In torch, Muon accepts two-dimensional parameters only.",
                 "Use another optimizer. In a script, a factory can give Muon the matrices of a model.",
                 "stretto train run.toml --train.optimizer muon",

@@ -57,17 +57,24 @@ def test_the_config_sets_the_options_of_an_optimizer(values: dict[str, object], 
     [
         (
             {"optimizer": "lbfgs"},
-            "optimizer=LBFGS can't be used: it computes the loss several times per step",
+            "train.optimizer='lbfgs' can't be used: it computes the loss several times per step",
         ),
-        ({"optimizer": "asgd"}, "optimizer=ASGD can't be used: it has .* of its own; use sgd with train.average='swa'"),
-        ({"optimizer": "sparseadam"}, "optimizer=SparseAdam can't be used: it needs sparse gradients.*; use adam$"),
-        ({"optimizer": "muon"}, "train.optimizer=muon can't be used: it updates matrices only"),
+        (
+            {"optimizer": "asgd"},
+            "train.optimizer='asgd' can't be used: it has .* of its own; use sgd with train.average='swa'",
+        ),
+        (
+            {"optimizer": "sparseadam"},
+            "train.optimizer='sparseadam' can't be used: it needs sparse gradients.*; use adam$",
+        ),
+        ({"optimizer": "muon"}, "train.optimizer='muon' can't be used: it updates matrices only"),
         ({"optimizer": "adamm"}, "train.optimizer='adamm' is not a class of torch.optim; choose from adadelta, ada"),
         (
             {"options": {"momentum": 0.9}},
             "train.options: momentum is not an option of AdamW; choose from amsgrad",
         ),
         ({"options": {"lr": 0.9}}, "train.options: lr is not an option of AdamW; set train.lr instead"),
+        ({"options": {"betas": [0.9]}}, r"train.options don't fit AdamW \(.*out of range\); correct them"),
         ({"options": {"betas": [2, 0.9]}}, r"train.options don't fit AdamW \(Invalid beta parameter at index 0: 2\)"),
         (
             {"optimizer": "rprop", "weight_decay": 0.1},

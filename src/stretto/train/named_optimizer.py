@@ -77,11 +77,14 @@ def check_group_sizes(config: TrainConfig, sizes: Sequence[float]) -> None:
             )
 
 
-def refuse_optimizer(optimizer_class: type[torch.optim.Optimizer]) -> None:
-    """Raise if an optimizer does not update each parameter by itself, from a dense gradient and the given rate."""
+def refuse_optimizer(optimizer_class: type[torch.optim.Optimizer], setting: str) -> None:
+    """Raise if an optimizer does not update each parameter by itself, from a dense gradient and the given rate.
+
+    `setting` is what the user has set, for the message.
+    """
     for refused, reason in _REFUSED.items():
         if issubclass(optimizer_class, refused):
-            raise ConfigError(f"optimizer={optimizer_class.__name__} can't be used: it {reason}")
+            raise ConfigError(f"{setting} can't be used: it {reason}")
 
 
 def _find_class(name: str) -> type[torch.optim.Optimizer]:
@@ -94,8 +97,8 @@ def _find_class(name: str) -> type[torch.optim.Optimizer]:
         usable = sorted(key for key, value in classes.items() if value not in _REFUSED and key != "muon")
         raise ConfigError(f"train.optimizer={name!r} is not a class of torch.optim; choose from {', '.join(usable)}")
     if name == "muon":
-        raise ConfigError(f"train.optimizer=muon can't be used: it {_MUON}")
-    refuse_optimizer(classes[name])
+        raise ConfigError(f"train.optimizer={name!r} can't be used: it {_MUON}")
+    refuse_optimizer(classes[name], f"train.optimizer={name!r}")
     return classes[name]
 
 
@@ -125,6 +128,6 @@ def _try_settings(optimizer_class: type[torch.optim.Optimizer], where: str, sett
     """Raise if the class rejects a setting."""
     try:
         optimizer_class([nn.Parameter(torch.zeros(1))], **settings)
-    except (TypeError, ValueError, RuntimeError) as error:
-        reason = str(error).splitlines()[0].rstrip(".")
+    except Exception as error:  # noqa: BLE001 - such as the IndexError of betas = [0.9]
+        reason = (str(error) or type(error).__name__).splitlines()[0].rstrip(".")
         raise ConfigError(f"{where}.options don't fit {optimizer_class.__name__} ({reason}); correct them") from None

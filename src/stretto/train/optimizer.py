@@ -27,7 +27,7 @@ def make_optimizer(factory: OptimizerFactory, parameters: Iterable[nn.Parameter]
             f"the optimizer function returned an object of type {type(optimizer).__name__}; pass one that takes "
             "parameters and returns a torch.optim.Optimizer, such as torch.optim.AdamW"
         )
-    refuse_optimizer(type(optimizer))
+    refuse_optimizer(type(optimizer), f"optimizer={type(optimizer).__name__}")
     return _set_peak_rates(optimizer)
 
 
