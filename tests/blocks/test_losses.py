@@ -5,6 +5,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.modules.loss import _Loss
 
 from stretto import make_engine
 from stretto.errors import ConfigError
@@ -15,6 +16,7 @@ from stretto.nn import (
     HuberLoss,
     Linear,
     Loss,
+    LossSum,
     QuantileLoss,
     SquaredError,
     Stack,
@@ -196,6 +198,32 @@ def mean_of_squares(y: Tensor, targets: Tensor) -> Tensor:
 def test_a_loss_that_is_no_sum_is_refused_before_the_first_step(loss: Loss, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make_engine(Stack([Linear(2, 2)]), loss, seed=1)
+
+
+class OwnLoss(_Loss):
+    """A user's loss, as a subclass of what torch's own losses are subclasses of."""
+
+    def forward(self, y: Tensor, targets: Tensor) -> LossSum:
+        return LossSum((y - targets).square().sum(), torch.tensor(targets.numel()))
+
+
+def test_a_users_subclass_of_a_torch_loss_may_return_a_sum() -> None:
+    y, targets = torch.ones(2, 3, 1), torch.zeros(2, 3, 1)
+    result = as_loss(OwnLoss())(y, targets)
+    assert (result.total.item(), result.count.item()) == (6.0, 6)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])  # the second needs a copy of the weights
+@pytest.mark.parametrize("kind", [nn.CrossEntropyLoss, nn.NLLLoss, nn.BCEWithLogitsLoss])
+def test_weights_that_were_first_used_in_inference_mode_can_be_trained_with(kind: type[nn.Module], device: str) -> None:
+    checked = as_loss(kind(torch.ones(5)))
+    y = torch.randn(STEPS, ROWS, 5, device=device, requires_grad=True)
+    classes = torch.zeros(STEPS, ROWS, dtype=torch.int64, device=device)
+    targets = torch.zeros_like(y) if kind is nn.BCEWithLogitsLoss else classes
+    with torch.inference_mode():
+        checked(y.detach(), targets)
+    (gradient,) = torch.autograd.grad(checked(y, targets).total, [y])
+    assert gradient.shape == y.shape
 
 
 def test_a_loss_that_fails_on_made_up_numbers_is_checked_in_the_first_step() -> None:

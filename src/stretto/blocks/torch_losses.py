@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.modules.loss import _Loss as TorchLoss
 
 from stretto.base.device_constant import DeviceConstant
 from stretto.base.errors import ConfigError
@@ -52,7 +51,7 @@ def as_loss(loss: Loss | nn.Module) -> Loss:
         return loss
     if isinstance(loss, type) and issubclass(loss, (nn.Module, *_OWN_LOSSES)):
         raise ConfigError(f"loss={loss.__name__} is a class; create it: {loss.__name__}()")
-    if isinstance(loss, TorchLoss):
+    if isinstance(loss, nn.Module) and type(loss).__module__ == nn.MSELoss.__module__:  # not a user's subclass
         return _wrap(loss)
     if getattr(loss, "__module__", None) == "torch.nn.functional":
         name = getattr(loss, "__name__", "")
@@ -64,9 +63,9 @@ def as_loss(loss: Loss | nn.Module) -> Loss:
     return checked
 
 
-def _wrap(module: TorchLoss) -> Loss:
+def _wrap(module: nn.Module) -> Loss:
     name = type(module).__name__
-    if module.reduction == "sum":
+    if getattr(module, "reduction", None) == "sum":
         raise ConfigError(
             f"{name} has reduction='sum', but a step's loss is the mean over all targets of the global batch; use "
             "reduction='mean'"
@@ -79,7 +78,7 @@ def _wrap(module: TorchLoss) -> Loss:
         return _LogProbabilityLoss(constant, module.ignore_index)
     if type(module) in _ELEMENTWISE:
         module = copy.deepcopy(module)
-        module.reduction = "none"
+        setattr(module, "reduction", "none")  # noqa: B010 - nn.Module does not declare it
         return _ElementwiseLoss(module)
     names = ", ".join(kind.__name__ for kind in (nn.CrossEntropyLoss, nn.NLLLoss, *_ELEMENTWISE))
     raise ConfigError(f"loss={name} is not one of {names}; write a function of outputs and targets, and {_REMEDY}")
@@ -95,7 +94,9 @@ class _ElementwiseLoss:
         y = full_precision(y)
         for buffer in self.module.buffers():
             if buffer.device != y.device:  # at most once: its weights then stay there
-                self.module.to(y.device)
+                # They outlive an evaluation in inference mode, whose tensors training could not use.
+                with torch.inference_mode(False):
+                    self.module.to(y.device)
         is_missing, targets = split_missing(y, targets)
         losses = self.module(y, targets).masked_fill(is_missing, 0.0)
         return LossSum(losses.sum(), (~is_missing).sum())

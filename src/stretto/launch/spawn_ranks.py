@@ -46,7 +46,8 @@ def spawn(function: Callable[..., Result], *arguments: Any, ranks: int = 2) -> l
         (Path(folder) / TASK_FILE).write_bytes(pickle.dumps(_make_task(function, arguments)))
         # In a file: it may be long. Python ignores entries that are no text, such as a Path.
         path_file = Path(folder) / "path.json"
-        path_file.write_text(json.dumps([entry for entry in sys.path if isinstance(entry, str)]))
+        entries: list[object] = [*sys.path]
+        path_file.write_text(json.dumps([entry for entry in entries if isinstance(entry, str)]))
         # -P: ranks must not import modules from the current folder, unless this process does.
         program = f"import json, pathlib, sys; sys.path[:] = json.loads(pathlib.Path({str(path_file)!r}).read_text()); "
         program += f"from stretto.launch.spawned_rank import run_rank; run_rank({folder!r})"
