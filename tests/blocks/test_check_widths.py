@@ -17,10 +17,12 @@ from stretto.nn import (
     Embedding,
     LayerNorm,
     Linear,
+    MeanPool,
     Pointwise,
     Residual,
     SquaredError,
     Stack,
+    Standardize,
     State,
 )
 
@@ -43,6 +45,9 @@ class ReadsAValue(Block):
         ([LSTM(2, 8, proj_size=3), LayerNorm(8)], r"1 \(LayerNorm\) takes 8 features, but block 0 \(LSTM\) gives 3"),
         ([BidirectionalLSTM(2, 8), Residual(GRU(8, 8))], r"1 \(Residual\) takes 8 .* \(BidirectionalLSTM\) gives 16"),
         ([Pointwise(nn.Sequential(nn.Linear(2, 5), nn.ReLU())), Linear(2, 1)], r"1 \(Linear\) takes 2 .* gives 5"),
+        ([Linear(2, 5), MeanPool(4)], r"1 \(MeanPool\) takes 4 features, but block 0 \(Linear\) gives 5"),
+        ([Standardize([0.0, 1.0], [1.0, 1.0]), Linear(3, 1)], r"1 \(Linear\) takes 3 .* \(Standardize\) gives 2"),
+        ([Linear(2, 5), Stack([Dropout(0.5), LSTM(4, 4)])], r"1 \(Stack\) takes 4 features, but block 0"),
         ([ReadsAValue(), Linear(4, 3), Linear(2, 1)], r"2 \(Linear\) takes 2 features, but block 1 \(Linear\) gives"),
     ],
 )

@@ -1,14 +1,13 @@
 """check_widths: finds a block that takes another number of features than the block before it gives, without weights."""
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stretto.base.errors import ConfigError
 from stretto.base.task import Task
 from stretto.blocks.block import Block
+from stretto.blocks.input_spec import InputSpec, block_input_spec
 from stretto.blocks.meta_run import run_on_meta
-from stretto.blocks.pointwise import Embedding, Pointwise
-from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
 
 
@@ -20,21 +19,22 @@ def check_widths(model: Stack) -> None:
     x: Tensor | None = None
     before = ""
     for index, block in enumerate(model, model.first):
-        name, width = f"block {index} ({type(block).__name__})", input_width(block)
+        name, spec = f"block {index} ({type(block).__name__})", block_input_spec(block)
+        width = _input_width(spec)
         if x is not None and width is not None and x.shape[-1] != width:
             raise ConfigError(f"{name} takes {width} features, but {before} gives {x.shape[-1]}; make them equal")
-        if x is None and isinstance(block, Embedding):
-            x = torch.zeros(1, 1, dtype=torch.int64, device="meta")
-        elif x is None and width is not None:
-            x = torch.zeros(1, 1, width, dtype=model.dtype, device="meta")
+        if x is None and spec is not None:
+            dtype = model.dtype if spec.num_tokens is None else torch.int64
+            x = torch.zeros(1, 1, *spec.shape, dtype=dtype, device="meta")
         x = None if x is None else run_on_meta(block, x, model.dtype)
         before = name
 
 
 def check_inputs(first: Block, task: Task) -> None:
     """Raise if a model's first block can't read the inputs of a dataset."""
-    name, width = f"block 0 ({type(first).__name__})", input_width(first)
-    if isinstance(first, Embedding) and task.inputs == "channels":
+    name, spec = f"block 0 ({type(first).__name__})", block_input_spec(first)
+    width = _input_width(spec)
+    if spec is not None and spec.num_tokens is not None and task.inputs == "channels":
         raise ConfigError(f"{name} takes tokens, but the data has {task.num_inputs} channels; start with another block")
     if width is not None and task.inputs == "tokens":
         raise ConfigError(f"{name} takes {width} features, but the data has tokens; start with an Embedding")
@@ -42,21 +42,6 @@ def check_inputs(first: Block, task: Task) -> None:
         raise ConfigError(f"{name} takes {width} features, but the data has {task.num_inputs}; make them equal")
 
 
-def input_width(module: nn.Module) -> int | None:
-    """Return the number of features that a block or module takes; None if it is not known, or any number."""
-    match module:
-        case Residual():
-            return input_width(module.block)
-        case Pointwise():
-            return input_width(module.module)
-        case nn.Linear():
-            return module.in_features
-        case nn.LayerNorm():
-            return module.normalized_shape[-1]
-        case nn.RNNBase():
-            return module.input_size
-        case nn.Sequential() if len(module):
-            return input_width(module[0])
-    # The LSTM, GRU and bidirectional blocks, each with a module of torch.
-    cell = getattr(module, "cell", None)
-    return cell.input_size if isinstance(module, Block) and isinstance(cell, nn.RNNBase) else None
+def _input_width(spec: InputSpec | None) -> int | None:
+    """Return the number of features of inputs; None if it is not known, or for tokens."""
+    return spec.shape[-1] if spec is not None and spec.shape else None

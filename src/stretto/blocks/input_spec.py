@@ -8,7 +8,6 @@ from torch import Tensor, nn
 from stretto.base.errors import ConfigError
 from stretto.base.task import Task
 from stretto.blocks.bidirectional import Bidirectional
-from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
 from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.pooling import Pooling
@@ -48,7 +47,7 @@ def _from_stack(stack: Stack) -> InputSpec:
     for index, block in enumerate(stack, stack.first):
         if isinstance(block, Dropout | LockedDropout):
             continue
-        input_spec = _from_block(block)
+        input_spec = block_input_spec(block)
         if input_spec is None:
             raise ConfigError(
                 f"the inputs of block {index} ({type(block).__name__}) are not known; pass example=..., an "
@@ -58,22 +57,30 @@ def _from_stack(stack: Stack) -> InputSpec:
     raise ConfigError("the stack has only dropout blocks; add other blocks")
 
 
-def _from_block(block: Block) -> InputSpec | None:
-    if isinstance(block, Stack):
-        return _from_stack(block)
-    if isinstance(block, Residual):
-        return _from_block(block.block)
-    if isinstance(block, LSTM | GRU | Bidirectional):
-        return InputSpec((block.cell.input_size,))
-    if isinstance(block, Standardize):
-        return InputSpec((len(block.mean),))
-    if isinstance(block, Pooling):
-        return InputSpec((block.num_features,))
-    module = block.module if isinstance(block, Pointwise) else None
-    if isinstance(module, nn.Embedding):
-        return InputSpec(num_tokens=module.num_embeddings)
-    if isinstance(module, nn.Linear):
-        return InputSpec((module.in_features,))
-    if isinstance(module, nn.LayerNorm):
-        return InputSpec(tuple(module.normalized_shape))
+def block_input_spec(module: nn.Module) -> InputSpec | None:
+    """Return the input spec of a block, or of a torch module in one; None if it is not known, or any."""
+    match module:
+        case Stack():
+            others = [block for block in module if not isinstance(block, Dropout | LockedDropout)]
+            return block_input_spec(others[0]) if others else None
+        case Residual():
+            return block_input_spec(module.block)
+        case LSTM() | GRU() | Bidirectional():
+            return block_input_spec(module.cell)
+        case Pointwise():
+            return block_input_spec(module.module)
+        case nn.Sequential() if len(module):
+            return block_input_spec(module[0])
+        case nn.Embedding():
+            return InputSpec(num_tokens=module.num_embeddings)
+        case nn.RNNBase():
+            return InputSpec((module.input_size,))
+        case nn.Linear():
+            return InputSpec((module.in_features,))
+        case nn.LayerNorm():
+            return InputSpec(tuple(module.normalized_shape))
+        case Standardize():
+            return InputSpec((len(module.mean),))
+        case Pooling():
+            return InputSpec((module.num_features,))
     return None
