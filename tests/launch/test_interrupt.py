@@ -12,6 +12,7 @@ import pytest
 
 from stretto.checkpoint.checkpoint import find_checkpoint
 from stretto.data import Corpus
+from stretto.train.signals import SAME_PRESS_SECONDS
 
 COMMANDS = {
     "alone": ["-m", "stretto", "train", "run.toml"],
@@ -85,7 +86,12 @@ def test_the_first_ctrl_c_saves_and_says_how_to_resume(name: str, byte_corpus: C
 def test_a_second_ctrl_c_ends_the_run_at_once(name: str, byte_corpus: Corpus, tmp_path: Path) -> None:
     process = start_run(name, byte_corpus, tmp_path, delay=100)
     os.killpg(process.pid, signal.SIGINT)
-    time.sleep(1.3)  # sooner, it would count as the same press
+    assert process.stderr is not None
+    printed = ""
+    while "press Ctrl-C again" not in printed:
+        printed += (line := process.stderr.readline())
+        assert line, printed
+    time.sleep(SAME_PRESS_SECONDS + 0.2)  # sooner, it would count as the same press
     os.killpg(process.pid, signal.SIGINT)
     started = time.monotonic()
     _, errors = process.communicate(timeout=60)
@@ -96,4 +102,5 @@ def test_a_second_ctrl_c_ends_the_run_at_once(name: str, byte_corpus: Corpus, tm
         "alone": r" at step \d+: no checkpoint was saved; the next launch starts from scratch",
         "two ranks": ": the ranks were stopped",
     }
-    assert re.search(rf"press Ctrl-C again .*\nstretto: interrupted{ending[name]}\n$", errors), errors
+    printed += errors
+    assert re.search(rf"press Ctrl-C again .*\nstretto: interrupted{ending[name]}\n$", printed), printed

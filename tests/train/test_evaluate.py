@@ -8,6 +8,7 @@ from torch import Tensor
 from helpers.rank_pool import RankPools
 from stretto import Evaluation, Layout, World, evaluate, make_engine
 from stretto.data import Batches, Corpus, LabeledItems, Lanes, SequenceOptions, Sequences, prepare_sequences
+from stretto.errors import DataError
 from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, LossSum, Stack, initialize
 from stretto.testing import LocalEngine
 
@@ -37,6 +38,12 @@ def test_scores_follow_from_the_loss() -> None:
     assert evaluation.bits_per_byte == pytest.approx(3 / 4)
     assert Evaluation(1e6, 1).perplexity == math.inf
     assert Evaluation(1.0, 1).bits_per_byte is None
+
+
+def test_targets_without_weight_are_not_called_missing(byte_corpus: Corpus) -> None:
+    model = initialize(Stack([Embedding(256, 4), Linear(4, 256)]), 1)
+    with pytest.raises(DataError, match=r"all targets of the data have weight 0, .* set class_weights above 0"):
+        evaluate(LocalEngine(model, CrossEntropy((0.0,) * 256)), Lanes(byte_corpus, 10, 500))
 
 
 def test_progress_is_reported_after_each_window(byte_corpus: Corpus) -> None:

@@ -117,8 +117,12 @@ def evaluate(
         if is_last:
             break
     total, num_targets, weight, num_correct, num_judged = mesh.world.sum_over_ranks(sums)
-    if not weight:
+    if not num_targets:
         raise DataError("the data has no targets, so there is nothing to evaluate; use other data")
+    if not weight:
+        raise DataError(
+            "all targets of the data have weight 0, so there is nothing to evaluate; set class_weights above 0 for them"
+        )
     # If a user's loss counts correct predictions in only some of its calls, there is no accuracy.
     correct = int(num_correct) if num_judged == num_targets else None
     return Evaluation(total, int(num_targets), windows.bytes_per_token, windows.task.targets, correct, weight)

@@ -283,7 +283,9 @@ def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list
         Setting("train.lr", learning_rate, "peak learning rate of AdamW; larger networks need a lower one"),
         Setting("train.warmup", min(50, max(1, num_batches // 10)), "steps until the peak"),
         Setting("run.log_every", max(1, num_batches // 20), "steps between progress lines if stdout is not a terminal"),
-        Setting("save.minutes", 0.25, "between checkpoints; Ctrl-C saves one, too. For a long run, such as 10"),
+        Setting(
+            "save.minutes", 0.25, "minutes between checkpoints (Ctrl-C also saves one); use about 10 for a long run"
+        ),
     ]
     if num_validation_steps:
         # Evaluating a step costs a third of training on it. There are as many evaluations, from 2 to 5, as fit into a
