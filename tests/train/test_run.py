@@ -112,7 +112,7 @@ def test_a_longer_run_resumes_and_a_run_killed_at_its_end_is_completed(byte_corp
 def test_a_run_stopped_in_its_last_evaluation_is_not_finished(byte_corpus: Corpus, tmp_path: Path) -> None:
     config = config_for(byte_corpus, tmp_path / "run")
     run = Run(config)
-    with pytest.raises(PreemptedError, match="last evaluation"):
+    with pytest.raises(PreemptedError, match="stopped in the evaluation after step 6"):
         list(run.events(on_window=lambda fraction: run.trainer.request(Request.STOP)))
     # The next launch has only the evaluation left to do.
     assert [type(event) for event in Run(config).events()] == [EvaluationReport]
