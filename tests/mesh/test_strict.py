@@ -90,7 +90,6 @@ def test_a_pipeline_step_ends(ranks: RankPool, changes: list[object]) -> None:
     ranks.run(run_changed, changes, PIPELINE)
 
 
-@pytest.mark.short
 @pytest.mark.parametrize(
     "changes",
     [
