@@ -195,20 +195,22 @@ class QuantileLoss:
         return LossSum(torch.stack(losses).sum(), count)
 
 
-def split_missing(y: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-    """Return which targets are missing, and the targets in the dtype of `y`, with 0 for missing ones."""
+def _find_missing(y: Tensor, targets: Tensor) -> Tensor:
+    """Return which targets are missing; raise unless there is one for each output."""
     if y.shape != targets.shape:
         raise ConfigError(f"outputs {list(y.shape)} and targets {list(targets.shape)} differ in shape; make them equal")
-    is_missing = targets.isnan()
+    return targets.isnan()
+
+
+def split_missing(y: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which targets are missing, and the targets in the dtype of `y`, with 0 for missing ones."""
+    is_missing = _find_missing(y, targets)
     return is_missing, targets.to(y.dtype).masked_fill(is_missing, 0.0)
 
 
 def _error(y: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
     """Return `targets - y`, with zeros (and no gradient) for missing targets, and the number of valid targets."""
-    if y.shape != targets.shape:
-        raise ConfigError(f"outputs {list(y.shape)} and targets {list(targets.shape)} differ in shape; make them equal")
-    y = full_precision(y)
-    is_missing = targets.isnan()
+    is_missing, y = _find_missing(y, targets), full_precision(y)
     # Not a product with a mask: NaN times zero is NaN, in forward and backward.
     error = (targets.to(y.dtype) - y).masked_fill(is_missing, 0.0)
     return error, (~is_missing).sum()

@@ -100,10 +100,6 @@ class Run:
         self._policy.restart_clock()
 
     @property
-    def _trains_on_evaluations(self) -> bool:
-        return self.config.train.uses_evaluations
-
-    @property
     def is_finished(self) -> bool:
         """Whether earlier launches have already trained, evaluated and written everything."""
         return self.trainer.is_done and not any(self._unfinished)
@@ -180,7 +176,9 @@ class Run:
         for report in self._steps():
             yield report
             is_preempted = Request.STOP in trainer.requested
-            is_evaluated = self._trains_on_evaluations and not is_preempted and self._policy.is_evaluation_due(trainer)
+            is_evaluated = (
+                self.config.train.uses_evaluations and not is_preempted and self._policy.is_evaluation_due(trainer)
+            )
             if is_evaluated:
                 # Before the save: the result may end the run or lower the learning rate, so it is part of the state.
                 yield from self._evaluate(on_window)
@@ -235,7 +233,7 @@ class Run:
                     is_interrupted=lambda: self.trainer.is_pending(Request.STOP),
                 )
         except EvaluationInterruptedError:
-            if self._trains_on_evaluations:
+            if self.config.train.uses_evaluations:
                 self._save(wait=True)  # this step is evaluated before it is saved
             elif not self.trainer.is_done:
                 return  # the run stops after its next step
@@ -287,7 +285,7 @@ class Run:
             is_evaluation_due = step > 0 and self._policy.is_evaluation_due(self.trainer)
             # A run that depends on evaluations repeats one that its trainer has not counted, unless it is done.
             is_counted = self.trainer.improvement.last_step == step or self.trainer.is_done
-            is_counted |= not self._trains_on_evaluations
+            is_counted |= not self.config.train.uses_evaluations
             is_unevaluated = is_evaluation_due and not (is_counted and has_evaluation(self.folder.log, step))
             flags = [float(not self.folder.is_finished), float(is_unevaluated)]
         return _Unfinished(*map(bool, self.world.all_reduce(flags)))

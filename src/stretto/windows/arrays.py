@@ -11,9 +11,8 @@ from torch import Tensor
 
 from stretto.base.errors import DataError
 from stretto.base.task import TargetKind, Task
-from stretto.base.window import IGNORE_INDEX
 from stretto.store.sequences import IntArray
-from stretto.windows.items import Items, Payload, RowId, pad
+from stretto.windows.items import Payload, RowId, SingleShardItems, pad_next_tokens
 from stretto.windows.row_arrays import RowArrays
 from stretto.windows.row_inputs import ArrayRows, RowInputs
 from stretto.windows.row_targets import RowTargets, find_targets
@@ -66,7 +65,7 @@ def from_arrays(
 
 
 @dataclass(frozen=True)
-class ArrayItems(Items):
+class ArrayItems(SingleShardItems):
     """Rows in memory, made by `from_arrays`: inputs with their lengths, and targets."""
 
     inputs: RowInputs
@@ -81,21 +80,9 @@ class ArrayItems(Items):
     def labels(self) -> tuple[str, ...]:
         return () if self.targets is None or self.targets.classes is None else self.targets.classes.names
 
-    @property
-    def shard_sizes(self) -> Sequence[int]:
-        return (len(self.inputs),)
-
     @cached_property
-    def longest(self) -> int:
-        return int(self._num_steps.max())
-
-    @cached_property
-    def mean_length(self) -> float:
-        return float(self._num_steps.mean())
-
-    @cached_property
-    def _num_steps(self) -> IntArray:
-        """The time steps of each row. The last token is only a target."""
+    def num_steps(self) -> IntArray:
+        """The number of time steps of each row. The last token is only a target."""
         return self.inputs.lengths - 1 if self.targets is None else self.inputs.lengths
 
     @property
@@ -131,16 +118,12 @@ class ArrayItems(Items):
         lengths = np.array([part.stop - part.start for _, part in parts])
         return replace(self, inputs=RowInputs(inputs, lengths), targets=replace(self.targets, rows=targets))
 
-    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        return self._num_steps[start:stop]
-
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the rows, and their targets."""
         indices = [index for _, index in rows]
         if self.targets is None:
             tokens = [self.inputs[index] for index in indices]
-            x = pad([row[:-1] for row in tokens], num_steps, 0) if inputs else None
-            return x, (pad([row[1:] for row in tokens], num_steps, IGNORE_INDEX) if targets else None)
+            return pad_next_tokens(tokens, num_steps, inputs=inputs, targets=targets)
         x = self.inputs.read(indices, num_steps) if inputs else None
         if not targets:
             return x, None

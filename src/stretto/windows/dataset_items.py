@@ -19,7 +19,7 @@ from stretto.base.errors import DataError, StrettoError
 from stretto.base.task import TargetKind, Task, has_classes, is_per_row
 from stretto.base.window import IGNORE_INDEX
 from stretto.store.sequences import IntArray
-from stretto.windows.items import Items, Payload, RowId, pad
+from stretto.windows.items import Payload, RowId, SingleShardItems, pad, pad_next_tokens
 from stretto.windows.row_arrays import Array, RowArrays, as_array
 from stretto.windows.row_inputs import as_inputs
 from stretto.windows.row_targets import (
@@ -103,7 +103,7 @@ def from_dataset(
 
 
 @dataclass(frozen=True)
-class DatasetItems(Items):
+class DatasetItems(SingleShardItems):
     """The items of a torch Dataset, made by `from_dataset`."""
 
     reader: "_ItemReader"
@@ -125,30 +125,15 @@ class DatasetItems(Items):
     def location(self) -> str:
         return "dataset"
 
-    @property
-    def shard_sizes(self) -> Sequence[int]:
-        return (len(self.item_lengths),)
-
     @cached_property
-    def longest(self) -> int:
-        return int(self._num_steps.max())
-
-    @cached_property
-    def mean_length(self) -> float:
-        return float(self._num_steps.mean())
-
-    @cached_property
-    def _num_steps(self) -> IntArray:
-        """The time steps of each row. The last token is only a target."""
+    def num_steps(self) -> IntArray:
+        """The number of time steps of each row. The last token is only a target."""
         return self.item_lengths - (self.data_task.targets == "next_token")
 
     @cached_property
     def digest(self) -> str:
         facts = f"{self.data_task} {self.labels} {self.fingerprint}"
         return hashlib.sha256(facts.encode() + self.item_lengths.tobytes()).hexdigest()
-
-    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        return self._num_steps[start:stop]
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the items, and their targets."""
@@ -167,8 +152,7 @@ class DatasetItems(Items):
                 count_classes([(index, x[:length])], "inputs", self.data_task.num_inputs, may_be_missing=False)
         input_rows = [as_inputs(x)[:length] for (x, _), length in zip(pairs, lengths, strict=True)]
         if kind == "next_token":
-            x_tensor = pad([row[:-1] for row in input_rows], num_steps, 0) if inputs else None
-            return x_tensor, (pad([row[1:] for row in input_rows], num_steps, IGNORE_INDEX) if targets else None)
+            return pad_next_tokens(input_rows, num_steps, inputs=inputs, targets=targets)
         x_tensor = pad(input_rows, num_steps, 0) if inputs else None
         if not targets:
             return x_tensor, None

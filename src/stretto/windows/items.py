@@ -103,9 +103,33 @@ class Items(ABC):
         return self.longest
 
 
+class SingleShardItems(Items):
+    """Rows whose lengths are all known, in a single shard."""
+
+    @property
+    @abstractmethod
+    def num_steps(self) -> IntArray:
+        """The number of time steps of each row."""
+
+    @property
+    def shard_sizes(self) -> Sequence[int]:
+        return (len(self.num_steps),)
+
+    @cached_property
+    def longest(self) -> int:
+        return int(self.num_steps.max())
+
+    @cached_property
+    def mean_length(self) -> float:
+        return float(self.num_steps.mean())
+
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
+        return self.num_steps[start:stop]
+
+
 @dataclass(frozen=True)
-class _SequenceItems:
-    """Each sequence is a row."""
+class _StoredItems:
+    """Rows from a store of sequences."""
 
     sequences: Sequences
 
@@ -116,6 +140,11 @@ class _SequenceItems:
     @property
     def bytes_per_token(self) -> float | None:
         return self.sequences.bytes_per_token
+
+
+@dataclass(frozen=True)
+class _SequenceItems(_StoredItems):
+    """Each sequence is a row."""
 
     @property
     def shard_sizes(self) -> Sequence[int]:
@@ -215,19 +244,17 @@ class NextTokenItems(_SequenceItems, Items):
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences without their last token as inputs, and without their first as targets."""
         sequences = self.sequences.read(self.sequences.step_ranges(rows))
-        x = pad([tokens[:-1] for tokens in sequences], num_steps, 0) if inputs else None
-        return x, (pad([tokens[1:] for tokens in sequences], num_steps, IGNORE_INDEX) if targets else None)
+        return pad_next_tokens(sequences, num_steps, inputs=inputs, targets=targets)
 
 
 @dataclass(frozen=True)
-class SlidingWindows(Items):
+class SlidingWindows(_StoredItems, Items):
     """Each row is a window of `context` time steps of a series; the values that follow are targets.
 
     A window starts every `stride` time steps. Only its last time step has targets; with `every_step`, all do. With a
     season, the first `season - 1` have none: the values one season before their targets are outside of the window.
     """
 
-    sequences: Sequences
     forecast: ForecastTransform
     context: int
     stride: int = 1
@@ -243,14 +270,6 @@ class SlidingWindows(Items):
                 f"{self.sequences.location}: no series has the {self.context} + {self.forecast.horizon} time steps of "
                 f"context and horizon (the longest has {self.sequences.longest}); use a shorter context or horizon"
             )
-
-    @property
-    def location(self) -> str:
-        return self.sequences.location
-
-    @property
-    def bytes_per_token(self) -> float | None:
-        return self.sequences.bytes_per_token
 
     @property
     def task(self) -> Task:
@@ -315,6 +334,12 @@ class SlidingWindows(Items):
         starts, windows_before = self._series_by_shard[shard]
         series = int(np.searchsorted(windows_before, index, side="right")) - 1
         return series, int(starts[series]) + (index - int(windows_before[series])) * self.stride
+
+
+def pad_next_tokens(rows: Sequence[NDArray[Any]], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
+    """Return rows of tokens without their last token as inputs, and without their first as targets."""
+    x = pad([row[:-1] for row in rows], num_steps, 0) if inputs else None
+    return x, (pad([row[1:] for row in rows], num_steps, IGNORE_INDEX) if targets else None)
 
 
 def pad(rows: Sequence[NDArray[Any]], num_steps: int, value: float) -> Tensor:
