@@ -1,4 +1,8 @@
-"""Ranks for tests: real processes on gloo, one thread each, kept between calls, with a hard time limit."""
+"""Ranks for tests: real processes on gloo, one thread each, kept between calls, with a hard time limit.
+
+Ranks are forked from a process that has imported torch and stretto and done nothing else: the suite starts hundreds of
+ranks, and the import takes three seconds of a core.
+"""
 
 import os
 import pickle
@@ -17,6 +21,8 @@ from stretto.launch.rank_environment import free_port
 from stretto.mesh.join import world
 from stretto.mesh.world import TIMEOUT, World
 
+_IMPORTED = ["torch.distributed.checkpoint", "stretto.planning.choose", "stretto.train.run", "stretto.train.trainer"]
+
 
 class RanksFailedError(AssertionError):
     """The errors of the ranks that failed, by rank."""
@@ -32,13 +38,15 @@ class RankPool:
     def __init__(self, size: int, timeout: timedelta = TIMEOUT) -> None:
         # Ranks that their parent kills lose the store, and torch would log much about that.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        context = get_context("spawn")
+        context = get_context("forkserver")
+        context.set_forkserver_preload(_IMPORTED)
         port = free_port()
         self.pipes: list[Connection] = []
         self.processes = []
         for rank in range(size):
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, size, port, theirs, timeout), daemon=True)
+            arguments = (rank, size, port, theirs, timeout, dict(os.environ))
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)
@@ -105,7 +113,10 @@ class RankPools:
             ranks.close()
 
 
-def _serve(rank: int, size: int, port: int, pipe: Connection, timeout: timedelta) -> None:
+def _serve(rank: int, size: int, port: int, pipe: Connection, timeout: timedelta, environment: dict[str, str]) -> None:
+    # The fork server has the environment of the moment at which it was started.
+    os.environ.clear()
+    os.environ |= environment
     torch.set_num_threads(1)
     if size > 1:
         os.environ |= {
