@@ -174,3 +174,10 @@ class _Wrong(Items):
 def test_items_of_a_user_are_checked() -> None:
     with pytest.raises(DataError, match=r"_Wrong.read returned inputs of shape \[4, 3, 2\]; return \[3, 4, ...\]"):
         Batches(_Wrong(), max_rows=4).read(Position())
+
+
+def test_classes_given_as_text_are_encoded_once() -> None:
+    items = from_arrays(np.zeros((3, 2, 1), np.float32), np.array(["wet", None, "dry"], object))
+    assert items.targets is not None and items.targets.rows.rows.tolist() == [1, -100, 0]  # type: ignore[union-attr]
+    _, targets = items.read([(0, 0), (0, 1), (0, 2)], 2, inputs=False, targets=True)
+    assert targets is not None and targets.tolist() == [[-100, -100, -100], [1, -100, 0]]

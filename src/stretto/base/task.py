@@ -50,6 +50,11 @@ def is_per_row(kind: TargetKind) -> bool:
     return kind in ("class_per_row", "values_per_row")
 
 
+def is_per_step(kind: TargetKind) -> bool:
+    """Whether every time step of a row has a target of its own, given with the data."""
+    return kind in ("class_per_step", "values_per_step")
+
+
 def target_name(kind: TargetKind) -> str:
     """Return what targets of this kind are called when they are counted: tokens, labels or values."""
     return "tokens" if kind == "next_token" else "labels" if has_classes(kind) else "values"

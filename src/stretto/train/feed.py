@@ -86,7 +86,8 @@ def _source_feed(name: str, source: object, data: DataConfig, seed: int) -> Feed
         except DataError as error:
             raise DataError(f"{name}: {error}") from None
     elif isinstance(source, WindowSource):
-        for field in filter(lambda field: _is_set(data, field), _FEED_KINDS_BY_FIELD):
+        field = next((field for field in _FEED_KINDS_BY_FIELD if _is_set(data, field)), None)
+        if field is not None:
             problem = f"data.{field}={getattr(data, field)!r} has no effect, since {name} returns windows"
             raise ConfigError(f"{problem}; leave it out, or return rows")
     if not isinstance(source, WindowSource):

@@ -16,19 +16,13 @@ from torch.utils.data import Dataset, IterableDataset
 
 from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import DataError, StrettoError
-from stretto.base.task import TargetKind, Task, has_classes, is_per_row
+from stretto.base.task import TargetKind, Task, has_classes, is_per_row, is_per_step
 from stretto.base.window import IGNORE_INDEX
 from stretto.store.sequences import IntArray
 from stretto.windows.items import Payload, RowId, SingleShardItems, pad, pad_next_tokens
 from stretto.windows.row_arrays import Array, RowArrays, as_array
 from stretto.windows.row_inputs import as_inputs
-from stretto.windows.row_targets import (
-    check_kind,
-    encode_targets,
-    find_target_kind,
-    is_per_step,
-    targets_tensor,
-)
+from stretto.windows.row_targets import check_kind, encode_targets, find_target_kind, targets_tensor
 from stretto.windows.target_classes import (
     TargetClasses,
     count_classes,

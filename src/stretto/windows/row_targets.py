@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.base.errors import DataError
-from stretto.base.task import TARGET_KINDS, TargetKind, has_classes, is_per_row
+from stretto.base.task import TARGET_KINDS, TargetKind, has_classes, is_per_row, is_per_step
 from stretto.base.window import IGNORE_INDEX
 from stretto.windows.items import pad
 from stretto.windows.row_arrays import Array, RowArrays
@@ -20,14 +20,16 @@ from stretto.windows.target_classes import TargetClasses, holds_text, plain_targ
 class RowTargets:
     """Targets of a known kind: per row or per time step, classes or values."""
 
-    rows: RowArrays
+    rows: RowArrays  # classes are integers, -100 where there is none
     kind: TargetKind
     num_outputs: int
     classes: TargetClasses | None = None  # None: values
 
     def read(self, indices: Sequence[int], lengths: Sequence[int], num_steps: int) -> Tensor:
         """Return the targets of some rows, `[time, batch]` or `[time, batch, values]`."""
-        arrays = [encode_targets(self.kind, self.rows[index], self.classes, index) for index in indices]
+        arrays = [self.rows[index] for index in indices]
+        if self.classes is None:
+            arrays = [_as_values(self.kind, row) for row in arrays]
         return targets_tensor(self.kind, arrays, lengths, num_steps)
 
 
@@ -49,13 +51,16 @@ def targets_tensor(kind: TargetKind, rows: Sequence[Array], lengths: Sequence[in
 def encode_targets(kind: TargetKind, row: Array, classes: TargetClasses | None = None, index: int = 0) -> Array:
     """Return targets of row `index`: classes as integers, -100 where missing; values as floats with a last dim."""
     row = plain_targets(row, kind)
-    if classes is not None:
-        return classes.encode(row, index)
-    return _as_floats(np.atleast_1d(row) if kind == "values_per_row" else row.reshape(len(row), -1))
+    if classes is None:
+        return _as_values(kind, row)
+    classes.check(row, index)
+    return classes.encode(row)
 
 
-def _as_floats(row: Array) -> Array:
-    return row.astype(np.result_type(row.dtype, np.float32), copy=False)
+def _as_values(kind: TargetKind, row: Array) -> Array:
+    """Return values as floats `[values]` or `[time, values]`."""
+    values = np.atleast_1d(row) if kind == "values_per_row" else row.reshape(len(row), -1)
+    return values.astype(np.result_type(values.dtype, np.float32), copy=False)
 
 
 def find_targets(
@@ -80,12 +85,9 @@ def find_targets(
         target_classes = TargetClasses.of(classes, holds_text(targets.dtype))
         for index, part in targets.parts():
             target_classes.check(part, index)
+    if targets.dtype.kind not in "iu":  # text, floats and booleans; integers are used without a copy
+        targets = targets.map(target_classes.encode)
     return RowTargets(targets, kind, target_classes.number, target_classes)
-
-
-def is_per_step(kind: TargetKind) -> bool:
-    """Whether arrays have a target per time step."""
-    return kind in ("class_per_step", "values_per_step")
 
 
 def check_step_sizes(targets: RowArrays, steps: NDArray[np.int64], kind: TargetKind) -> None:
@@ -112,13 +114,13 @@ def find_target_kind(targets: RowArrays, steps: NDArray[np.int64]) -> TargetKind
         return "values_per_row" if is_value else "class_per_row"
     if targets.ndim > 1:
         return "values_per_step"
-    is_per_step = np.array_equal(targets.sizes, steps)
-    if is_per_step and not is_value:
+    has_step_sizes = np.array_equal(targets.sizes, steps)
+    if has_step_sizes and not is_value:
         return "class_per_step"
-    if is_value and not is_per_step:
+    if is_value and not has_step_sizes:
         return "values_per_row"
     what = f"{targets.sizes[0]} {'floats' if is_value else 'integers'} per row"
-    choices = "values_per_row or values_per_step" if is_per_step else "values_per_row or class_per_step"
+    choices = "values_per_row or values_per_step" if has_step_sizes else "values_per_row or class_per_step"
     raise DataError(
         f"targets are {what}, and inputs have {steps[0]} time steps, which could mean {choices}; set target_kind"
     )

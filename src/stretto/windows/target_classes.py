@@ -58,9 +58,8 @@ class TargetClasses:
                     f"targets have the class {name!r}{where}, which is not one of classes={list(self.names)}; add it"
                 )
 
-    def encode(self, row: Array, index: int) -> NDArray[np.int64]:
-        """Return the classes of row `index` as integers, IGNORE_INDEX where there is none; raise if one is unknown."""
-        self.check(row, index)
+    def encode(self, row: Array) -> NDArray[np.int64]:
+        """Return classes, which `check` has accepted, as integers, IGNORE_INDEX where there is none."""
         codes = np.searchsorted(np.array(self.names), row.astype(str)) if self.is_text else row
         return np.where(is_missing(row), IGNORE_INDEX, codes).astype(np.int64)
 
