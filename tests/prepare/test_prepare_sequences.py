@@ -312,7 +312,11 @@ def test_nan_can_be_a_missing_value(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("records", "options", "reason"),
     [
-        ([{"x": 1}], {}, r"row 1: it has no value in 'text', 'tokens' or 'values' \(its fields are \['x'\]\); name"),
+        (
+            [{"x": 1}],
+            {},
+            r"row 1: it has no value in 'inputs', 'text', 'tokens' or 'values' \(its fields are \['x'\]\); name",
+        ),
         ([{"x": 1}], {"sequence": "z"}, r"sequence=z is not a field of .*a\.jsonl; choose from x$"),
         ([{"x": ""}], {"sequence": "x"}, "row 1: 'x' is empty"),
         ([{"text": "a"}], {"label": "z"}, r"label=z is not a field of .*a\.jsonl; choose from text$"),

@@ -135,7 +135,7 @@ def test_a_bad_csv_row_has_a_problem(content: bytes, problem: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.txt", b"x", r"a\.txt: its suffix '\.txt' is not one of \.jsonl, \.ndjson, \.csv, \.parquet; convert"),
+        ("a.txt", b"x", r"a\.txt: its suffix '\.txt' is not one of \.jsonl, \.ndjson, \.csv, \.parquet, \.npz, \.npy"),
         ("a.jsonl", b"", r"a\.jsonl is empty; leave it out"),
         ("a.csv", b"a,b\n", r"a\.csv has a header but no rows; leave it out"),
         ("a.csv", b"1,2\n3,4\n", "its first line is blank or has only numbers and times; write the column names"),

@@ -15,7 +15,7 @@ from stretto.prepare.time_formats import looks_like_time, parse_time
 # A `category` is a boolean, or one of a few short texts.
 FieldType = Literal["text", "category", "number", "time", "unparsed time", "tokens", "channels", "empty", "other"]
 
-_SEQUENCE_NAMES = ("text", "tokens", "values")  # the usual names of a field that holds a sequence
+_SEQUENCE_NAMES = ("inputs", "text", "tokens", "values")  # the usual names of a field that holds a sequence
 _MAX_CLASSES = 1000  # a field with more distinct values than this is not a label
 _MAX_NUMERIC_CLASSES = 100  # the same for integers: numeric labels have few distinct values, such as 1 to 5 stars
 # The usual names of a column of times.

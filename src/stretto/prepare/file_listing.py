@@ -13,7 +13,7 @@ from stretto.base.errors import DataError
 from stretto.prepare.records import FORMATS
 from stretto.store.index import INDEX
 
-Format = Literal["text", "jsonl", "csv", "parquet", "datasets"]
+Format = Literal["text", "jsonl", "csv", "parquet", "npz", "datasets"]
 
 _MAX_FILES = 100_000  # a folder with more files is probably a whole disk or home folder, not data
 _SNIFF_BYTES = 1 << 16  # read from each file to tell text from binary data
@@ -129,14 +129,14 @@ def _infer_format(path: Path) -> Format:
         raise DataError(f"{path} ends in {suffix!r}, which is not supported; convert it to {target}")
     if not path.stat().st_size:
         raise DataError(f"{path} is empty; choose a different file")
-    if FORMATS.get(suffix) == "parquet":
-        return "parquet"
+    if FORMATS.get(suffix) in ("parquet", "npz"):
+        return FORMATS[suffix]
     with path.open("rb") as file:
         content = file.read(_SNIFF_BYTES)
     index = next((index for index, byte in enumerate(content) if byte in _CONTROLS), None)
     if index is not None:
         problem = f"is not text: byte {index + 1:,} is {content[index]:#04x}"
-        raise DataError(f"{path} {problem}; use text, JSONL, CSV or Parquet")
+        raise DataError(f"{path} {problem}; use text, JSONL, CSV, Parquet or .npz")
     return FORMATS.get(suffix, "text")
 
 

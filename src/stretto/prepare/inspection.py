@@ -87,7 +87,9 @@ def inspect_data(
 
 def _inspect_text(listing: Listing, hints: DataHints) -> Inspection:
     if hints.kind not in (None, "text"):
-        raise DataError(f"kind={hints.kind} needs records, but {listing.paths[0]} is text; use JSONL, CSV or Parquet")
+        raise DataError(
+            f"kind={hints.kind} needs records, but {listing.paths[0]} is text; use JSONL, CSV, Parquet or .npz"
+        )
     schema, notes, num_read = TextSchema(hints.level or "byte"), [], 0
     for path in listing.paths:
         if num_read >= MAX_BYTES:

@@ -86,7 +86,7 @@ class TextOptions(PrepareOptions):
 class SequenceOptions(PrepareOptions):
     """How `prepare_sequences` turns records into sequences."""
 
-    sequence: str | None = option(None, "field with the sequence (default: text, tokens or values)", "FIELD")
+    sequence: str | None = option(None, "field with the sequence (default: inputs, text, tokens or values)", "FIELD")
     label: str | None = option(None, "field with the class of a sequence: text, integer or boolean", "FIELD")
     read_as: ValueType | None = option(
         None, "what a sequence consists of (default: inferred from the first record)", choices=get_args(ValueType)

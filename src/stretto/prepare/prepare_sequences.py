@@ -39,13 +39,14 @@ def prepare_sequences(
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
 ) -> list[Sequences]:
-    """Write the records of JSONL, CSV or Parquet files, or of saved Hugging Face datasets, as sequences to `folder`.
+    """Write the records of files, or of saved Hugging Face datasets, as sequences to `folder`.
 
-    Each record is one sequence, in the field `options.sequence`. Text becomes tokens: bytes, characters or words
-    (`level`). Unless `read_as` is set, lists of integers are tokens, but channels in a field named `values`.
-    Lists of other numbers and lists of lists are channels, with null for a missing value. With `validation_fraction`,
-    sequences are drawn at random for `folder/valid`; the others go to `folder/train`. Vocabulary and statistics come
-    from the training split, unless `vocabulary` or `like` names other prepared data. Returns each split's sequences.
+    Files are JSONL, CSV or Parquet, or `.npz` or `.npy`, in which a record is a row of the arrays. Each record is one
+    sequence, in the field `options.sequence`. Text becomes tokens: bytes, characters or words (`level`). Unless
+    `read_as` is set, lists of integers are tokens, but channels in a field named `values`. Lists of other numbers and
+    lists of lists are channels, with null for a missing value. With `validation_fraction`, sequences are drawn at
+    random for `folder/valid`; the others go to `folder/train`. Vocabulary and statistics come from the training split,
+    unless `vocabulary` or `like` names other prepared data. Returns each split's sequences.
     """
     paths = list_paths(files)
     parts = cut_records(paths, options.shard_bytes)

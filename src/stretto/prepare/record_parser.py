@@ -149,10 +149,10 @@ def infer_parser(
     record: Mapping[str, Any], is_csv: bool, sequence: str | None, value_type: ValueType | None
 ) -> RecordParser:
     """Return a parser for records like this one; `sequence` and `value_type` are inferred if None."""
-    names = ("text", "tokens", "values") if sequence is None else (sequence,)
+    names = ("inputs", "text", "tokens", "values") if sequence is None else (sequence,)
     name = next((name for name in names if record.get(name) is not None), None)
     if name is None:
-        expected = "'text', 'tokens' or 'values'" if sequence is None else repr(sequence)
+        expected = "'inputs', 'text', 'tokens' or 'values'" if sequence is None else repr(sequence)
         problem = f"it has no value in {expected} (its fields are {sorted(record)})"
         raise BadRowError(problem, "name the field with sequence=FIELD")
     if value_type is None and name in ("tokens", "values"):

@@ -11,6 +11,7 @@ from typing import Any
 
 from stretto.base.errors import DataError
 from stretto.prepare.field_summary import FieldSummary, infer_fields
+from stretto.prepare.npz_file import ArrayFile
 from stretto.prepare.records import (
     BYTE_ORDER_MARK,
     ParsedRow,
@@ -32,6 +33,7 @@ MAX_BYTES = 1 << 20  # at most this many bytes are read at the beginning of a te
 _TAIL_BYTES = 64 << 10  # and at most this many at the end of a JSONL or CSV file
 # A sample holds at most this many of a file's first rows, and this many of its last rows.
 _MAX_ROWS, _TAIL_ROWS = 2000, 100
+_MAX_ARRAY_BYTES = 8 << 20  # or, from a file of arrays, as many rows as have this many bytes
 
 # The first rows, the last rows (empty if the first rows are the whole file), and the approximate number of all rows.
 _SampledRows = tuple[list[ParsedRow], list[ParsedRow], int]
@@ -69,6 +71,8 @@ def sample_records(path: Path) -> RecordSample:
         first, last, num_rows = _sample_parquet(path)
     elif format == "datasets":
         first, last, num_rows = _sample_dataset(path)
+    elif format == "npz":
+        first, last, num_rows = _sample_arrays(path)
     else:
         first, last, num_rows = _sample_lines(path, format == "csv")
     if not first:
@@ -134,6 +138,16 @@ def _sample_dataset(path: Path) -> _SampledRows:
     ranges = ((0, min(num_rows, _MAX_ROWS)), (max(num_rows - _TAIL_ROWS, _MAX_ROWS), num_rows))
     first, last = (list(read_rows(RecordPart(path, "datasets", start, stop, 0))) for start, stop in ranges)
     return first, last, num_rows
+
+
+def _sample_arrays(path: Path) -> _SampledRows:
+    file = ArrayFile.open(path)
+    max_rows = min(_MAX_ROWS, max(1, _MAX_ARRAY_BYTES // file.row_bytes))
+    ranges = ((0, max_rows), (max(file.num_rows - min(max_rows, _TAIL_ROWS), max_rows), file.num_rows))
+    # The end of a compressed array can only be reached by reading all of it.
+    first, last = (list(file.read(None, start, stop)) if start < stop else [] for start, stop in ranges)
+    first_rows, last_rows = ([ParsedRow(*row) for row in enumerate(records)] for records in (first, last))
+    return first_rows, last_rows, file.num_rows
 
 
 def _sample_parquet(path: Path) -> _SampledRows:

@@ -1,4 +1,4 @@
-"""Records: the rows of JSONL, CSV and Parquet files and of Hugging Face datasets, read in parts."""
+"""Records: the rows of JSONL, CSV, Parquet and array files and of Hugging Face datasets, read in parts."""
 
 import csv
 import json
@@ -14,12 +14,20 @@ from stretto.base.errors import DataError
 from stretto.base.extras import install_command
 from stretto.base.locations import is_allowed
 from stretto.prepare.file_stamp import file_stamp
+from stretto.prepare.npz_file import ArrayFile
 from stretto.prepare.text_files import TextFiles
 from stretto.prepare.time_formats import looks_like_time
 
-RecordFormat = Literal["jsonl", "csv", "parquet", "datasets"]
+RecordFormat = Literal["jsonl", "csv", "parquet", "npz", "datasets"]
 
-FORMATS: dict[str, RecordFormat] = {".jsonl": "jsonl", ".ndjson": "jsonl", ".csv": "csv", ".parquet": "parquet"}
+FORMATS: dict[str, RecordFormat] = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".csv": "csv",
+    ".parquet": "parquet",
+    ".npz": "npz",
+    ".npy": "npz",
+}
 _BATCH_ROWS = 1024
 _READ_BYTES = 1 << 20
 _LIMIT = f"{MAX_READ_BYTES >> 20} MiB"
@@ -39,11 +47,11 @@ class ParsedRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordPart:
-    """Consecutive rows of one file; a CSV file is always one part."""
+    """Consecutive rows of one file; a file of CSV or arrays is always one part."""
 
     path: Path
     format: RecordFormat
-    start: int  # like stop, in bytes (JSONL), row groups (Parquet) or rows (dataset); both are 0 for CSV
+    start: int  # like stop, in bytes (JSONL), row groups (Parquet) or rows (dataset, arrays); both are 0 for CSV
     stop: int
     size: int  # in bytes, or in rows for a dataset
     stamp: str = ""  # of the file: changes when the file is modified
@@ -77,12 +85,18 @@ def cut_records(paths: Sequence[Path], part_bytes: int | None) -> list[RecordPar
 
 
 def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator[ParsedRow]:
-    """Return the rows of a part; from Parquet files and datasets, only `fields` are read (None: all)."""
+    """Return the rows of a part; except from JSONL and CSV, only `fields` are read (None: all)."""
     if part.format == "jsonl":
         return _jsonl_rows(part)
     if part.format == "csv":
         return _csv_rows(part)
-    records = _parquet_records(part, fields) if part.format == "parquet" else _dataset_records(part, fields)
+    records: Iterator[dict[str, Any]]
+    if part.format == "parquet":
+        records = _parquet_records(part, fields)
+    elif part.format == "npz":
+        records = ArrayFile.open(part.path).read(fields, part.start, part.stop)
+    else:
+        records = _dataset_records(part, fields)
     return (ParsedRow(index, record) for index, record in enumerate(records))
 
 
@@ -124,6 +138,8 @@ def _cut(path: Path, format: RecordFormat, part_bytes: int) -> Iterator[RecordPa
             start = stop
     elif format == "parquet":
         yield from _cut_parquet(path, part_bytes)
+    elif format == "npz":
+        yield RecordPart(path, format, 0, ArrayFile.open(path).num_rows, path.stat().st_size)
     else:
         dataset = open_dataset(path)
         if not len(dataset):

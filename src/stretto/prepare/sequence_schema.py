@@ -10,7 +10,7 @@ from stretto.prepare.options import ValueType
 from stretto.prepare.record_sample import RecordSample
 from stretto.store.vocabulary import Level, split_symbols
 
-_LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y")
+_LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y", "targets")
 # Text is split into words only if less than this fraction of them are distinct: else the vocabulary would be too large.
 _MAX_UNIQUE_FRACTION = 0.5
 _MAX_WORD_CHARS = 15  # and only if their mean length is below this: text without spaces has longer ones
@@ -53,7 +53,7 @@ def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
     return [
         field
         for field in sample.fields
-        # Repeated short texts, and times, are sequences only in a field that is named `text`, `tokens` or `values`.
+        # Repeated short texts, and times, are sequences only in a field with a usual name.
         if (field.has_sequence_name and field.type in ("category", "unparsed time"))
         or (field.type in ("text", "tokens", "channels") and not field.may_be_unparsed_time)
     ]
@@ -76,7 +76,7 @@ def _choose_sequence(sample: RecordSample) -> str:
     if not names:
         problem = f"has no field of text, tokens or lists of numbers (its fields: {', '.join(sample.field_names)})"
         raise DataError(f"{sample.path} {problem}; use different data")
-    # The alphabetical order of the usual names is also the order of preference: `text`, `tokens`, `values`.
+    # The alphabetical order of the usual names is also the order of preference.
     usual = sorted((field for field in sequence_fields if field.has_sequence_name), key=lambda field: field.name)
     if not usual and len(names) > 1:
         raise AmbiguousInputError(

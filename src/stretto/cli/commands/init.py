@@ -1,7 +1,7 @@
 """The command `stretto init`.
 
-Inspect files or a folder (text, CSV, Parquet, JSONL), prepare the data, and write the TOML file of a run that is ready
-to train. In a terminal, a few questions are asked, unless --yes is given.
+Inspect files or a folder (text, CSV, Parquet, JSONL, .npz), prepare the data, and write the TOML file of a run that is
+ready to train. In a terminal, a few questions are asked, unless --yes is given.
 
 example:
   stretto init book.txt
@@ -72,7 +72,7 @@ def add_arguments(parser: Parser) -> None:
 def _add_data_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--kind", choices=["text", "sequences", "series"], help="what the files hold")
-    formats = ["text", "jsonl", "csv", "parquet", "datasets"]
+    formats = ["text", "jsonl", "csv", "parquet", "npz", "datasets"]
     add("--format", choices=formats, help="format of the files to use, if a folder holds several formats")
     add("--valid", type=Path, nargs="+", metavar="FILE", help="files for validation")
     help_text = "fraction of the data for validation, if there are no files for it (default: 0.1, for series 0.2)"

@@ -85,7 +85,7 @@ def make_kind_parser(kind: str) -> Parser:
         "sequences": (
             SequenceOptions,
             "Convert records to sequences of text, tokens or numbers: each record is one sequence.",
-            "JSONL, CSV or Parquet files, or folders written by save_to_disk of Hugging Face datasets",
+            "JSONL, CSV, Parquet or .npz files, or folders written by save_to_disk of Hugging Face datasets",
             "sequences reviews.jsonl --out data/reviews --label stars --validation-fraction 0.1",
         ),
         "series": (

@@ -1,0 +1,41 @@
+"""Each kind of file through `init`, `train` and `predict`, with no edit in between."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stretto.cli.main import main
+
+NUM_ROWS = 60
+
+
+@pytest.fixture(autouse=True)
+def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def write_npz(path: Path) -> list[str]:
+    draw = np.random.default_rng(1)
+    inputs = draw.normal(size=(NUM_ROWS, 6, 2))
+    np.savez_compressed(path, X=inputs, y=inputs[:, :, 0].sum(1) > 0, lengths=draw.integers(3, 7, size=NUM_ROWS))
+    return []
+
+
+KINDS: dict[str, Callable[[Path], list[str]]] = {"a.npz": write_npz}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long if number else ()) for number, name in enumerate(KINDS)]
+)
+def test_a_file_is_trained_on_and_predicted_without_an_edit(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    options = KINDS[name](Path(name))
+    assert main(["init", name, "--name", "a", *options]) == 0, capsys.readouterr().err
+    assert main(["train", "run.toml", "--train.steps", "2", "--train.warmup", "0"]) == 0, capsys.readouterr().err
+    assert main(["predict", "runs/a", "--data", name]) == 0, capsys.readouterr().err
+    predictions = [json.loads(line) for line in Path("runs/a/predictions.jsonl").read_text().splitlines()]
+    assert predictions
+    if "label" in predictions[0]:
+        assert len(predictions) == NUM_ROWS
