@@ -166,7 +166,7 @@ class QuantileLoss:
     """Pinball loss for several quantiles; NaN targets are ignored. Each target counts once per quantile.
 
     With targets `[..., values]`, outputs are `[..., values * quantiles]` (the quantiles of a value are next to each
-    other) or `[..., values, quantiles]`. `stretto.serve.forecast` can't forecast quantiles.
+    other) or `[..., values, quantiles]`.
     """
 
     quantiles: tuple[float, ...] = (0.1, 0.5, 0.9)

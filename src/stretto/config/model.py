@@ -1,5 +1,6 @@
 """The [model] section: the network."""
 
+from itertools import pairwise
 from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -46,7 +47,8 @@ class ModelConfig(StrictModel):
     huber_delta: float = Field(1.0, gt=0, allow_inf_nan=False)
     """huber: the error above which the loss is linear."""
     quantiles: Numbers = (0.1, 0.5, 0.9)
-    """quantile: the quantiles to predict for each value."""
+    """quantile: the quantiles to predict for each value, in increasing order. The interval between the first and the
+    last is the one whose coverage is reported."""
     weights: str | None = None
     """File with initial weights, from `stretto.exchange.save_weights` or another run; by default weights are random.
     Blocks that have weights are matched in order. The file is not read again when the run resumes."""
@@ -100,9 +102,11 @@ class ModelConfig(StrictModel):
             is_used = self.loss == loss or (self.loss is None and loss == "cross_entropy")
             if value != type(self).model_fields[name].default and not is_used:
                 raise ValueError(f"{name}={value} needs loss={loss!r}, not {self.loss!r}; leave it out")
-        if not self.quantiles or not all(0 < quantile < 1 for quantile in self.quantiles):
+        is_increasing = all(low < high for low, high in pairwise(self.quantiles))
+        if not self.quantiles or not is_increasing or not 0 < self.quantiles[0] <= self.quantiles[-1] < 1:
             raise ValueError(
-                f"quantiles={list(self.quantiles)} must be between 0 and 1; use values such as 0.1, 0.5, 0.9"
+                f"quantiles={list(self.quantiles)} must be between 0 and 1, in increasing order; use values such as "
+                "0.1, 0.5, 0.9"
             )
 
     @property
@@ -111,9 +115,14 @@ class ModelConfig(StrictModel):
         return self.loss is not None and ":" in self.loss
 
     @property
+    def predicted_quantiles(self) -> tuple[float, ...]:
+        """The quantiles that the model predicts for each value; empty if it predicts one number."""
+        return self.quantiles if self.loss == "quantile" else ()
+
+    @property
     def outputs_per_target(self) -> int:
         """The number of outputs that the loss needs for each value or class."""
-        return len(self.quantiles) if self.loss == "quantile" else 1
+        return len(self.predicted_quantiles) or 1
 
     @property
     def output_size(self) -> int:

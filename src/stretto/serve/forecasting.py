@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.state import State
 from stretto.base.window import Rows
-from stretto.serve.prediction_dataset import check_outputs
-from stretto.serve.source import FieldNames, ensure_prepared, open_source, reject_quantiles
+from stretto.serve.prediction_dataset import check_outputs, column_names
+from stretto.serve.source import FieldNames, ensure_prepared, open_source
 from stretto.store.corpus import Corpus
 from stretto.train.feed import make_forecast_transform
 from stretto.train.trained_model import TrainedModel
@@ -22,13 +22,25 @@ from stretto.windows.forecast import ForecastTransform, Values
 
 @dataclass(frozen=True)
 class SeriesForecast:
-    """The forecast of one series: one value per time step and channel."""
+    """The forecast of one series: one value per time step and channel, or one per quantile."""
 
     series: int  # its index in the data
     start: int  # the index of the first predicted time step, which equals the number of known ones
     channels: tuple[str, ...]
-    # [time, channels], in the units of the series; NaN where the value one season earlier is missing
+    # `[time, channels]`, or `[time, channels, quantiles]` if the model predicts quantiles; in the units of the series;
+    # NaN where the value one season earlier is missing
     values: NDArray[np.float32]
+    quantiles: tuple[float, ...] = ()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns of `table`: the channels, or each with its quantiles, as `load@0.1`."""
+        return column_names(self.channels, self.quantiles)
+
+    @property
+    def table(self) -> NDArray[np.float32]:
+        """The values as `[time, columns]`."""
+        return self.values.reshape(len(self.values), len(self.columns))
 
 
 def forecast(
@@ -38,15 +50,21 @@ def forecast(
 
     The data is a prepared folder or its URL, or a file in the same format as those the run's data was prepared
     from; `by` is the column that identifies a series, if its name differs from that in the run's data. Beyond its
-    horizon, a model continues from its own forecast, so it must predict all channels.
+    horizon, a model continues from its own forecast, so it must predict all channels, and no quantiles: they would
+    leave out that the forecast which they continue is uncertain.
     """
     data, data_spec = trained.config.data, trained.data_spec
     if data_spec.task.targets != "horizon" or data_spec.channels is None:
         raise ConfigError(f"the run's model predicts {data_spec.task.targets}, not a horizon; use a run on series")
-    reject_quantiles(trained.config.model)
+    quantiles = trained.config.model.predicted_quantiles
     steps = data.horizon if steps is None else steps
     if steps < 1:
         raise ConfigError(f"steps={steps} is less than 1; use at least 1")
+    if steps > data.horizon and quantiles:
+        raise ConfigError(
+            f"steps={steps} exceeds the run's data.horizon={data.horizon}; quantiles are known up to the horizon only, "
+            f"so use at most {data.horizon}, or train with a longer horizon"
+        )
     with ensure_prepared(location, data_spec, FieldNames(by=by)) as folder:
         source = open_source(folder, data_spec)
         assert not isinstance(source, Corpus)
@@ -64,12 +82,16 @@ def forecast(
                 raise DataError(
                     f"series {number} has length {len(values)}, less than data.season={data.season}; use a longer one"
                 )
-            yield SeriesForecast(number, len(values), names, _roll_forward(trained, transform, values, steps))
+            predicted = _roll_forward(trained, transform, values, steps)
+            yield SeriesForecast(number, len(values), names, predicted if quantiles else predicted[..., 0], quantiles)
 
 
 @torch.no_grad()
 def _roll_forward(trained: TrainedModel, transform: ForecastTransform, values: NDArray[Any], steps: int) -> Values:
-    """Return the predicted `steps` time steps after `values` `[time, channels]`, forecast one horizon at a time."""
+    """Return the predicted `steps` time steps after `values` `[time, channels]`, forecast one horizon at a time.
+
+    The result is `[time, channels, quantiles]`, with one quantile if the model predicts none.
+    """
     context = trained.config.data.context
     predictions: list[NDArray[np.float32]] = []
     state: State | None = None
@@ -79,11 +101,11 @@ def _roll_forward(trained: TrainedModel, transform: ForecastTransform, values: N
             # The model was trained on windows of this length, so it reads the last window, from the initial state.
             new_values, state = values[-context:], None
         outputs, state = _run_stack(trained, transform.inputs(new_values), state)
-        predicted = transform.to_predictions(outputs, values)  # [horizon, target channels]
+        predicted = transform.to_quantiles(outputs, values)  # [horizon, target channels, quantiles]
         predictions.append(predicted)
         if len(transform.target_channels) == values.shape[1]:
             # All are predicted: order them as in the data, and continue. Otherwise `steps` is at most one horizon.
-            new_values = predicted[:, np.argsort(transform.target_channels)]
+            new_values = predicted[:, np.argsort(transform.target_channels), 0]
             values = np.concatenate([values, new_values])
     return np.concatenate(predictions)[:steps]
 
@@ -97,4 +119,4 @@ def _run_stack(trained: TrainedModel, inputs: NDArray[np.float32], state: State 
         state = stack.initial_state(Rows.of(1, len(x), device=device, dtype=stack.dtype))
     with trained.autocast():
         y, next_state = stack(x, state)
-    return check_outputs(y, trained.data_spec.task)[-1, 0].float().cpu().numpy(), next_state
+    return check_outputs(y, trained.num_outputs)[-1, 0].float().cpu().numpy(), next_state

@@ -3,6 +3,7 @@
 import json
 import math
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 
@@ -10,7 +11,9 @@ def compute_metrics(path: Path | str) -> dict[str, float]:
     """Return the metrics of a predictions file, by name; they depend on what was predicted.
 
     Labels have an accuracy and forecasts a mean absolute error per channel, where the true labels or values are known.
-    Tokens have a loss and a perplexity.
+    Tokens have a loss and a perplexity. Forecasts of quantiles have a pinball loss (the mean over the quantiles), the
+    coverage (the fraction of values between the lowest and the highest quantile) and, if 0.5 is one of the quantiles,
+    the mean absolute error of the median.
     """
     totals: dict[str, float] = defaultdict(float)
     weights: dict[str, float] = defaultdict(float)
@@ -27,11 +30,34 @@ def compute_metrics(path: Path | str) -> dict[str, float]:
             if result.get("loss") is not None:
                 add("loss", result["loss"], result["tokens"])
             for channel, actual in result.get("actual", {}).items():
-                # Near the end of a series, fewer actual values are known than predicted.
-                for predicted, value in zip(result["forecast"][channel], actual, strict=False):
-                    if predicted is not None and value is not None:
-                        add(f"mean absolute error of {channel}", abs(predicted - value))
+                for name, value in _score_channel(channel, result["forecast"], actual):
+                    add(name, value)
     metrics = {name: total / weights[name] for name, total in totals.items()}
     if "loss" in metrics:
         metrics["perplexity"] = math.exp(metrics["loss"]) if metrics["loss"] < 700 else math.inf  # exp(710) overflows
     return metrics
+
+
+def _score_channel(
+    channel: str, forecast: Mapping[str, Sequence[float | None]], actual: Sequence[float | None]
+) -> Iterator[tuple[str, float]]:
+    """Yield the name and value of each metric for each value of a channel that is known and was forecast."""
+    if channel in forecast:
+        # Near the end of a series, fewer actual values are known than predicted.
+        for predicted, value in zip(forecast[channel], actual, strict=False):
+            if predicted is not None and value is not None:
+                yield f"mean absolute error of {channel}", abs(predicted - value)
+        return
+    names = [name for name in forecast if name.rpartition("@")[0] == channel]
+    quantiles = [float(name.rpartition("@")[2]) for name in names]
+    for value, *predictions in zip(actual, *(forecast[name] for name in names), strict=False):
+        numbers = [number for number in predictions if number is not None]
+        if value is None or len(numbers) < len(quantiles):
+            continue
+        for quantile, number in zip(quantiles, numbers, strict=True):
+            yield f"pinball loss of {channel}", max(quantile * (value - number), (quantile - 1) * (value - number))
+            if quantile == 0.5:
+                yield f"mean absolute error of {channel}", abs(value - number)
+        if len(quantiles) > 1:
+            interval = f"{quantiles[0]} to {quantiles[-1]}"
+            yield f"coverage of {channel}, {interval}", float(numbers[0] <= value <= numbers[-1])

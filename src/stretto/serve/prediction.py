@@ -27,7 +27,7 @@ from stretto.serve.prediction_dataset import (
     check_outputs,
     make_prediction_dataset,
 )
-from stretto.serve.source import FieldNames, ensure_prepared, is_raw, open_source, prepare_source, reject_quantiles
+from stretto.serve.source import FieldNames, ensure_prepared, is_raw, open_source, prepare_source
 from stretto.store.index import Store
 from stretto.train.trained_model import TrainedModel
 
@@ -105,8 +105,8 @@ def parts_folder(path: Path) -> Path:
 
 
 def _open_dataset(trained: TrainedModel, location: Path | str) -> PredictionDataset:
-    reject_quantiles(trained.config.model)
-    return make_prediction_dataset(open_source(location, trained.data_spec), trained.data_spec, trained.config.data)
+    source, config = open_source(location, trained.data_spec), trained.config
+    return make_prediction_dataset(source, trained.data_spec, config.data, config.model.predicted_quantiles)
 
 
 def _write_missing_parts(
@@ -182,13 +182,13 @@ def run_batch(trained: TrainedModel, inputs: Tensor, lengths: Tensor) -> Outputs
     fresh = torch.ones(num_rows, dtype=torch.bool)
     rows = Rows(torch.arange(num_rows), lengths, fresh, key=0, device=device, dtype=stack.dtype)
     state = stack.initial_state(rows)
-    max_steps = _MAX_OUTPUTS // (num_rows * trained.data_spec.task.num_outputs)
+    max_steps = _MAX_OUTPUTS // (num_rows * trained.num_outputs)
     chunk_steps = max(1, max_steps) if stack.causal else len(inputs)
     for start in range(0, len(inputs), chunk_steps):
         x = inputs[start : start + chunk_steps].to(device)
         with trained.autocast():
             y, state = stack(x.to(stack.dtype) if x.is_floating_point() else x, state)
-        yield start, check_outputs(y, trained.data_spec.task)
+        yield start, check_outputs(y, trained.num_outputs)
 
 
 def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldNames | None) -> str:
@@ -209,6 +209,7 @@ def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldN
             "weights": weights.hexdigest(),
             "data": source,
             "settings": trained.config.data.model_dump(mode="json", include=settings),
+            "quantiles": trained.config.model.predicted_quantiles,
             "precision": trained.config.run.precision,
             "tf32": trained.config.run.tf32,
             "steps": [_PART_STEPS, _BATCH_STEPS],

@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.base.errors import ConfigError
-from stretto.base.task import Task
 from stretto.base.window import IGNORE_INDEX
 from stretto.config.run import DataConfig
 from stretto.store.corpus import Corpus
@@ -48,8 +47,13 @@ class PredictionDataset(Protocol):
         """Return a list of results for each row."""
 
 
-def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, data: DataConfig) -> PredictionDataset:
-    """Return the rows of `source` for a run's model; `data_spec` describes the run's data, `data` is its config."""
+def make_prediction_dataset(
+    source: Corpus | Sequences, data_spec: DataSpec, data: DataConfig, quantiles: Sequence[float] = ()
+) -> PredictionDataset:
+    """Return the rows of `source` for a run's model; `data_spec` describes the run's data, `data` is its config.
+
+    `quantiles` are those that the model predicts; by default it predicts one number for each value.
+    """
     targets = data_spec.task.targets
     if isinstance(source, Corpus):
         return TextRows(source, data.window * _WINDOWS_PER_TEXT_ROW)
@@ -62,10 +66,12 @@ def make_prediction_dataset(source: Corpus | Sequences, data_spec: DataSpec, dat
             f"the run was trained on arrays ({targets}), not on a store; use stretto.serve.predict_arrays"
         )
     forecast = make_forecast_transform(source, data)
-    names = tuple(data_spec.channels.names[index] for index in forecast.target_channels) if data_spec.channels else ()
+    assert data_spec.channels is not None
+    names = tuple(data_spec.channels.names[index] for index in forecast.target_channels)
+    decoder = ForecastDecoder(forecast, names, column_names(names, quantiles))
     if data.context is None:
-        return SeriesRows(source, forecast, names)
-    return SlidingWindowRows(SlidingWindows(source, forecast, data.context, stride=data.horizon), names)
+        return SeriesRows(source, decoder)
+    return SlidingWindowRows(SlidingWindows(source, forecast, data.context, stride=data.horizon), decoder)
 
 
 @dataclass(frozen=True)
@@ -193,61 +199,84 @@ class TextRows:
 
 
 @dataclass(frozen=True)
+class ForecastDecoder:
+    """Turns a model's outputs at a time step into a forecast in the units of the series."""
+
+    forecast: ForecastTransform
+    channels: tuple[str, ...]  # the predicted ones
+    columns: tuple[str, ...]  # of the forecast: a channel, or a channel and a quantile, as in `load@0.9`
+
+    def decode(
+        self, series: int, step: int, outputs: NDArray[Any], seen: NDArray[Any], following: NDArray[Any]
+    ) -> PredictionResult:
+        """Return the forecast after a time step; `seen` are the values up to it, `following` those after it."""
+        forecast = self.forecast.to_quantiles(outputs, seen).reshape(self.forecast.horizon, len(self.columns))
+        actual = following[:, list(self.forecast.target_channels)]
+        result: PredictionResult = {"series": series, "step": step, "forecast": _by_name(self.columns, forecast)}
+        return {**result, "actual": _by_name(self.channels, actual)} if len(actual) else result
+
+
+@dataclass(frozen=True)
 class SlidingWindowRows(_ItemRows):
     """Forecasts the values after each window of a series; windows are one horizon apart."""
 
     source: SlidingWindows
-    names: tuple[str, ...]  # of the predicted channels
+    decoder: ForecastDecoder
 
     def lengths(self, indices: Sequence[int]) -> list[int]:
         return [self.source.context] * len(indices)
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionResult]]:
         last_outputs = _last_outputs(outputs, lengths).float().cpu().numpy()
-        context, forecast = self.source.context, self.source.forecast
-        results = []
+        context = self.source.context
         windows = self.source.read_windows(self.row_ids(indices))
-        for (series, step, values), row_outputs in zip(windows, last_outputs, strict=True):
-            predicted = forecast.to_predictions(row_outputs, values[:context])
-            actual = values[context:, list(forecast.target_channels)]
-            results.append([_forecast_result(series, step, self.names, predicted, actual)])
-        return results
+        return [
+            [self.decoder.decode(series, step, row_outputs, values[:context], values[context:])]
+            for (series, step, values), row_outputs in zip(windows, last_outputs, strict=True)
+        ]
 
 
 @dataclass(frozen=True)
 class SeriesRows(_SequenceRows):
     """Forecasts the next values once per horizon, while a series is read from its beginning."""
 
-    forecast: ForecastTransform
-    names: tuple[str, ...]  # of the predicted channels
+    decoder: ForecastDecoder
 
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
-        return pad([self.forecast.inputs(values) for values in self._values(indices)], num_steps, 0)
+        forecast = self.decoder.forecast
+        return pad([forecast.inputs(values) for values in self._values(indices)], num_steps, 0)
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionResult]]:
-        series, forecast = self._values(indices), self.forecast
+        series, horizon = self._values(indices), self.decoder.forecast.horizon
         results: list[list[PredictionResult]] = [[] for _ in indices]
         for start, y in outputs:
             chunk = y.float().cpu().numpy()
             for row, values in enumerate(series):
                 for step in range(start, min(start + len(chunk), len(values))):
                     # Forecast only at the end of each horizon, and at the end of the series.
-                    if (step + 1) % forecast.horizon and step + 1 < len(values):
+                    if (step + 1) % horizon and step + 1 < len(values):
                         continue
-                    predicted = forecast.to_predictions(chunk[step - start, row], values[: step + 1])
-                    actual = values[step + 1 : step + 1 + forecast.horizon, list(forecast.target_channels)]
-                    results[row].append(_forecast_result(indices[row], step, self.names, predicted, actual))
+                    seen, following = values[: step + 1], values[step + 1 : step + 1 + horizon]
+                    row_outputs = chunk[step - start, row]
+                    results[row].append(self.decoder.decode(indices[row], step, row_outputs, seen, following))
         return results
 
     def _values(self, indices: Sequence[int]) -> list[NDArray[Any]]:
         return self.source.read(self.step_ranges(indices))
 
 
-def check_outputs(y: Tensor, task: Task) -> Tensor:
+def column_names(channels: Sequence[str], quantiles: Sequence[float]) -> tuple[str, ...]:
+    """Return the names of a forecast's columns: the channels, or each with its quantiles, as `load@0.1`."""
+    if not quantiles:
+        return tuple(channels)
+    return tuple(f"{channel}@{quantile}" for channel in channels for quantile in quantiles)
+
+
+def check_outputs(y: Tensor, num_outputs: int) -> Tensor:
     """Return the outputs; raise ConfigError for a shape that only a custom loss can interpret."""
-    if y.dim() != 3 or y.shape[-1] != task.num_outputs:
+    if y.dim() != 3 or y.shape[-1] != num_outputs:
         raise ConfigError(
-            f"the model's outputs have shape {list(y.shape[2:])} per time step, not [{task.num_outputs}]; only its own "
+            f"the model's outputs have shape {list(y.shape[2:])} per time step, not [{num_outputs}]; only its own "
             "loss can interpret them, so call the stack from stretto.load_model yourself"
         )
     return y
@@ -280,17 +309,10 @@ def _score_rows(
         yield index, {"tokens": length, "loss": _json_float(loss), "perplexity": _json_float(perplexity)}
 
 
-def _forecast_result(
-    series: int, step: int, names: Sequence[str], predicted: NDArray[Any], actual: NDArray[Any]
-) -> PredictionResult:
-    """Return the forecast after a time step, in the units of the series, and the actual values if any are known."""
-
-    def by_name(values: NDArray[Any]) -> dict[str, list[float | None]]:
-        columns = zip(names, values.T, strict=True)
-        return {name: [_json_float(float(value)) for value in column] for name, column in columns}
-
-    result: PredictionResult = {"series": series, "step": step, "forecast": by_name(predicted)}
-    return {**result, "actual": by_name(actual)} if len(actual) else result
+def _by_name(names: Sequence[str], values: NDArray[Any]) -> dict[str, list[float | None]]:
+    """Return the columns of `values` `[time, names]` by name."""
+    columns = zip(names, values.T, strict=True)
+    return {name: [_json_float(float(value)) for value in column] for name, column in columns}
 
 
 def _json_float(value: float) -> float | None:

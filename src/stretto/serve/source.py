@@ -5,10 +5,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stretto.base.errors import ConfigError, DataError
+from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.base.scratch import make_scratch_folder
-from stretto.config.model import ModelConfig
 from stretto.prepare.options import SequenceOptions, SeriesOptions, TextOptions
 from stretto.prepare.prepare_sequences import prepare_sequences
 from stretto.prepare.prepare_series import prepare_series
@@ -18,14 +17,6 @@ from stretto.store.corpus import Corpus, CorpusFields
 from stretto.store.index import Store
 from stretto.store.sequences import Channels, Classes, Origin, Sequences, SharedProperties, Tokens
 from stretto.train.data_spec import DataSpec, check_same_spec
-
-
-def reject_quantiles(model: ModelConfig) -> None:
-    """Raise if a run's model predicts quantiles."""
-    if model.loss == "quantile":
-        raise ConfigError(
-            "model.loss='quantile': quantiles can't be predicted with this command; call stretto.load_model(RUN).stack"
-        )
 
 
 def is_raw(location: Path | str) -> bool:

@@ -55,6 +55,11 @@ class TrainedModel:
         # Block -1, so that the others keep their indices.
         return Stack([Standardize(mean, std, masks=data.masks), *self.stack], first=self.stack.first - 1)
 
+    @property
+    def num_outputs(self) -> int:
+        """The number of outputs per time step that the loss needs: with quantiles, several for each value."""
+        return self.data_spec.task.num_outputs * self.config.model.outputs_per_target
+
     def metadata(self) -> dict[str, str]:
         """Return an exported model's metadata, each value as JSON: task, vocabulary, labels, channels and so on."""
         files = data_spec_files(self.data_spec)
@@ -62,6 +67,7 @@ class TrainedModel:
         if self.data_spec.channels is not None:
             data = self.config.data
             spec["series"] = {name: getattr(data, name) for name in ("horizon", "season", "targets", "masks", "scale")}
+            spec["quantiles"] = self.config.model.predicted_quantiles
         parts = {name: json.dumps(value, ensure_ascii=False) for name, value in spec.items() if value}
         return {**parts, **{name.removesuffix(".json"): content.decode() for name, content in files.items()}}
 

@@ -99,12 +99,20 @@ class ForecastTransform:
 
         The inverse of `targets`. NaN where the value one season earlier is missing.
         """
-        scaled = outputs.astype(np.float32).reshape(self.horizon, len(self.target_channels))
+        return self.to_quantiles(outputs, values)[..., 0]
+
+    def to_quantiles(self, outputs: NDArray[Any], values: NDArray[Any]) -> Values:
+        """Return the forecast `[horizon, targets, quantiles]`, as `to_predictions`; outputs have all quantiles.
+
+        Quantiles that cross are sorted, which never increases the loss.
+        """
+        scaled = np.sort(outputs.astype(np.float32).reshape(self.horizon, len(self.target_channels), -1), axis=-1)
         if self.season:
             # Only the last season is needed, however long the series is; a short series may not have all of it.
             last_season = self._scale(values[-self.season :])[:, list(self.target_channels)]
-            scaled = scaled + _horizon_windows(last_season, len(last_season) - self.season, 1, self.horizon)[0].T
-        return self.unscale(scaled)
+            before = _horizon_windows(last_season, len(last_season) - self.season, 1, self.horizon)[0].T
+            scaled = scaled + before[..., None]
+        return self.unscale(scaled.swapaxes(1, 2)).swapaxes(1, 2)
 
     def unscale(self, scaled: Values) -> Values:
         """Return scaled values of the target channels, `[..., targets]`, in the units of the series."""

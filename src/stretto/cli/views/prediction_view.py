@@ -21,7 +21,7 @@ from stretto.serve.prediction import write_predictions
 from stretto.serve.source import FieldNames
 from stretto.train.trained_model import TrainedModel
 
-_MAX_STEPS, _MAX_CHANNELS = 12, 8  # how much of a forecast is printed; the file has all of it
+_MAX_STEPS, _MAX_COLUMNS = 12, 8  # how much of a forecast is printed; the file has all of it
 
 
 def predict_and_show(
@@ -52,9 +52,9 @@ def forecast_and_show(
         for series_forecast in forecast(trained, data, steps, by=by):
             if out is not None and writer is None:  # only now: an error in `forecast` leaves no empty file
                 writer = csv.writer(files.enter_context(_open_csv(out)))
-                writer.writerow(["series", "step", *series_forecast.channels])
+                writer.writerow(["series", "step", *series_forecast.columns])
             if writer is not None:
-                for index, values in enumerate(series_forecast.values.tolist()):
+                for index, values in enumerate(series_forecast.table.tolist()):
                     writer.writerow([series_forecast.series, series_forecast.start + index, *map(_csv_cell, values)])
             if not num_series:
                 _show_first(console, series_forecast)
@@ -68,12 +68,12 @@ def forecast_and_show(
 def _show_first(console: Console, first: SeriesForecast) -> None:
     table = Table(title=f"series {first.series}, after its {pluralize(first.start, 'step')}", box=box.SIMPLE_HEAD)
     table.add_column("step", justify="right")
-    for name in first.channels[:_MAX_CHANNELS]:
+    for name in first.columns[:_MAX_COLUMNS]:
         table.add_column(name, justify="right")
-    for index, values in enumerate(first.values[:_MAX_STEPS, :_MAX_CHANNELS].tolist()):
+    for index, values in enumerate(first.table[:_MAX_STEPS, :_MAX_COLUMNS].tolist()):
         table.add_row(str(first.start + index), *map(_format_value, values))
     console.print(table)
-    omitted = {"more step": len(first.values) - _MAX_STEPS, "more channel": len(first.channels) - _MAX_CHANNELS}
+    omitted = {"more step": len(first.table) - _MAX_STEPS, "more column": len(first.columns) - _MAX_COLUMNS}
     if any(count > 0 for count in omitted.values()):
         console.print("and " + ", ".join(pluralize(count, noun) for noun, count in omitted.items() if count > 0))
 
