@@ -1,6 +1,8 @@
-"""Training on arrays equals a loop written by hand, in any layout, also when resumed in another one."""
+"""Every task on arrays equals a loop written by hand, in any layout, also when resumed in another one."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +13,32 @@ import torch.nn.functional as F
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from pytest import TempPathFactory
+from torch import Tensor
 from torch import nn as torch_nn
 
 from helpers.rank_pool import RankPools
 from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, evaluate, make_engine
+from stretto.blocks.pooling import Pooling
 from stretto.data import ArrayItems, Batches, Position, from_arrays
-from stretto.nn import LSTM, Linear, Loss, Stack, initialize
+from stretto.nn import (
+    LSTM,
+    BidirectionalLSTM,
+    Block,
+    FinalStates,
+    Linear,
+    Loss,
+    MaxPool,
+    MeanPool,
+    Stack,
+    initialize,
+)
 from stretto.serve import predict_arrays
 from stretto.testing import verify
 
-KINDS = ("class_per_row", "values_per_row", "class_per_step", "values_per_step")
 NUM_ROWS, NUM_STEPS, NUM_OUTPUTS, BATCH = 24, 6, 3, 8
-LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2)]  # replicas, stages
+# Replicas and stages. Hypothesis begins with the first, so one rank, which shows least, is the last.
+NUM_RANKS = [(1, 2), (2, 1), (2, 2), (1, 1)]
 
 
 @dataclass(frozen=True)
@@ -65,26 +81,68 @@ class Arrays:
         return torch_nn.CrossEntropyLoss() if self.kind.startswith("class") else torch_nn.MSELoss()
 
 
-def model() -> Stack:
-    return Stack([LSTM(2, 5), LSTM(5, 5), Linear(5, NUM_OUTPUTS)]).double()
+def causal() -> list[Block]:
+    return [LSTM(2, 5), LSTM(5, 5), Linear(5, NUM_OUTPUTS)]
+
+
+def bidirectional(pooling: type[Pooling]) -> list[Block]:
+    return [BidirectionalLSTM(2, 3), pooling(6), Linear(6, NUM_OUTPUTS)]
+
+
+TASKS: dict[str, tuple[str, Callable[[], list[Block]]]] = {
+    "class of a row": ("class_per_row", causal),
+    "regression": ("values_per_row", causal),
+    "tagging": ("class_per_step", causal),
+    "values of each time step": ("values_per_step", causal),
+    "class of a row, from the final states of both directions": ("class_per_row", partial(bidirectional, FinalStates)),
+    "class of a row, from the mean of both directions": ("class_per_row", partial(bidirectional, MeanPool)),
+    "class of a row, from the maximum of both directions": ("class_per_row", partial(bidirectional, MaxPool)),
+}
+
+
+@dataclass(frozen=True)
+class Job:
+    """One of the tasks, with its data and model."""
+
+    task: str
+    is_ragged: bool = True
+
+    @property
+    def arrays(self) -> Arrays:
+        return Arrays(TASKS[self.task][0], self.is_ragged)
+
+    def model(self) -> Stack:
+        return Stack(TASKS[self.task][1]()).double()
 
 
 CONFIG = TrainConfig(steps=7, lr=1e-2, clip=0, schedule="constant", optimizer="sgd")
 
 
-def run_by_hand(arrays: Arrays) -> tuple[list[float], dict[str, torch.Tensor]]:
-    """One row at a time, without padding; the mean over all valid targets of a batch."""
-    stack, batches = initialize(model(), 1), arrays.batches
+def outputs_by_hand(stack: Stack, x: Tensor) -> Tensor:
+    """Outputs `[time, outputs]` for one row `[time, channels]`; those at the last time step belong to the row."""
     first, second, last = stack
-    assert isinstance(first, LSTM) and isinstance(second, LSTM) and isinstance(last, Linear)
+    assert isinstance(first, LSTM | BidirectionalLSTM) and isinstance(last, Linear)
+    y: Tensor = first.cell(x)[0]
+    if isinstance(second, LSTM):
+        y = second.cell(y)[0]
+    elif isinstance(second, FinalStates):
+        y = torch.cat([y[-1:, :3], y[:1, 3:]], dim=1)  # where each direction has read the whole row
+    else:
+        y = y.mean(0, keepdim=True) if isinstance(second, MeanPool) else y.max(0, keepdim=True).values
+    outputs: Tensor = last.module(y)
+    return outputs
+
+
+def run_by_hand(job: Job) -> tuple[list[float], dict[str, Tensor]]:
+    """One row at a time, without padding; the mean over all valid targets of a batch."""
+    stack, arrays, batches = initialize(job.model(), 1), job.arrays, job.arrays.batches
     optimizer = torch.optim.SGD(stack.parameters(), lr=1e-2)
     position, losses = Position(), []
     for _ in range(7):
         total, count = torch.zeros((), dtype=torch.float64), 0
         for index in batches.order.batch(position).indices:
-            x = torch.from_numpy(arrays.inputs[index]).unsqueeze(1)
-            x = second.cell(first.cell(x)[0])[0]
-            y, target = last.module(x).squeeze(1), torch.from_numpy(arrays.targets[index])
+            y = outputs_by_hand(stack, torch.from_numpy(arrays.inputs[index]))
+            target = torch.from_numpy(arrays.targets[index])
             if arrays.kind.endswith("row"):
                 y, target = y[-1:], target.unsqueeze(0)
             if arrays.kind.startswith("class"):
@@ -101,60 +159,66 @@ def run_by_hand(arrays: Arrays) -> tuple[list[float], dict[str, torch.Tensor]]:
     return losses, {name: value.detach() for name, value in stack.state_dict().items()}
 
 
-def train(world: World, arrays: Arrays, layout: Layout) -> tuple[list[float], dict[str, torch.Tensor]]:
-    engine = make_engine(model(), arrays.loss, layout, world, seed=1)
-    trainer = Trainer(engine, arrays.batches, CONFIG)
-    return [report.loss for report in trainer], {n: p.detach() for n, p in engine.stack.state_dict().items()}
-
-
-@pytest.mark.long
-@pytest.mark.short
-@given(
-    kind=st.sampled_from(KINDS), is_ragged=st.booleans(), ranks=st.sampled_from(LAYOUTS),
-    micro_batches=st.integers(1, 3), chunks=st.integers(1, 4),
-)  # fmt: skip
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture], derandomize=True)
-def test_training_on_arrays_equals_a_loop_by_hand_in_any_layout(
-    kind: str, is_ragged: bool, ranks: tuple[int, int], micro_batches: int, chunks: int, pools: RankPools
-) -> None:
-    arrays, layout = (
-        Arrays(kind, is_ragged),
-        Layout(replicas=ranks[0], stages=ranks[1], micro_batches=micro_batches, chunks=chunks),
-    )
-    losses, weights = run_by_hand(arrays)
-    for rank_losses, rank_weights in pools[layout.num_ranks].run(train, arrays, layout):
-        assert rank_losses == pytest.approx(losses, rel=1e-9)
-        for name, value in rank_weights.items():
-            torch.testing.assert_close(value, weights[name], rtol=1e-9, atol=1e-9)
-
-
-def train_and_save(world: World, arrays: Arrays, layout: Layout, folder: Path, steps: int) -> list[float]:
-    """Resume from the folder's checkpoint, if there is one, take some steps and save."""
-    engine = make_engine(model(), arrays.loss, layout, world, seed=1)
-    trainer = Trainer(engine, arrays.batches, CONFIG)
+def train(world: World, job: Job, layout: Layout, folder: Path, steps: int) -> tuple[list[float], dict[str, Tensor]]:
+    """Resume from the folder's checkpoint, if there is one, take some steps and save; return losses and weights."""
+    engine = make_engine(job.model(), job.arrays.loss, layout, world, seed=1)
+    trainer = Trainer(engine, job.arrays.batches, CONFIG)
     with CheckpointManager(folder, world) as checkpoints:
         checkpoint = checkpoints.start()
         if checkpoint is not None:
             trainer.restore(checkpoint)
         losses = [trainer.advance().loss for _ in range(steps)]
         checkpoints.save(trainer.snapshot(), wait=True)
-    return losses
+    return losses, {name: value.detach().clone() for name, value in engine.stack.state_dict().items()}
 
 
-@pytest.mark.parametrize("kind", ["class_per_step", "values_per_row"])
-def test_a_run_on_arrays_resumes_in_another_layout(kind: str, tmp_path: Path, pools: RankPools) -> None:
-    arrays = Arrays(kind)
-    losses, _ = run_by_hand(arrays)
-    first = pools[2].run(train_and_save, arrays, Layout(replicas=2, micro_batches=2), tmp_path, 4)[0]
-    second = pools[2].run(train_and_save, arrays, Layout(stages=2, chunks=3), tmp_path, 3)[0]
-    assert [*first, *second] == pytest.approx(losses, rel=1e-9)
+def find_difference(world: World, job: Job, layout: Layout) -> str:
+    """What `verify` finds; empty if there is no difference."""
+    loss: Loss = job.arrays.loss
+    verification = verify(job.model(), loss, job.arrays.batches, layout, world, num_steps=2)
+    return "" if verification.is_equal else verification.verdict
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_verify_finds_no_difference(kind: str) -> None:
-    arrays = Arrays(kind)
-    loss: Loss = arrays.loss
-    assert verify(model(), loss, arrays.batches, Layout(micro_batches=2, chunks=3), num_steps=2).is_equal
+def run(pools: RankPools, layout: Layout, function: Callable[..., Any], *arguments: object) -> list[Any]:
+    """Call a function on every rank of a layout; a single rank is this process."""
+    if layout.num_ranks == 1:
+        return [function(World(rank=0, size=1, device=torch.device("cpu")), *arguments)]
+    return pools[layout.num_ranks].run(function, *arguments)
+
+
+@st.composite
+def layouts(draw: st.DrawFn) -> Layout:
+    replicas, stages = draw(st.sampled_from(NUM_RANKS))
+    return Layout(
+        replicas=replicas,
+        stages=stages,
+        micro_batches=draw(st.integers(1, 3)),
+        chunks=draw(st.integers(1, 4)),
+        recompute=draw(st.booleans()),
+    )
+
+
+@pytest.mark.long
+@pytest.mark.short
+@pytest.mark.parametrize("task", TASKS)
+@given(is_ragged=st.booleans(), first=layouts(), second=layouts())
+@settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_each_task_equals_a_loop_by_hand_also_when_resumed_in_any_other_layout(
+    task: str, is_ragged: bool, first: Layout, second: Layout, pools: RankPools, tmp_path_factory: TempPathFactory
+) -> None:
+    job, folder = Job(task, is_ragged), tmp_path_factory.mktemp("run")
+    losses, weights = run_by_hand(job)
+    for rank_losses, _ in run(pools, first, train, job, first, folder, 4):
+        assert rank_losses == pytest.approx(losses[:4], rel=1e-9)
+    for rank_losses, rank_weights in run(pools, second, train, job, second, folder, 3):
+        assert rank_losses == pytest.approx(losses[4:], rel=1e-9)
+        for name, value in rank_weights.items():
+            torch.testing.assert_close(value, weights[name], rtol=1e-9, atol=1e-9)
+    assert set(run(pools, second, find_difference, job, second)) == {""}
+
+
+def model() -> Stack:
+    return Stack(causal()).double()
 
 
 def test_predictions_are_the_outputs_that_were_trained() -> None:
