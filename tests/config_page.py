@@ -11,7 +11,7 @@ the command line as `--section.field VALUE`; for a wrong value, the error gives 
 Paths are relative to the folder in which the command runs.
 
 If a meaning begins with `lanes:`, `batches, forecast:` or `forecast:`, the field is only for these feeds (`data.feed`);
-if it begins with `channels:` or `channels without labels:`, the field is only for such data. Setting it for another
+if it begins with `channels:` or `channels without targets:`, the field is only for such data. Setting it for another
 feed or other data is an error.
 """
 

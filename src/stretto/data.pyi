@@ -2,7 +2,7 @@ from stretto.base.position import Position as Position
 from stretto.base.task import TargetKind as TargetKind
 from stretto.base.task import Task as Task
 from stretto.base.window import Window as Window
-from stretto.prepare.inspection import DataHints as DataHints
+from stretto.prepare.hints import DataHints as DataHints
 from stretto.prepare.inspection import Inspection as Inspection
 from stretto.prepare.inspection import TextSchema as TextSchema
 from stretto.prepare.inspection import inspect_data as inspect_data
@@ -29,9 +29,9 @@ from stretto.windows.dataset_items import from_dataset as from_dataset
 from stretto.windows.documents import DocumentLanes as DocumentLanes
 from stretto.windows.forecast import ForecastTransform as ForecastTransform
 from stretto.windows.items import Items as Items
-from stretto.windows.items import LabeledItems as LabeledItems
 from stretto.windows.items import NextTokenItems as NextTokenItems
 from stretto.windows.items import SlidingWindows as SlidingWindows
+from stretto.windows.labeled_items import LabeledItems as LabeledItems
 from stretto.windows.lanes import Lanes as Lanes
 from stretto.windows.loader import WindowSource as WindowSource
 from stretto.windows.loader import read_ahead as read_ahead

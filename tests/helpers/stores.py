@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from stretto.data import Sequences
 from stretto.store.file_writer import write_file
 from stretto.store.index import write_index
-from stretto.store.sequences import CHANNEL_DTYPE, END_DTYPE, LABEL_DTYPE, SequencesFields
+from stretto.store.sequences import CHANNEL_DTYPE, CLASS_DTYPE, END_DTYPE, SequencesFields
 from stretto.store.vocabulary import token_dtype
 
 
@@ -22,7 +22,7 @@ def write_tokens(
     names = [str(label) for label in range(1 + max((max(shard) for shard in labels), default=0))]
     fields = {
         "values": {"type": "tokens", "num_tokens": num_tokens},
-        "labels": {"type": "classes", "names": names} if labels else None,
+        "targets": {"type": "classes", "names": names} if labels else None,
     }
     return _write(folder, arrays, fields, labels)
 
@@ -54,7 +54,7 @@ def _write(
         files.append(write_file(folder / f"values-{index:05}.bin", np.concatenate(shard).tobytes()))
         files.append(write_file(folder / f"ends-{index:05}.bin", ends.astype(END_DTYPE).tobytes()))
         if labels:
-            files.append(write_file(folder / f"labels-{index:05}.bin", np.array(labels[index], LABEL_DTYPE).tobytes()))
+            files.append(write_file(folder / f"targets-{index:05}.bin", np.array(labels[index], CLASS_DTYPE).tobytes()))
         longest = max(len(row) for row in shard)
         sizes.append({"num_sequences": len(shard), "num_steps": int(ends[-1]), "longest": longest})
     write_index(folder, SequencesFields.kind, {**fields, "shards": sizes}, files)

@@ -55,7 +55,7 @@ def test_all_ranks_end_with_the_error_of_the_one_that_failed(layout: Layout, gui
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("file", ["values-00000.bin", "labels-00000.bin"])
+@pytest.mark.parametrize("file", ["values-00000.bin", "targets-00000.bin"])
 def test_a_flipped_bit_that_only_one_stage_reads_ends_a_run_with_one_message(file: str, tmp_path: Path) -> None:
     rows = [[token % 7 for token in range(3 + row % 9)] for row in range(64)]
     write_tokens(tmp_path / "data", [rows], 7, [[row % 3 for row in range(64)]])

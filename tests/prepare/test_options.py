@@ -18,6 +18,9 @@ VALUES: dict[str, Any] = {
     "read_as": "tokens",
     "vocabulary": ByteVocabulary(),
     "columns": ("a", "b"),
+    "inputs": ("a", "b"),
+    "targets": ("a", "b"),
+    "target_kind": "values_per_row",
     "validation_fraction": 0.5,
 }
 

@@ -33,9 +33,9 @@ def rows_of(store: Sequences) -> list[Any]:
 
 
 def labels_of(store: Sequences) -> list[str]:
-    assert store.fields.labels is not None
+    assert store.fields.targets is not None
     rows = [(shard, number) for shard, size in enumerate(store.shard_sizes) for number in range(size)]
-    return [store.fields.labels.names[number] for number in store.read_labels(rows)]
+    return [store.fields.targets.names[number] for number in store.read_row_targets(rows)]
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -66,8 +66,8 @@ def test_jsonl_in_is_sequences_out(records: list[Any], shard_bytes: int, data: s
         )
         found = rows_of(store)
         assert [int(name) for name in labels_of(store)] == labels
-        assert store.fields.labels is not None
-        assert store.fields.labels.names == tuple(map(str, sorted(set(labels))))
+        assert store.fields.targets is not None
+        assert store.fields.targets.names == tuple(map(str, sorted(set(labels))))
     if isinstance(records[0], str):
         assert [bytes(row).decode() for row in found] == records
         assert store.fields.num_bytes == store.num_steps
@@ -160,7 +160,7 @@ def test_validation_sequences_have_the_classes_and_statistics_of_the_training_se
     train, valid = prepare_sequences(
         jsonl(tmp_path / "a.jsonl", records), tmp_path / "out", SequenceOptions(label="label", validation_fraction=0.2)
     )
-    assert train.fields.values == valid.fields.values and train.fields.labels == valid.fields.labels
+    assert train.fields.values == valid.fields.values and train.fields.targets == valid.fields.targets
     rows = rows_of(train)
     assert sorted(rows + rows_of(valid)) == [[[row], [row + 0.5]] for row in range(400)]
     assert 50 < valid.num_sequences < 110
@@ -195,7 +195,7 @@ def test_like_takes_everything_from_the_other_store(tmp_path: Path) -> None:
     (two,) = prepare_sequences(
         tmp_path / "b.jsonl", tmp_path / "two", SequenceOptions(like=tmp_path / "one", label="y")
     )
-    assert two.vocabulary == one.vocabulary and two.fields.labels == one.fields.labels
+    assert two.vocabulary == one.vocabulary and two.fields.targets == one.fields.targets
     assert rows_of(two) == [[0, 1]] and labels_of(two) == ["yes"]
     (far,) = prepare_sequences(jsonl(tmp_path / "c.jsonl", [{"values": [9.0]}]), tmp_path / "far")
     path = jsonl(tmp_path / "d.jsonl", [{"values": [5.0, 7.0]}])
@@ -214,7 +214,7 @@ def test_classes_are_sorted_as_numbers_if_all_are_numbers(tmp_path: Path) -> Non
     for labels, names in ((["10", "9", "-1"], ("-1", "9", "10")), ([10, 9, "x"], ("10", "9", "x"))):
         path = jsonl(tmp_path / "a.jsonl", [{"tokens": [1], "y": label} for label in labels])
         (store,) = prepare_sequences(path, tmp_path / str(labels[2]), SequenceOptions(label="y"))
-        assert store.fields.labels is not None and store.fields.labels.names == names
+        assert store.fields.targets is not None and store.fields.targets.names == names
 
 
 GOOD: dict[str, dict[str, Any]] = {
@@ -369,15 +369,15 @@ def test_contradictory_options_are_an_error(
 def test_true_and_false_are_labels(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "x", "y": true}\n{"text": "y", "y": false}\n{"text": "z", "y": true}\n')
     (store,) = prepare_sequences(tmp_path / "a.jsonl", tmp_path / "out", SequenceOptions(label="y"))
-    assert store.fields.labels is not None and store.fields.labels.names == ("false", "true")
-    assert store.read_labels([(0, 0), (0, 1), (0, 2)]).tolist() == [1, 0, 1]
+    assert store.fields.targets is not None and store.fields.targets.names == ("false", "true")
+    assert list(map(int, store.read_row_targets([(0, 0), (0, 1), (0, 2)]))) == [1, 0, 1]
 
 
 def test_floats_without_a_fraction_are_classes(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps({"text": "ab", "label": float(row % 3)}) + "\n" for row in range(9)))
     (sequences,) = prepare_sequences(path, tmp_path / "out", SequenceOptions(label="label"))
-    assert sequences.fields.labels is not None and sequences.fields.labels.names == ("0", "1", "2")
+    assert sequences.fields.targets is not None and sequences.fields.targets.names == ("0", "1", "2")
     path.write_text('{"text": "ab", "label": 0.5}\n')
     with pytest.raises(DataError, match=r"'label' is 0\.5, but a label must be text, an integer or a boolean"):
         prepare_sequences(path, tmp_path / "other", SequenceOptions(label="label"))
@@ -386,5 +386,5 @@ def test_floats_without_a_fraction_are_classes(tmp_path: Path) -> None:
 def test_rows_that_all_are_bad_are_not_advised_to_be_skipped(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text('{"values": [1, 2], "y": [0.2, 0.3]}\n' * 5)
-    with pytest.raises(DataError, match=r"row 1: 'y' is .*; fix it, as the rows after it can't be read either"):
+    with pytest.raises(DataError, match=r"row 1: 'y' is .*; predict values with targets=y, as the rows"):
         prepare_sequences(path, tmp_path / "out", SequenceOptions(label="y"), workers=1)

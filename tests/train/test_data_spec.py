@@ -5,7 +5,7 @@ from stretto.train.data_spec import read_data_spec
 
 SPEC = (
     b'{"task": {"inputs": "tokens", "targets": "next_token", "num_inputs": 2, "num_outputs": 2},'
-    b' "labels": [], "channels": null, "origin": null}'
+    b' "labels": [], "channels": null, "origin": null, "target_values": null}'
 )
 
 

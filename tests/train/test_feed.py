@@ -200,9 +200,9 @@ def test_the_rest_of_an_epoch_may_have_no_targets(tmp_path: Path) -> None:
 
 def test_the_weights_are_saved_before_the_last_evaluation(rows: list[list[int]], tmp_path: Path) -> None:
     write(tmp_path, "classes", rows)
-    damaged = bytearray((tmp_path / "valid" / "labels-00000.bin").read_bytes())
+    damaged = bytearray((tmp_path / "valid" / "targets-00000.bin").read_bytes())
     damaged[0] ^= 1
-    (tmp_path / "valid" / "labels-00000.bin").write_bytes(damaged)
+    (tmp_path / "valid" / "targets-00000.bin").write_bytes(damaged)
     with pytest.raises(DataError, match="is damaged between bytes"):
         list(Run(config(tmp_path, {"budget": 60})).events())
     assert load_model(tmp_path / "run").evaluate(tmp_path / "train").num_targets == 60

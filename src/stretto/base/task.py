@@ -9,6 +9,12 @@ TargetKind = Literal["next_token", "class_per_row", "values_per_row", "class_per
 `horizon` stands for the values of some channels over the next time steps.
 """
 TARGET_KINDS: tuple[TargetKind, ...] = get_args(TargetKind)
+# Those that come with the data; next tokens and horizons follow from the inputs.
+GIVEN_TARGET_KINDS = tuple(kind for kind in TARGET_KINDS if kind not in ("next_token", "horizon"))
+
+
+IGNORE_INDEX = -100
+"""Marks a time step without a target; torch's default `ignore_index`."""
 
 
 @dataclass(frozen=True)

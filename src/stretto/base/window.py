@@ -9,9 +9,8 @@ from torch import Tensor
 
 from stretto.base.device_copy import to_device
 from stretto.base.keys import derive_key
+from stretto.base.task import IGNORE_INDEX as IGNORE_INDEX
 
-IGNORE_INDEX = -100
-"""Marks a time step without a target; torch's default `ignore_index`."""
 _UNBOUNDED = 2**62  # the length of a row that does not end; longer than any window
 
 

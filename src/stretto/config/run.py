@@ -38,7 +38,7 @@ class DataConfig(StrictModel):
     feed: Literal["lanes", "batches", "forecast"] | None = None
     """How data becomes rows: `lanes` (streams with carried state; also to forecast series), `batches` (sequences of
     different lengths) or `forecast` (sliding windows of series, without carried state). By default: lanes for a corpus;
-    for channels without labels, forecast if `context` is set, else lanes; batches for other sequences."""
+    for channels without targets, forecast if `context` is set, else lanes; batches for other sequences."""
     lanes: int = Field(32, ge=1)
     """lanes: number of parallel streams that the data is split into; each is a row of the global batch."""
     window: int = Field(64, ge=1)
@@ -50,22 +50,24 @@ class DataConfig(StrictModel):
     row_multiple: int = Field(8, ge=1)
     """batches, forecast: larger numbers of rows are usually a multiple of this, so that replicas get equal shares."""
     context: int | None = Field(None, ge=1)
-    """forecast: time steps of a series that the network sees before it makes a forecast."""
+    """forecast: time steps of a series that the network sees before it makes a forecast. batches, if each time step
+    has its own target: maximum time steps of a row; longer sequences are cut into several rows."""
     stride: int = Field(1, ge=1)
     """forecast: time steps between the starts of consecutive windows."""
     every_step: bool = False
     """forecast: train on a forecast at every time step of the context, not only at the last."""
     horizon: int = Field(1, ge=1)
-    """channels without labels: number of time steps to forecast."""
+    """channels without targets: number of time steps to forecast."""
     season: int = Field(0, ge=0)
-    """channels without labels: forecast the change from the value this many time steps before (0: the value itself)."""
+    """channels without targets: forecast the change from the value this many time steps before (0: the value)."""
     targets: Names = ()
-    """channels without labels: names of the channels to forecast; by default all."""
+    """channels without targets: names of the channels to forecast; by default all."""
     masks: bool = False
     """channels: add an input for each channel: 1 where its value is present, 0 where it is missing."""
     scale: Literal["standard", "none"] = "standard"
     """channels: `standard` subtracts the mean of the training data and divides by its standard deviation, per channel;
-    `none` uses the values as they are. The model stores what it was trained with, and predictions do the same."""
+    `none` uses the values as they are. Values to predict are scaled in the same way. The model stores what it was
+    trained with, and predictions do the same, and are in the original units."""
     workers: int = Field(0, ge=0)
     """Worker processes per rank that read ahead; 0 reads in the main process."""
     cache: Folder = Path("~/.cache/stretto")

@@ -62,6 +62,11 @@ class FieldSummary:
         has_few_values = 1 < self.num_unique <= min(_MAX_NUMERIC_CLASSES, self.num_values / 2)
         return self.type == "number" and self.is_integer and has_few_values
 
+    @property
+    def could_be_values(self) -> bool:
+        """Whether the field could be values to predict: numbers, or lists of them."""
+        return self.type in ("tokens", "channels") or (self.type == "number" and self.num_unique > 1)
+
 
 def infer_fields(records: Sequence[Mapping[str, Any]], is_csv: bool) -> tuple[FieldSummary, ...]:
     """Return a summary of each field, in order of first appearance."""

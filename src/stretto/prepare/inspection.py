@@ -4,12 +4,12 @@ from codecs import getincrementaldecoder
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from stretto.base.errors import DataError
 from stretto.prepare.field_check import check_field
 from stretto.prepare.field_summary import FieldSummary
 from stretto.prepare.file_listing import AmbiguousInputError, Format, Listing, list_files, list_validation_files
+from stretto.prepare.hints import DataHints, DataKind
 from stretto.prepare.record_sample import MAX_BYTES, RecordSample, read_beginning, sample_records
 from stretto.prepare.records import list_paths
 from stretto.prepare.sequence_schema import (
@@ -20,22 +20,6 @@ from stretto.prepare.sequence_schema import (
 )
 from stretto.prepare.series_schema import SeriesSchema, infer_series_schema
 from stretto.store.vocabulary import Level
-
-DataKind = Literal["text", "sequences", "series"]
-
-
-@dataclass(frozen=True)
-class DataHints:
-    """What you know about files before they are inspected; fields that are None are inferred."""
-
-    kind: DataKind | None = None
-    format: str | None = None  # format of the files to use, if a folder holds several formats
-    level: Level | None = None  # what a token of text is
-    sequence: str | None = None  # field with the sequence
-    label: str | None = None  # field with the label of a sequence
-    has_label: bool = True  # False: there is no label. True: if `label` is None, infer whether there is one
-    time: str | None = None  # column with the time of a row
-    by: str | None = None  # column that names the series of a row
 
 
 @dataclass(frozen=True)
@@ -111,15 +95,15 @@ def _inspect_text(listing: Listing, hints: DataHints) -> Inspection:
 
 def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
     sample = sample_records(listing.paths[0])
-    for name in ("sequence", "label", "time", "by"):
-        value = getattr(hints, name)
+    named = [(name, getattr(hints, name)) for name in ("sequence", "label", "time", "by")]
+    for name, value in (*named, *(("inputs", value) for value in hints.inputs)):
         if value is not None:
             check_field(name, value, sample.path, sample.field_names)
     schema: SequenceSchema | SeriesSchema
     if (hints.kind or _infer_kind(sample, hints)) == "series":
         schema, notes = infer_series_schema(sample, hints.time, hints.by)
     else:
-        schema, notes = infer_sequence_schema(sample, hints.sequence, hints.label, hints.has_label, hints.level)
+        schema, notes = infer_sequence_schema(sample, hints)
     inspection = _make_inspection(listing, schema, notes)
     return replace(inspection, fields=sample.fields, num_rows=_estimate_num_rows(listing, sample))
 

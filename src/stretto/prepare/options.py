@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stretto.base.errors import DataError
+from stretto.base.task import GIVEN_TARGET_KINDS, TargetKind
 from stretto.store.index import Store
 from stretto.store.sequences import Sequences, SharedProperties
 from stretto.store.vocabulary import VOCABULARY_FILE, Level, Vocabulary, parse_vocabulary, vocabulary_bytes
@@ -87,7 +88,19 @@ class SequenceOptions(PrepareOptions):
     """How `prepare_sequences` turns records into sequences."""
 
     sequence: str | None = option(None, "field with the sequence (default: inputs, text, tokens or values)", "FIELD")
+    inputs: Sequence[str] | None = option(
+        None, "instead of sequence: fields with a list of numbers each, the channels", "A,B,...", type=split_names
+    )
     label: str | None = option(None, "field with the class of a sequence: text, integer or boolean", "FIELD")
+    targets: Sequence[str] | None = option(
+        None,
+        "instead of label: fields with classes or values to predict, per row or time step",
+        "A,B,...",
+        type=split_names,
+    )
+    target_kind: TargetKind | None = option(
+        None, "what the targets are (default: inferred from the first records)", choices=GIVEN_TARGET_KINDS
+    )
     read_as: ValueType | None = option(
         None, "what a sequence consists of (default: inferred from the first record)", choices=get_args(ValueType)
     )
@@ -103,6 +116,24 @@ class SequenceOptions(PrepareOptions):
     bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))
     nan: NanPolicy = option("error", _NAN_HELP, choices=get_args(NanPolicy))
     shard_bytes: int = option(SHARD_BYTES, _SHARD_BYTES_HELP, "N", type=int)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("inputs", "targets"):
+            if isinstance(getattr(self, name), str):  # a single name
+                object.__setattr__(self, name, (getattr(self, name),))
+        if self.label is not None and (self.targets is not None or self.target_kind not in (None, "class_per_row")):
+            raise DataError(f"label={self.label} can't be combined with targets or target_kind; leave one of them out")
+        if self.sequence is not None and self.inputs is not None:
+            raise DataError(f"sequence={self.sequence} can't be combined with inputs; leave one of them out")
+        for name in ("inputs", "targets"):
+            if (fields := getattr(self, name)) is not None and not (fields and all(fields)):
+                raise DataError(f"{name}={','.join(fields)} has an empty name; name at least one field")
+
+    @property
+    def target_fields(self) -> tuple[str, ...]:
+        """The fields of `targets` or `label`; empty if there are no targets."""
+        return tuple(self.targets or ()) if self.label is None else (self.label,)
 
 
 @dataclass(frozen=True)
@@ -132,7 +163,7 @@ def open_like(like: Path | str | SharedProperties | None) -> SharedProperties | 
     if not isinstance(like, Path | str):
         return like
     sequences = Sequences.open(like)
-    return SharedProperties(sequences.location, sequences.fields.values, sequences.fields.labels, sequences.vocabulary)
+    return SharedProperties(sequences.location, sequences.fields.values, sequences.fields.targets, sequences.vocabulary)
 
 
 def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols: int | None) -> Level:
@@ -151,8 +182,8 @@ def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols:
 def _plain(value: Any) -> Any:  # noqa: ANN401 - the value of any field
     """Return an option as plain JSON values; a Vocabulary or SharedProperties becomes its content."""
     if isinstance(value, SharedProperties):
-        labels = None if value.labels is None else value.labels.model_dump(mode="json")
-        return [value.values.model_dump(mode="json"), labels, _plain(value.vocabulary)]
+        targets = None if value.targets is None else value.targets.model_dump(mode="json")
+        return [value.values.model_dump(mode="json"), targets, _plain(value.vocabulary)]
     if value is None or isinstance(value, str | int | float):
         return value
     return list(value) if isinstance(value, tuple | list) else vocabulary_bytes(value).decode()

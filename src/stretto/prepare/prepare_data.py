@@ -80,8 +80,11 @@ def _make_options(
         return TextOptions(level=schema.level, max_symbols=max_symbols)
     if isinstance(schema, SequenceSchema):
         return SequenceOptions(
-            sequence=schema.sequence,
+            sequence=None if schema.inputs else schema.sequence,
+            inputs=schema.inputs or None,
             label=schema.label,
+            targets=schema.targets or None,
+            target_kind=schema.target_kind,
             # As inferred from many rows: the numbers of the first row may be integers by chance.
             read_as=schema.value_type,
             level=schema.level,

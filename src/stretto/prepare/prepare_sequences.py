@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,36 @@ import numpy as np
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
+from stretto.base.task import has_classes, is_per_step
 from stretto.prepare.field_check import check_fields
 from stretto.prepare.options import SequenceOptions, check_level, open_like, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
 from stretto.prepare.record_parser import RecordParser, infer_parser, sort_class_names
-from stretto.prepare.records import RecordPart, cut_records, list_paths
+from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows
 from stretto.prepare.row_reader import OnSkipped, RowReader, SkippedRows, log_skipped_rows
-from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
-from stretto.store.sequences import CHANNEL_DTYPE, Channels, Classes, Origin, Sequences, SharedProperties, Tokens
+from stretto.prepare.shard_writer import (
+    ShardResult,
+    finish_part,
+    make_channels,
+    make_target_values,
+    open_shards,
+    write_parts,
+    write_store,
+)
+from stretto.prepare.target_kind import infer_target_kind
+from stretto.prepare.target_parser import ParsedTargets, TargetParser, make_target_parser
+from stretto.store.sequences import (
+    CHANNEL_DTYPE,
+    CLASS_DTYPE,
+    Channels,
+    Classes,
+    Origin,
+    Sequences,
+    SharedProperties,
+    StoredTargets,
+    TargetValues,
+    Tokens,
+)
 from stretto.store.vocabulary import (
     ByteVocabulary,
     SymbolVocabulary,
@@ -28,6 +51,8 @@ from stretto.store.vocabulary import (
     token_dtype,
     vocabulary_bytes,
 )
+
+_SAMPLED_ROWS = 100  # how many records the kind of targets is inferred from
 
 
 def prepare_sequences(
@@ -44,19 +69,28 @@ def prepare_sequences(
     Files are JSONL, CSV or Parquet, or `.npz` or `.npy`, in which a record is a row of the arrays. Each record is one
     sequence, in the field `options.sequence`. Text becomes tokens: bytes, characters or words (`level`). Unless
     `read_as` is set, lists of integers are tokens, but channels in a field named `values`. Lists of other numbers and
-    lists of lists are channels, with null for a missing value. With `validation_fraction`, sequences are drawn at
-    random for `folder/valid`; the others go to `folder/train`. Vocabulary and statistics come from the training split,
-    unless `vocabulary` or `like` names other prepared data. Returns each split's sequences.
+    lists of lists are channels, with null for a missing value; `inputs` names several fields with a list each, which
+    become channels.
+
+    `label` names the field with the class of a sequence. `targets` names fields of any kind of targets: a class (text,
+    integer or boolean), a number or a list of numbers for the sequence, or a list with a class, a number or a list of
+    numbers for each time step. `target_kind` says which, if it can't be inferred. null is a target that is missing.
+
+    With `validation_fraction`, sequences are drawn at random for `folder/valid`; the others go to `folder/train`.
+    Vocabulary and statistics come from the training split, unless `vocabulary` or `like` names other prepared data.
+    Returns each split's sequences.
     """
     paths = list_paths(files)
     parts = cut_records(paths, options.shard_bytes)
     shared = open_like(options.like)
     if options.bad_rows == "error":
-        check_fields(parts, [("sequence", options.sequence), ("label", options.label)])
-    parser = replace(_first_parser(parts, options), label=options.label, num_tokens=options.num_tokens, nan=options.nan)
+        target_option = "targets" if options.label is None else "label"
+        named = [*(("inputs", name) for name in options.inputs or ()), ("sequence", options.sequence)]
+        check_fields(parts, [*named, *((target_option, name) for name in options.target_fields)])
+    parser = replace(_first_parser(parts, options), num_tokens=options.num_tokens, nan=options.nan)
     parser, vocabulary = _complete_parser(parser, shared, options)
-    channels = shared.values if shared is not None and isinstance(shared.values, Channels) else None
-    settings = _SequenceSettings(options, parser, vocabulary, channels)
+    target = _make_target_parser(parts, parser, options, shared)
+    settings = _SequenceSettings(options, _RowParser(parser, target), vocabulary, shared)
     # `paths` keeps a path that is given twice: its records are written twice, and the fingerprint includes it twice.
     with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
         skipped = _write(job, parts, _scan(job, parts, settings))
@@ -67,13 +101,48 @@ def prepare_sequences(
 
 
 @dataclass(frozen=True)
+class _RowParser:
+    """Parses records into sequences and targets."""
+
+    sequence: RecordParser
+    target: TargetParser | None
+
+    @property
+    def fields(self) -> list[str]:
+        return [*self.sequence.fields, *(self.target.fields if self.target is not None else ())]
+
+    @property
+    def target_dtype(self) -> "np.dtype[Any] | None":
+        if self.target is None:
+            return None
+        return CLASS_DTYPE if has_classes(self.target.kind) else CHANNEL_DTYPE
+
+    @property
+    def needs_classes(self) -> bool:
+        """Whether the names of the classes are not known yet."""
+        return self.target is not None and has_classes(self.target.kind) and self.target.classes is None
+
+    def parse(self, record: Mapping[str, Any], is_csv: bool) -> tuple[Any, ParsedTargets | None]:
+        """Return a record's text, tokens `[steps]` or channels `[steps, channels]`, and its targets, if any."""
+        value = self.sequence.parse(record, is_csv)
+        if self.target is None:
+            return value, None
+        num_steps = self.sequence.count_steps(value) if is_per_step(self.target.kind) else 1
+        return value, self.target.parse(record, is_csv, num_steps)
+
+
+@dataclass(frozen=True)
 class _SequenceSettings:
     """Everything that decides how a record is written: the options, and what follows from the files and `like`."""
 
     options: SequenceOptions
-    parser: RecordParser
+    row_parser: _RowParser
     vocabulary: Vocabulary | None
-    channels: Channels | None  # from `like`
+    shared: SharedProperties | None  # of `like`
+
+    @property
+    def parser(self) -> RecordParser:
+        return self.row_parser.sequence
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -83,7 +152,7 @@ class _SequenceSettings:
     def learned(self) -> str:
         """A fingerprint of what follows from the files: from the first record, and from the scan of all of them."""
         symbols = None if self.vocabulary is None else vocabulary_bytes(self.vocabulary).decode()
-        return fingerprint([repr(self.parser), symbols])
+        return fingerprint([repr(self.row_parser), symbols])
 
     @property
     def num_tokens(self) -> int:
@@ -103,11 +172,17 @@ class _SequenceSettings:
 
 def _first_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> RecordParser:
     """Return a parser for the records, inferred from the first one that can be read."""
+    if options.inputs is not None and len(options.inputs) > 1:
+        if options.read_as not in (None, "channels"):
+            problem = f"read_as={options.read_as} is not possible with inputs={','.join(options.inputs)}"
+            raise DataError(f"{problem}, which are channels; leave it out")
+        return RecordParser(",".join(options.inputs), "channels", tuple(options.inputs))
+    sequence = options.sequence or next(iter(options.inputs or ()), None)
     first_bad = ""
     for part in parts:
         reader = RowReader(part, options.bad_rows)
         is_csv = part.format == "csv"
-        parse = partial(infer_parser, is_csv=is_csv, sequence=options.sequence, value_type=options.read_as)
+        parse = partial(infer_parser, is_csv=is_csv, sequence=sequence, value_type=options.read_as)
         for _, parser in reader.read(parse):
             return parser
         first_bad = first_bad or reader.first_bad
@@ -145,23 +220,57 @@ def _check_token_options(parser: RecordParser, shared: SharedProperties | None, 
 
 def _apply_shared(parser: RecordParser, shared: SharedProperties) -> RecordParser:
     """Return the parser with the vocabulary size and the classes of `shared`; reject records that don't match it."""
-    values, labels = shared.values, shared.labels
+    values = shared.values
     value_type = "text" if shared.vocabulary is not None else values.type
     if value_type != parser.value_type:
         raise DataError(
             f"like={shared.location} has {value_type}, but {parser.sequence!r} holds {parser.value_type}; "
             "use different data"
         )
-    if isinstance(values, Channels) and len(values.names) != (num_channels := parser.num_channels or 1):
+    if isinstance(values, Channels) and len(values.names) != (num_channels := len(parser.channel_names)):
         problem = f"like={shared.location} and {parser.sequence!r} differ in the number of channels"
         raise DataError(f"{problem} ({len(values.names)} and {num_channels}); use different data")
-    if parser.label is not None and labels is None:
-        raise DataError(f"like={shared.location} has no labels; leave label={parser.label} out")
-    return replace(
-        parser,
-        num_tokens=values.num_tokens if isinstance(values, Tokens) else None,
-        classes=None if labels is None or parser.label is None else _numbered(labels.names),
-    )
+    return replace(parser, num_tokens=values.num_tokens if isinstance(values, Tokens) else None)
+
+
+def _make_target_parser(
+    parts: Sequence[RecordPart], parser: RecordParser, options: SequenceOptions, shared: SharedProperties | None
+) -> TargetParser | None:
+    """Return a parser for the targets, if there are any; what is not given is inferred from the first records."""
+    fields, kind = options.target_fields, "class_per_row" if options.label is not None else options.target_kind
+    if not fields:
+        if kind is not None:
+            raise DataError(f"target_kind={kind} needs targets; name their fields with targets=FIELD")
+        return None
+    if clash := set(fields).intersection(parser.fields):
+        raise DataError(f"{min(clash)!r} can't be both an input and a target; name different fields")
+    is_csv = parts[0].format == "csv"
+    # Bad rows are reported later: here, they are left out.
+    records = list(islice((row.record for row in read_rows(parts[0]) if not row.problem), _SAMPLED_ROWS))
+    if kind is None:
+        lengths = [(record, parser.find_num_steps(record, is_csv)) for record in records]
+        readable = [(record, steps) for record, steps in lengths if steps is not None]
+        if not readable:
+            raise DataError(f"{parts[0].path}: none of the first rows has a sequence; set target_kind")
+        kind = infer_target_kind([record for record, _ in readable], [steps for _, steps in readable], fields, is_csv)
+    target = make_target_parser(records, fields, kind, is_csv, options.nan)
+    return target if shared is None else _apply_shared_targets(target, shared, options)
+
+
+def _apply_shared_targets(target: TargetParser, shared: SharedProperties, options: SequenceOptions) -> TargetParser:
+    """Return the parser with the classes of `shared`; reject targets that don't match it."""
+    if shared.targets is None:
+        given = f"label={options.label}" if options.label is not None else f"targets={','.join(target.fields)}"
+        raise DataError(f"like={shared.location} has no {'labels' if options.label else 'targets'}; leave {given} out")
+    if shared.targets.kind != target.kind:
+        problem = f"like={shared.location} has targets of kind {shared.targets.kind}, not {target.kind}"
+        raise DataError(f"{problem}; use different data, or set target_kind={shared.targets.kind}")
+    if isinstance(shared.targets, Classes):
+        return replace(target, classes=_numbered(shared.targets.names))
+    if len(shared.targets.names) != len(target.names):
+        problem = f"like={shared.location} and targets={','.join(target.fields)} differ in the number of values"
+        raise DataError(f"{problem} ({len(shared.targets.names)} and {len(target.names)}); use different data")
+    return target
 
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
@@ -173,7 +282,8 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     parser, vocabulary = settings.parser, settings.vocabulary
     is_text = parser.value_type == "text"
     needs_vocabulary = vocabulary is None if is_text else parser.value_type == "tokens" and parser.num_tokens is None
-    if not needs_vocabulary and (parser.label is None or parser.classes is not None):
+    row_parser = settings.row_parser
+    if not needs_vocabulary and not row_parser.needs_classes:
         return settings
     phase = f"counting {parser.level}s" if needs_vocabulary and is_text else "scanning records"
     task = _ScanPart(settings, needs_vocabulary)
@@ -183,7 +293,7 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     sizes = [part.size for part in parts]
     for number, result in job.run_unordered("scan", task, parts, sizes, phase, settings.learned):
         counts.update(result["counts"])
-        names.update(result["labels"])
+        names.update(result["classes"])
         largest = max(largest, result["largest"])
         if not result["num_rows"]:
             first_bad[number] = result["first_bad"]
@@ -194,9 +304,12 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
         vocabulary = SymbolVocabulary.from_counts(parser.level, counts, settings.options.max_symbols)
     elif needs_vocabulary:
         parser = replace(parser, num_tokens=largest + 1)
-    if parser.label is not None and parser.classes is None:
-        parser = replace(parser, classes=_numbered(sort_class_names(names)))
-    return replace(settings, parser=parser, vocabulary=vocabulary)
+    target = row_parser.target
+    if target is not None and row_parser.needs_classes:
+        if not names:
+            raise DataError(f"targets={target.fields[0]} has no class in any row; choose a different field")
+        target = replace(target, classes=_numbered(sort_class_names(names)))
+    return replace(settings, row_parser=_RowParser(parser, target), vocabulary=vocabulary)
 
 
 def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> SkippedRows:
@@ -204,32 +317,47 @@ def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -
     shards, skipped = write_parts(job, _WriteSequences(settings), parts, splits, fraction, settings.learned)
     values: Tokens | Channels
     if parser.value_type == "channels":
-        values = make_channels(parser.channel_names, shards[splits[0]], settings.channels)  # training statistics
+        shared_values = None if settings.shared is None else settings.shared.values
+        like = shared_values if isinstance(shared_values, Channels) else None
+        values = make_channels(parser.channel_names, shards[splits[0]], like)  # training statistics
     else:
         values = Tokens(num_tokens=settings.num_tokens)
-    labels = None if parser.classes is None else Classes(names=tuple(parser.classes))
-    origin = Origin(sequence=parser.sequence, label=parser.label)
+    target = settings.row_parser.target
+    targets = None if target is None else _stored_targets(target, shards[splits[0]], settings.shared)
+    origin = Origin(inputs=tuple(parser.fields), targets=() if target is None else target.fields)
     for split in splits:
-        write_store(job, split, shards[split], values, labels, settings.vocabulary, origin)
+        write_store(job, split, shards[split], values, targets, settings.vocabulary, origin)
     return skipped
+
+
+def _stored_targets(
+    target: TargetParser, shards: Sequence[ShardResult], shared: SharedProperties | None
+) -> StoredTargets:
+    """Return what the index says about the targets; `shards` are those of the training data."""
+    if target.classes is not None:
+        return Classes(names=tuple(target.classes), per_step=is_per_step(target.kind))
+    like = shared.targets if shared is not None and isinstance(shared.targets, TargetValues) else None
+    return make_target_values(target.names, shards, is_per_step(target.kind), like)
 
 
 @dataclass(frozen=True)
 class _ScanPart:
-    """Finds the labels of a part, and its symbols or its largest token."""
+    """Finds the classes of a part, and its symbols or its largest token."""
 
     settings: _SequenceSettings
     needs_vocabulary: bool  # for tokens, only its size
 
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
         parser, reader = self.settings.parser, RowReader(part, self.settings.options.bad_rows)
+        row_parser = self.settings.row_parser
         counts: Counter[str] = Counter()
-        labels: set[str] = set()
+        classes: set[str] = set()
         largest, num_rows = -1, 0
-        for row_index, (value, label) in reader.read(partial(parser.parse, is_csv=part.format == "csv"), parser.fields):
+        parse = partial(row_parser.parse, is_csv=part.format == "csv")
+        for row_index, (value, targets) in reader.read(parse, row_parser.fields):
             num_rows += 1
-            if label is not None:
-                labels.add(label)
+            if isinstance(targets, list):
+                classes.update(name for name in targets if name is not None)
             if not self.needs_vocabulary:
                 continue
             if parser.value_type == "tokens":
@@ -238,7 +366,7 @@ class _ScanPart:
             elif self.settings.choose_split(number, row_index) != "valid":
                 counts.update(split_symbols(value, parser.level))
         token_stats = {"counts": dict(counts), "largest": largest}
-        return {**token_stats, "labels": sorted(labels), "num_rows": num_rows, "first_bad": reader.first_bad}
+        return {**token_stats, "classes": sorted(classes), "num_rows": num_rows, "first_bad": reader.first_bad}
 
 
 @dataclass(frozen=True)
@@ -249,16 +377,16 @@ class _WriteSequences:
 
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
         settings, parser, vocabulary = self.settings, self.settings.parser, self.settings.vocabulary
-        classes: Mapping[str, int] = parser.classes or {}
+        row_parser, target = settings.row_parser, settings.row_parser.target
         dtype: np.dtype[Any] = CHANNEL_DTYPE if parser.value_type == "channels" else token_dtype(settings.num_tokens)
         reader = RowReader(part, settings.options.bad_rows)
-        rows = reader.read(partial(parser.parse, is_csv=part.format == "csv"), parser.fields)
-        with open_shards(folder, settings.splits, number, dtype, parser.label is not None) as writers:
-            for row_index, (value, label) in rows:
+        rows = reader.read(partial(row_parser.parse, is_csv=part.format == "csv"), row_parser.fields)
+        with open_shards(folder, settings.splits, number, dtype, row_parser.target_dtype) as writers:
+            for row_index, (value, parsed_targets) in rows:
                 writer = writers[settings.choose_split(number, row_index)]
-                class_number = None if label is None else classes[label]
+                targets = None if target is None or parsed_targets is None else target.encode(parsed_targets)
                 if vocabulary is None:
-                    writer.append(value, class_number)
+                    writer.append(value, targets)
                 else:
-                    writer.append(vocabulary.encode(value), class_number, len(value.encode()))
+                    writer.append(vocabulary.encode(value), targets, len(value.encode()))
             return finish_part(writers, reader)

@@ -1,4 +1,4 @@
-"""RecordParser: turns a record into a sequence and a label."""
+"""RecordParser: turns a record into a sequence."""
 
 import json
 import math
@@ -25,61 +25,61 @@ _NUMBER_TYPES = {int, float, Decimal, type(None)}  # None is a missing value
 
 @dataclass(frozen=True)
 class RecordParser:
-    """Parses records into sequences and labels; `sequence` and `label` name the fields that hold them."""
+    """Parses records into sequences, which are in the field `sequence`, or a channel in each of the fields `inputs`."""
 
     sequence: str
     value_type: ValueType
-    label: str | None = None
+    inputs: tuple[str, ...] = ()  # empty: all channels are in `sequence`
     level: Level = "byte"  # how text is split into tokens
     num_tokens: int | None = None  # the vocabulary size; None: not known yet, or not tokens
     num_channels: int | None = None  # length of a step's list; None: a step is a plain number
-    classes: Mapping[str, int] | None = None  # None: not known yet, or no label
     nan: NanPolicy = "error"
 
     @property
     def fields(self) -> list[str]:
-        return [self.sequence] if self.label is None else [self.sequence, self.label]
+        return list(self.inputs) or [self.sequence]
 
     @property
     def channel_names(self) -> list[str]:
         if self.num_channels is None:
-            return [self.sequence]
+            return self.fields
         return [f"{self.sequence}.{number}" for number in range(self.num_channels)]
 
-    def parse(self, record: Mapping[str, Any], is_csv: bool) -> tuple[Any, str | None]:
-        """Return a record's text, tokens `[steps]` or channels `[steps, channels]`, and the name of its class."""
+    def parse(self, record: Mapping[str, Any], is_csv: bool) -> Any:  # noqa: ANN401 - see the docstring
+        """Return a record's text, tokens `[steps]` or channels `[steps, channels]`."""
         if self.value_type == "text":
-            return self._text(record), self._label(record)
-        steps = _require_list(record, self.sequence, is_csv)
-        value = self._tokens(steps) if self.value_type == "tokens" else self._channels(steps)
-        return value, self._label(record)
+            return self._text(record)
+        if self.inputs:
+            return self._columns(record, is_csv)
+        steps = require_list(record, self.sequence, is_csv)
+        return self._tokens(steps) if self.value_type == "tokens" else self._channels(steps)
+
+    def count_steps(self, value: Any) -> int:  # noqa: ANN401 - what `parse` returns
+        """Return the number of time steps of a parsed sequence."""
+        if self.value_type != "text":
+            return len(value)
+        return len(value.encode()) if self.level == "byte" else len(split_symbols(value, self.level))
+
+    def find_num_steps(self, record: Mapping[str, Any], is_csv: bool) -> int | None:
+        """Return the number of time steps of a record's sequence, which is not checked; None if there is none."""
+        try:
+            if self.value_type == "text":
+                return self.count_steps(self._text(record))
+            return len(require_list(record, self.fields[0], is_csv))
+        except BadRowError:
+            return None
 
     def _text(self, record: Mapping[str, Any]) -> str:
-        value = _require(record, self.sequence)
+        value = require(record, self.sequence)
         if not isinstance(value, str):
             raise BadRowError(f"{self.sequence!r} is {shorten(value)}, not text")
         if self.level == "word" and value.isspace() and not split_symbols(value, "word"):  # a line end is a word
             raise BadRowError(f"{self.sequence!r} has no words, only white space")
-        _check_text(value, self.sequence)
+        check_text(value, self.sequence)
         return value
 
-    def _label(self, record: Mapping[str, Any]) -> str | None:
-        if self.label is None:
-            return None
-        value = _require(record, self.label)
-        # If some integer labels are missing, pandas stores the other labels as floats.
-        if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
-            value = int(value)
-        if not isinstance(value, str | int):
-            raise BadRowError(f"{self.label!r} is {shorten(value)}, but a label must be text, an integer or a boolean")
-        name = json.dumps(value) if isinstance(value, bool) else str(value)  # true or false, as in JSON
-        _check_text(name, self.label)
-        if self.classes is not None and name not in self.classes:
-            raise BadRowError(f"{self.label!r} is {shorten(value)}, which is not among the classes of like=FOLDER")
-        return name
-
     def _tokens(self, steps: list[Any]) -> NDArray[np.int64]:
-        _check_types(steps, {int}, self.sequence, "an integer")
+        check_types(steps, {int}, self.sequence, "an integer")
         limit = _MAX_TOKENS if self.num_tokens is None else self.num_tokens
         if min(steps) < 0:
             raise BadRowError(f"{self.sequence!r} has token {min(steps)}, which is negative")
@@ -87,16 +87,24 @@ class RecordParser:
             raise BadRowError(f"{self.sequence!r} has token {max(steps)}, but tokens must be below {limit:,}")
         return np.array(steps, np.int64)
 
+    def _columns(self, record: Mapping[str, Any], is_csv: bool) -> NDArray[np.float64]:
+        columns = [to_numbers(require_list(record, name, is_csv), name, self.nan) for name in self.inputs]
+        for name, column in zip(self.inputs, columns, strict=True):
+            if len(column) != len(columns[0]):
+                problem = f"{name!r} has {len(column)} time steps, but {self.inputs[0]!r} has {len(columns[0])}"
+                raise BadRowError(problem, "make them equal")
+        return np.stack(columns, axis=1)
+
     def _channels(self, steps: list[Any]) -> NDArray[np.float64]:
         if self.num_channels is None:
-            return _to_numbers(steps, self.sequence, self.nan)[:, None]
-        _check_types(steps, {list}, self.sequence, "a list of numbers")
+            return to_numbers(steps, self.sequence, self.nan)[:, None]
+        check_types(steps, {list}, self.sequence, "a list of numbers")
         if set(map(len, steps)) != {self.num_channels}:
             length = next(len(step) for step in steps if len(step) != self.num_channels)
             problem = f"has a list of length {length} at a time step, but the data's first list has"
             raise BadRowError(f"{self.sequence!r} {problem} length {self.num_channels}")
         flat = list(chain.from_iterable(steps))
-        return _to_numbers(flat, self.sequence, self.nan).reshape(-1, self.num_channels)
+        return to_numbers(flat, self.sequence, self.nan).reshape(-1, self.num_channels)
 
 
 def to_number(value: object, name: str, nan: NanPolicy, is_csv: bool = False) -> float:
@@ -132,9 +140,9 @@ def _is_missing(value: object, is_csv: bool) -> bool:
     return value is None or (is_csv and isinstance(value, str) and not value.strip())
 
 
-def _to_numbers(values: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float64]:
+def to_numbers(values: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float64]:
     """Return what `to_number` returns for each value, but without a Python loop if possible."""
-    _check_types(values, _NUMBER_TYPES, name, "a number")
+    check_types(values, _NUMBER_TYPES, name, "a number")
     try:
         numbers = np.array(values, np.float64)
         # `<=` is false for NaN, infinity and too large numbers. If only the Nones (NaN now) fail, the array is fine.
@@ -161,7 +169,7 @@ def infer_parser(
         value_type = "text"
     if value_type in ("text", "tokens"):
         return RecordParser(name, value_type)
-    steps = _require_list(record, name, is_csv)
+    steps = require_list(record, name, is_csv)
     value_type = value_type or infer_list_type(name, set(map(type, steps)))
     if value_type is None:
         raise BadRowError(f"{name!r} is {shorten(steps)}, which is neither text nor a list of numbers")
@@ -182,15 +190,17 @@ def infer_list_type(name: str, types: set[type]) -> ValueType | None:
     return "channels" if types == {list} or (types and types <= _NUMBER_TYPES) else None
 
 
-def _require(record: Mapping[str, Any], name: str) -> object:
+def require(record: Mapping[str, Any], name: str) -> object:
+    """Return the value of a field; raise if it is missing."""
     value = record.get(name)
     if value is None or value == "":
         raise missing_field(record, name)
     return value
 
 
-def _require_list(record: Mapping[str, Any], name: str, is_csv: bool) -> list[Any]:
-    value = _require(record, name)
+def require_list(record: Mapping[str, Any], name: str, is_csv: bool) -> list[Any]:
+    """Return the list in a field, or the JSON list in a CSV cell; raise if there is none, or it is empty."""
+    value = require(record, name)
     if is_csv and isinstance(value, str):
         try:
             value = json.loads(value)
@@ -203,13 +213,15 @@ def _require_list(record: Mapping[str, Any], name: str, is_csv: bool) -> list[An
     return value
 
 
-def _check_types(values: list[Any], types: set[type], name: str, expected: str) -> None:
+def check_types(values: list[Any], types: set[type], name: str, expected: str) -> None:
+    """Raise if a value of a field is of a different type."""
     # One set of all types instead of a Python loop: a sequence may have a million steps.
     if not set(map(type, values)) <= types:
         wrong = next(value for value in values if type(value) not in types)
         raise BadRowError(f"{name!r} has {shorten(wrong)}, not {expected}")
 
 
-def _check_text(value: str, name: str) -> None:
+def check_text(value: str, name: str) -> None:
+    """Raise if a text can't be written as UTF-8."""
     if not is_utf8(value):
         raise BadRowError(f"{name!r} has half of a surrogate pair, which is not valid UTF-8")

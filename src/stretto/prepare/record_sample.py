@@ -59,6 +59,10 @@ class RecordSample:
             for field in infer_fields(self.records, self.is_csv)
         )
 
+    def find(self, name: str) -> FieldSummary:
+        """Return the summary of a field."""
+        return next(field for field in self.fields if field.name == name)
+
     @property
     def field_names(self) -> tuple[str, ...]:
         return tuple(field.name for field in self.fields)

@@ -1,16 +1,22 @@
-"""SequenceSchema: which fields of records hold the sequence and its label."""
+"""SequenceSchema: which fields of records hold the sequence and its targets."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stretto.base.errors import DataError
+from stretto.base.task import TargetKind
+from stretto.prepare.field_check import check_field
 from stretto.prepare.field_summary import FieldSummary
 from stretto.prepare.file_listing import AmbiguousInputError
+from stretto.prepare.hints import DataHints
 from stretto.prepare.options import ValueType
+from stretto.prepare.record_parser import RecordParser
 from stretto.prepare.record_sample import RecordSample
+from stretto.prepare.target_kind import infer_target_kind
+from stretto.prepare.target_parser import as_list
 from stretto.store.vocabulary import Level, split_symbols
 
-_LABEL_NAMES = ("label", "labels", "class", "target", "category", "sentiment", "y", "targets")
+_LABEL_NAMES = ("label", "labels", "class", "target", "targets", "category", "sentiment", "tags", "y")
 # Text is split into words only if less than this fraction of them are distinct: else the vocabulary would be too large.
 _MAX_UNIQUE_FRACTION = 0.5
 _MAX_WORD_CHARS = 15  # and only if their mean length is below this: text without spaces has longer ones
@@ -25,27 +31,41 @@ class SequenceSchema:
     level: Level | None = None  # how text is split into tokens; None if the sequence is not text
     label: str | None = None  # field with the label
     other_labels: tuple[str, ...] = ()  # other fields that could be the label
+    inputs: tuple[str, ...] = ()  # if not empty, the fields with a channel each, in place of `sequence`
+    targets: tuple[str, ...] = ()  # fields with the targets, if they are not a label
+    target_kind: TargetKind | None = None  # None: a label, or no targets
+
+    @property
+    def target_fields(self) -> tuple[str, ...]:
+        """The fields to predict: the label, or the targets; empty if the next time step is predicted."""
+        return self.targets if self.label is None else (self.label,)
 
 
-def infer_sequence_schema(
-    sample: RecordSample, sequence: str | None, label: str | None, has_label: bool, level: Level | None
-) -> tuple[SequenceSchema, list[str]]:
+def infer_sequence_schema(sample: RecordSample, hints: DataHints) -> tuple[SequenceSchema, list[str]]:
     """Return how the records are read as sequences, and notes on what was inferred."""
-    sequence = sequence or _choose_sequence(sample)
+    label, targets, kind = hints.label, hints.targets, hints.target_kind
+    inputs = hints.inputs if len(hints.inputs) > 1 else ()
+    sequence = hints.sequence or next(iter(hints.inputs), None) or _choose_sequence(sample, {label, *targets})
+    value_type = "channels" if inputs else _value_type(sample.find(sequence))
+    if value_type == "channels" and not set(targets) & set(sample.field_names):
+        targets = ()  # channels to forecast, not fields
+    for name in targets:
+        check_field("targets", name, sample.path, sample.field_names)
     label_fields = [field.name for field in sample.fields if field.could_be_label and field.name != sequence]
     notes = []
-    if label is None and has_label:
-        label = _choose_label(sample, sequence, label_fields)
-        if label is not None:
-            notes.append(f"{label!r} is used as the label (label=FIELD chooses another, has_label=False uses none)")
-    value_type = _value_type(next(field for field in sample.fields if field.name == sequence))
-    if value_type == "text":
-        texts = [str(record[sequence]) for record in sample.records if record.get(sequence)]
-        level = level or _choose_level(texts, label)
-    else:
-        level = None
+    if label is None and not targets and hints.has_label:
+        label, targets = _choose_targets(sample, sequence, label_fields)
+        use = "as the label (label=FIELD chooses" if label is not None else "to predict (targets=FIELD chooses"
+        if label is not None or targets:
+            notes.append(f"{label or targets[0]!r} is used {use} another, has_label=False uses none)")
+    level = _find_level(sample, sequence, hints.level, label, targets) if value_type == "text" else None
+    if targets and kind is None and value_type is not None:
+        kind = _infer_kind(sample, RecordParser(sequence, value_type, level=level or "byte"), targets)
+    if label is None and kind == "class_per_row":
+        label, targets = targets[0], ()
+    kind = kind if targets else None
     other_labels = tuple(name for name in label_fields if name != label)
-    return SequenceSchema(sequence, value_type, level, label, other_labels), notes
+    return SequenceSchema(sequence, value_type, level, label, other_labels, inputs, targets, kind), notes
 
 
 def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
@@ -70,8 +90,10 @@ def _value_type(field: FieldSummary) -> ValueType | None:
     return field.type if field.type == "tokens" or field.type == "channels" else None
 
 
-def _choose_sequence(sample: RecordSample) -> str:
-    sequence_fields = list_sequence_fields(sample)
+def _choose_sequence(sample: RecordSample, excluded: set[str | None]) -> str:
+    sequence_fields = [field for field in list_sequence_fields(sample) if field.name not in excluded]
+    inputs = [field for field in sequence_fields if field.name.lower() not in _LABEL_NAMES]
+    sequence_fields = inputs or sequence_fields
     names = [field.name for field in sequence_fields or list_category_fields(sample)]
     if not names:
         problem = f"has no field of text, tokens or lists of numbers (its fields: {', '.join(sample.field_names)})"
@@ -89,11 +111,44 @@ def _choose_sequence(sample: RecordSample) -> str:
     return usual[0].name if usual else names[0]
 
 
-def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[str]) -> str | None:
-    """Return the field with the label, or None; raise if several could be it, or one with a usual name is constant."""
+def _choose_targets(
+    sample: RecordSample, sequence: str, label_fields: Sequence[str]
+) -> tuple[str | None, tuple[str, ...]]:
+    """Return the field with the label, or else the field with other targets; None and () if there are none."""
     usual = [name for usual_name in _LABEL_NAMES for name in label_fields if name.lower() == usual_name]
     if usual:
-        return usual[0]
+        return usual[0], ()
+    others = [field for field in sample.fields if field.name != sequence and field.name.lower() in _LABEL_NAMES]
+    others = [field for field in others if field.could_be_values or field.type == "other"]
+    if others:
+        return None, (others[0].name,)
+    return _choose_label(sample, sequence, label_fields), ()
+
+
+def _infer_kind(sample: RecordSample, parser: RecordParser, targets: tuple[str, ...]) -> TargetKind:
+    lengths = [(record, parser.find_num_steps(record, sample.is_csv)) for record in sample.records]
+    readable = [(record, steps) for record, steps in lengths if steps is not None]
+    records, num_steps = [record for record, _ in readable], [steps for _, steps in readable]
+    return infer_target_kind(records, num_steps, targets, sample.is_csv)
+
+
+def _find_level(
+    sample: RecordSample, sequence: str, level: Level | None, label: str | None, targets: tuple[str, ...]
+) -> Level:
+    """Return what a token of text is: given, or such that there are as many as targets, or else a first choice."""
+    pairs = [(str(record[sequence]), record) for record in sample.records if record.get(sequence)]
+    if level is not None:
+        return level
+    lists = [as_list(record.get(name), sample.is_csv) for _, record in pairs for name in targets[:1]]
+    for choice in ("word", "char", "byte") if lists and None not in lists else ():
+        parser = RecordParser(sequence, "text", level=choice)
+        if all(parser.count_steps(text) == len(steps or ()) for (text, _), steps in zip(pairs, lists, strict=True)):
+            return choice
+    return _choose_level([text for text, _ in pairs], is_labeled=label is not None or bool(targets))
+
+
+def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[str]) -> str | None:
+    """Return the field with the label, or None; raise if several could be it, or one with a usual name is constant."""
     constant = [field.name for field in sample.fields if field.is_constant and field.name != sequence]
     constant = [name for name in constant if name.lower() in _LABEL_NAMES]
     choices = (*constant, *label_fields)
@@ -111,10 +166,10 @@ def _choose_label(sample: RecordSample, sequence: str, label_fields: Sequence[st
     )
 
 
-def _choose_level(texts: Sequence[str], label: str | None) -> Level:
+def _choose_level(texts: Sequence[str], *, is_labeled: bool) -> Level:
     """Return `word` for classification, to get shorter sequences, unless words are too diverse or long; else `byte`."""
     words = [word for text in texts for word in split_symbols(text, "word")]
-    if label is None or not words:
+    if not is_labeled or not words:
         return "byte"
     has_few_words = len(set(words)) < _MAX_UNIQUE_FRACTION * len(words)
     has_short_words = sum(map(len, words)) < _MAX_WORD_CHARS * len(words)

@@ -18,44 +18,56 @@ from stretto.store.index import write_index
 from stretto.store.pages import PagedFile
 from stretto.store.sequences import (
     END_DTYPE,
-    LABEL_DTYPE,
     Channels,
-    Classes,
+    NamedValues,
     Origin,
     SequencesFields,
     Shard,
+    StoredTargets,
+    TargetValues,
     Tokens,
     shard_file,
 )
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, vocabulary_bytes
 
 _MAX_BUFFERED_VALUES = 1 << 20  # values (tokens or numbers) in memory before they are written
-# The distance between adjacent 32-bit floats must be at most this fraction of a channel's standard deviation.
+# The distance between adjacent 32-bit floats must be at most this fraction of a value's standard deviation.
 _MAX_ROUNDING = 0.01
-ShardResult = dict[str, Any]  # a shard's files, sizes and channel statistics, JSON-serializable
+ShardResult = dict[str, Any]  # a shard's files, sizes and statistics of values, JSON-serializable
 
 
 class ShardWriter:
-    """Writes those sequences of one part that belong to one split, to `files`: values, ends and, if any, labels."""
+    """Writes those sequences of one part that belong to one split, to `files`: values, ends and, if any, targets."""
 
-    def __init__(self, files: Mapping[str, FileWriter], split: str, dtype: np.dtype[Any]) -> None:
-        self._files, self._split, self._dtype = files, split, dtype
+    def __init__(
+        self,
+        files: Mapping[str, FileWriter],
+        split: str,
+        dtype: np.dtype[Any],
+        target_dtype: np.dtype[Any] | None = None,
+    ) -> None:
+        self._files, self._split, self._dtype, self._target_dtype = files, split, dtype, target_dtype
         self._buffered: list[NDArray[Any]] = []
         self._num_buffered = 0
         self._ends: list[int] = []  # where each buffered sequence ends, in time steps of the shard
-        self._labels: list[int] = []
+        self._targets: list[NDArray[Any]] = []
         self._num_sequences = self._num_steps = self._num_bytes = self._longest = 0
         self._stats = channel_stats(np.zeros((0, 0)))  # without channels, as for tokens
+        self._target_stats = self._stats
 
-    def append(self, steps: NDArray[Any], label: int | None = None, num_bytes: int = 0) -> None:
-        """Append a sequence; `num_bytes` is the size of its text, 0 if it is not text."""
+    def append(self, steps: NDArray[Any], targets: NDArray[Any] | None = None, num_bytes: int = 0) -> None:
+        """Append a sequence; `num_bytes` is the size of its text, 0 if it is not text.
+
+        The first dim of `targets` is that of time steps, or has size 1 if the sequence has one class or vector.
+        """
         self._num_sequences += 1
         self._num_steps += len(steps)
         self._longest = max(self._longest, len(steps))
         self._num_bytes += num_bytes
         self._ends.append(self._num_steps)
-        if label is not None:
-            self._labels.append(label)
+        if targets is not None:
+            self._targets.append(targets)
+            self._num_buffered += targets.size
         self._buffered.append(steps)
         self._num_buffered += steps.size
         if self._num_buffered >= _MAX_BUFFERED_VALUES:
@@ -68,12 +80,15 @@ class ShardWriter:
                 self._stats = join_stats(self._stats, channel_stats(values))
             self._files["values"].append(values.astype(self._dtype))
         self._files["ends"].append(np.array(self._ends, END_DTYPE))
-        if "labels" in self._files:
-            self._files["labels"].append(np.array(self._labels, LABEL_DTYPE))
-        self._buffered, self._num_buffered, self._ends, self._labels = [], 0, [], []
+        if self._targets:
+            targets = np.concatenate(self._targets)
+            if targets.ndim == 2:
+                self._target_stats = join_stats(self._target_stats, channel_stats(targets))
+            self._files["targets"].append(targets.astype(self._target_dtype))
+        self._buffered, self._num_buffered, self._ends, self._targets = [], 0, [], []
 
     def finish(self) -> ShardResult:
-        """Close the files; return them with the shard's sizes and channel statistics."""
+        """Close the files; return them with the shard's sizes and statistics of channels and targets."""
         self._flush()
         return {
             "files": [file_record(file.finish(), self._split) for file in self._files.values()],
@@ -82,21 +97,26 @@ class ShardWriter:
             "longest": self._longest,
             "num_bytes": self._num_bytes,
             "stats": self._stats.tolist(),
+            "target_stats": self._target_stats.tolist(),
         }
 
 
 @contextmanager
 def open_shards(
-    folder: Path, splits: Sequence[str], part_number: int, dtype: np.dtype[Any], has_labels: bool = False
+    folder: Path,
+    splits: Sequence[str],
+    part_number: int,
+    dtype: np.dtype[Any],
+    target_dtype: np.dtype[Any] | None = None,  # None: there are no targets
 ) -> Iterator[dict[str, ShardWriter]]:
     """Open a shard for each split of a part; all their files are closed at the end, even if they are not finished."""
-    names = ("values", "ends", "labels") if has_labels else ("values", "ends")
+    names = ("values", "ends") if target_dtype is None else ("values", "ends", "targets")
     with ExitStack() as stack:
         writers = {}
         for split in splits:
             paths = {name: part_path(folder, split, part_number, name) for name in names}
             files = {name: stack.enter_context(FileWriter(path)) for name, path in paths.items()}
-            writers[split] = ShardWriter(files, split, dtype)
+            writers[split] = ShardWriter(files, split, dtype, target_dtype)
         yield writers
 
 
@@ -140,7 +160,7 @@ def write_store(
     split: str,
     results: Sequence[ShardResult],
     values: Tokens | Channels,
-    labels: Classes | None = None,
+    targets: StoredTargets | None = None,
     vocabulary: Vocabulary | None = None,
     origin: Origin | None = None,
 ) -> None:
@@ -158,7 +178,7 @@ def write_store(
     if vocabulary is not None:
         num_bytes = sum(result["num_bytes"] for result in results)
         files.append(write_file(folder / VOCABULARY_FILE, vocabulary_bytes(vocabulary)))
-    fields = SequencesFields(values=values, labels=labels, num_bytes=num_bytes, origin=origin, shards=tuple(shards))
+    fields = SequencesFields(values=values, targets=targets, num_bytes=num_bytes, origin=origin, shards=tuple(shards))
     write_index(folder, fields.kind, fields.model_dump(mode="json"), files)
 
 
@@ -188,23 +208,39 @@ def join_stats(a: ChannelStats, b: ChannelStats) -> ChannelStats:
 
 
 def make_channels(names: Sequence[str], results: Sequence[ShardResult], like: Channels | None = None) -> Channels:
-    """Return the channels with their mean and standard deviation (1 if constant), or `like` if it is given.
+    """Return the channels with their mean and standard deviation (1 if constant), or `like` if it is given."""
+    mean, std = _measure(names, [result["stats"] for result in results], like)
+    return like or Channels(names=tuple(names), mean=mean, std=std)
 
-    Reject a channel whose values are so large that 32-bit floats can't resolve their differences.
+
+def make_target_values(
+    names: Sequence[str], results: Sequence[ShardResult], per_step: bool, like: TargetValues | None = None
+) -> TargetValues:
+    """Return the values to predict with their mean and standard deviation (1 if constant), or `like` if it is given."""
+    mean, std = _measure(names, [result["target_stats"] for result in results], like)
+    return like or TargetValues(names=tuple(names), mean=mean, std=std, per_step=per_step)
+
+
+def _measure(
+    names: Sequence[str], shard_stats: Sequence[Any], like: NamedValues | None
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return the mean and the standard deviation of values.
+
+    Reject values that are so large that 32-bit floats can't resolve their differences.
     """
-    shard_stats = (np.array(result["stats"]).reshape(5, -1) for result in results)
-    count, mean, squares, minimum, maximum = reduce(join_stats, shard_stats)
+    stats = reduce(join_stats, (np.array(shard).reshape(5, -1) for shard in shard_stats))
+    count, mean, squares, minimum, maximum = stats
     std = np.where(minimum < maximum, np.sqrt(squares / np.maximum(count, 1)), 1.0)
-    channels = like or Channels(names=tuple(names), mean=tuple(mean.tolist()), std=tuple(std.tolist()))
-    for channel, name in enumerate(names):
-        if minimum[channel] >= maximum[channel]:
+    used_std = std if like is None else np.array(like.std)
+    for index, name in enumerate(names):
+        if minimum[index] >= maximum[index]:
             continue
-        extreme = np.float32(max(minimum[channel], maximum[channel], key=abs))
+        extreme = np.float32(max(minimum[index], maximum[index], key=abs))
         # Measured toward zero, because float32's maximum has no next float away from zero.
         spacing = np.spacing(np.nextafter(np.abs(extreme), np.float32(0)))
-        if spacing > _MAX_ROUNDING * channels.std[channel]:
+        if spacing > _MAX_ROUNDING * used_std[index]:
             raise DataError(
                 f"{name!r} reaches {extreme:.3g}, where 32-bit floats are {spacing:.3g} apart: too coarse for its "
-                f"standard deviation of {channels.std[channel]:.3g}; subtract an offset from it"
+                f"standard deviation of {used_std[index]:.3g}; subtract an offset from it"
             )
-    return channels
+    return tuple(mean.tolist()), tuple(std.tolist())

@@ -10,10 +10,10 @@ from pathlib import Path
 def compute_metrics(path: Path | str) -> dict[str, float]:
     """Return the metrics of a predictions file, by name; they depend on what was predicted.
 
-    Labels have an accuracy and forecasts a mean absolute error per channel, where the true labels or values are known.
-    Tokens have a loss and a perplexity. Forecasts of quantiles have a pinball loss (the mean over the quantiles), the
-    coverage (the fraction of values between the lowest and the highest quantile) and, if 0.5 is one of the quantiles,
-    the mean absolute error of the median.
+    Labels have an accuracy, and values and forecasts a mean absolute error each, where the true ones are known. Tokens
+    have a loss and a perplexity. Forecasts of quantiles have a pinball loss (the mean over the quantiles), the coverage
+    (the fraction of values between the lowest and the highest quantile) and, if 0.5 is one of the quantiles, the mean
+    absolute error of the median.
     """
     totals: dict[str, float] = defaultdict(float)
     weights: dict[str, float] = defaultdict(float)
@@ -27,15 +27,26 @@ def compute_metrics(path: Path | str) -> dict[str, float]:
             result = json.loads(line)
             if "true_label" in result:
                 add("accuracy", float(result["label"] == result["true_label"]))
+            for label, true_label in zip(result.get("labels", ()), result.get("true_labels", ()), strict=False):
+                if true_label is not None:
+                    add("accuracy", float(label == true_label))
             if result.get("loss") is not None:
                 add("loss", result["loss"], result["tokens"])
+            predictions = {
+                name: _as_list(values) for name, values in (result.get("values") or result.get("forecast", {})).items()
+            }
             for channel, actual in result.get("actual", {}).items():
-                for name, value in _score_channel(channel, result["forecast"], actual):
+                for name, value in _score_channel(channel, predictions, _as_list(actual)):
                     add(name, value)
     metrics = {name: total / weights[name] for name, total in totals.items()}
     if "loss" in metrics:
         metrics["perplexity"] = math.exp(metrics["loss"]) if metrics["loss"] < 700 else math.inf  # exp(710) overflows
     return metrics
+
+
+def _as_list(values: Sequence[float | None] | float | None) -> Sequence[float | None]:
+    """Return the values of all time steps; a row's only value becomes a list of one."""
+    return values if isinstance(values, list) else [values]
 
 
 def _score_channel(

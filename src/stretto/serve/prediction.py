@@ -38,7 +38,7 @@ _MAX_PARTS = 4096  # files in the parts folder; large data gets larger parts
 _POLL_SECONDS = 2.0
 _FINGERPRINT_NAME, _DATA_NAME = "fingerprint", "data"
 # The version of the parts folder's format; increase it when its file names or the fields of the results change.
-_VERSION = 3
+_VERSION = 4
 
 ProgressCallback = Callable[[int, int], None]
 """Called after each round (at most one part per rank) with the numbers of finished parts and of all parts."""

@@ -1,4 +1,4 @@
-"""PredictionDataset: rows to run a model on, and how its outputs become results: labels, losses or forecasts."""
+"""PredictionDataset: rows to run a model on, and how outputs become results: classes, values, losses or forecasts."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -22,6 +22,7 @@ from stretto.train.data_spec import DataSpec
 from stretto.train.feed import is_scaled, make_forecast_transform
 from stretto.windows.forecast import ForecastTransform
 from stretto.windows.items import InputItems, Items, NextTokenItems, RowId, SlidingWindows, pad
+from stretto.windows.labeled_items import LabeledItems, unscale_targets
 
 # Each row of text starts from the initial state, without the text before it. Long rows make this matter less.
 _WINDOWS_PER_TEXT_ROW = 8
@@ -59,12 +60,12 @@ def make_prediction_dataset(
         return TextRows(source, data.window * _WINDOWS_PER_TEXT_ROW)
     if targets == "next_token":
         return TokenRows(NextTokenItems(source))
-    if targets == "class_per_row":
-        return LabelRows(source, InputItems(source, data.masks, is_scaled(data)), data_spec.labels)
     if targets != "horizon":
-        raise ConfigError(
-            f"the run was trained on arrays ({targets}), not on a store; use stretto.serve.predict_arrays"
-        )
+        if data.factory is not None:
+            raise ConfigError(
+                f"the run was trained on arrays ({targets}), not on a store; use stretto.serve.predict_arrays"
+            )
+        return TargetRows(source, InputItems(source, data.masks, is_scaled(data)), data_spec)
     forecast = make_forecast_transform(source, data)
     assert data_spec.channels is not None
     names = tuple(data_spec.channels.names[index] for index in forecast.target_channels)
@@ -114,26 +115,61 @@ class _SequenceRows(_ShardedRows):
 
 
 @dataclass(frozen=True)
-class LabelRows(_SequenceRows):
-    """Predicts a label for each sequence."""
+class TargetRows(_SequenceRows):
+    """Predicts a class or values for each sequence, or for each of its time steps."""
 
     items: InputItems
-    labels: tuple[str, ...]
+    data_spec: DataSpec
 
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
         return self.items.inputs(self.step_ranges(indices), num_steps)
 
     def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionResult]]:
-        best = F.softmax(_last_outputs(outputs, lengths).double(), dim=1).max(dim=1)
-        has_labels = self.source.fields.labels is not None
-        true_labels = self.source.read_labels(self.row_ids(indices)).tolist() if has_labels else []
-        results: list[list[PredictionResult]] = []
-        for row, index in enumerate(indices):
-            label, probability = self.labels[int(best.indices[row])], _json_float(float(best.values[row]))
-            results.append([{"sequence": index, "label": label, "probability": probability}])
-            if has_labels:
-                results[-1][0]["true_label"] = self.labels[true_labels[row]]
-        return results
+        targets = self._true_targets(indices)
+        if self.data_spec.task.is_per_row:
+            rows = list(_last_outputs(outputs, lengths).double().cpu())
+        else:
+            chunks = [y.double().cpu() for _, y in outputs]
+            y = torch.cat(chunks)
+            rows = [y[:length, row] for row, length in enumerate(lengths.tolist())]
+        describe = self._classes if self.data_spec.task.has_classes else self._values
+        return [[{"sequence": index, **describe(*row)}] for index, *row in zip(indices, rows, targets, strict=True)]
+
+    def _true_targets(self, indices: Sequence[int]) -> list[NDArray[Any] | None]:
+        if self.source.fields.targets is None:
+            return [None] * len(indices)
+        return [*LabeledItems(self.source).read_targets(self.row_ids(indices))]
+
+    def _classes(self, outputs: Tensor, targets: NDArray[Any] | None) -> PredictionResult:
+        best = F.softmax(outputs, dim=-1).max(dim=-1)
+        labels = self.data_spec.labels
+        if outputs.dim() == 1:
+            label, probability = labels[int(best.indices)], _json_float(float(best.values))
+            result: PredictionResult = {"label": label, "probability": probability}
+            is_known = targets is not None and targets != IGNORE_INDEX
+            return {**result, "true_label": labels[int(targets)]} if targets is not None and is_known else result
+        result = {
+            "labels": [labels[index] for index in best.indices.tolist()],
+            "probabilities": [_json_float(value) for value in best.values.tolist()],
+        }
+        if targets is None:
+            return result
+        return {**result, "true_labels": [None if code == IGNORE_INDEX else labels[code] for code in targets.tolist()]}
+
+    def _values(self, outputs: Tensor, targets: NDArray[Any] | None) -> PredictionResult:
+        spec = self.data_spec.target_values
+        assert spec is not None
+        values = unscale_targets(spec, outputs.float().numpy()) if self.items.scale else outputs.float().numpy()
+
+        def by_name(array: NDArray[Any]) -> dict[str, Any]:
+            columns = zip(spec.names, array.T.tolist(), strict=True)
+            return {
+                name: [_json_float(value) for value in column] if isinstance(column, list) else _json_float(column)
+                for name, column in columns
+            }
+
+        result: PredictionResult = {"values": by_name(values)}
+        return result if targets is None else {**result, "actual": by_name(targets)}
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.base.scratch import make_scratch_folder
+from stretto.base.task import is_per_step
 from stretto.prepare.options import SequenceOptions, SeriesOptions, TextOptions
 from stretto.prepare.prepare_sequences import prepare_sequences
 from stretto.prepare.prepare_series import prepare_series
@@ -15,7 +16,7 @@ from stretto.prepare.prepare_text import prepare_text
 from stretto.prepare.records import FORMATS, cut_records, list_paths, read_rows
 from stretto.store.corpus import Corpus, CorpusFields
 from stretto.store.index import Store
-from stretto.store.sequences import Channels, Classes, Origin, Sequences, SharedProperties, Tokens
+from stretto.store.sequences import Channels, Classes, Origin, Sequences, SharedProperties, StoredTargets, Tokens
 from stretto.train.data_spec import DataSpec, check_same_spec
 
 
@@ -25,7 +26,7 @@ def is_raw(location: Path | str) -> bool:
 
 
 def open_source(location: Path | str, data_spec: DataSpec) -> Corpus | Sequences:
-    """Open prepared data, which must match the run's `data_spec`, except that it needs no labels."""
+    """Open prepared data, which must match the run's `data_spec`, except that it needs no targets."""
     if not is_remote(location) and not Path(location).exists():
         raise DataError(f"{location} does not exist; use a prepared folder, the URL of one, or a file")
     store = Store.open(location)
@@ -53,7 +54,7 @@ class FieldNames:
     """Which fields of a file to read, where their names differ from those of the run's files."""
 
     sequence: str | None = None
-    label: str | None = None
+    targets: tuple[str, ...] = ()
     by: str | None = None  # the column that identifies a series
 
 
@@ -61,8 +62,7 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
     """Prepare a file like the run's data: with the same vocabulary, or the same channels, mean and std."""
     task, origin, fields = data_spec.task, data_spec.origin or Origin(), fields or FieldNames()
     values = data_spec.channels or Tokens(num_tokens=task.num_inputs)  # num_inputs is the vocabulary size
-    labels = Classes(names=data_spec.labels) if data_spec.labels else None
-    shared = SharedProperties("the run", values, labels, data_spec.vocabulary)
+    shared = SharedProperties("the run", values, _stored_targets(data_spec), data_spec.vocabulary)
     if task.inputs == "channels" and task.targets == "horizon":
         names = _field_names(file)
         assert isinstance(values, Channels)
@@ -74,10 +74,18 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
         prepare_series(file, folder, SeriesOptions(by=by, time=time, like=shared, nan="missing"))
     elif Path(file).suffix.lower() in FORMATS:
         names = _field_names(file)
-        # The true labels are optional.
-        label = fields.label or (origin.label if labels is not None and origin.label in names else None)
-        sequence = fields.sequence or (origin.sequence if origin.sequence in names else None)
-        prepare_sequences(file, folder, SequenceOptions(like=shared, sequence=sequence, label=label))
+        inputs = (fields.sequence,) if fields.sequence else tuple(name for name in origin.inputs if name in names)
+        targets = fields.targets
+        if not targets and shared.targets is not None and names.issuperset(origin.targets):
+            targets = origin.targets  # the true targets are optional
+        options = SequenceOptions(
+            like=shared,
+            inputs=inputs or None,
+            read_as="text" if data_spec.vocabulary is not None else values.type,
+            targets=targets or None,
+            target_kind=shared.targets.kind if targets and shared.targets is not None else None,
+        )
+        prepare_sequences(file, folder, options)
     elif data_spec.vocabulary is not None and task.targets == "next_token":
         prepare_text(file, folder, TextOptions(vocabulary=data_spec.vocabulary))
     else:
@@ -91,11 +99,26 @@ def _field_names(file: Path | str) -> set[str]:
 
 
 def _spec_of(source: Corpus | Sequences, run_spec: DataSpec) -> DataSpec:
-    """Return the spec of `source`; if `source` has no labels or the task needs none, the spec has the run's labels."""
+    """Return the spec of `source`; if `source` has no targets or the task needs none, the spec has those of the run."""
     if isinstance(source, Corpus):
         return DataSpec(replace(run_spec.task, inputs="tokens", num_inputs=len(source.vocabulary)), source.vocabulary)
-    values, labels = source.fields.values, source.fields.labels
-    names = run_spec.labels if labels is None or run_spec.task.targets != "class_per_row" else labels.names
+    values, targets = source.fields.values, source.fields.targets
+    spec = replace(run_spec, vocabulary=source.vocabulary, channels=values if isinstance(values, Channels) else None)
     if isinstance(values, Channels):
-        return DataSpec(replace(run_spec.task, inputs="channels"), None, names, values)
-    return DataSpec(replace(run_spec.task, inputs="tokens", num_inputs=values.num_tokens), source.vocabulary, names)
+        spec = replace(spec, task=replace(run_spec.task, inputs="channels"))
+    else:
+        spec = replace(spec, task=replace(run_spec.task, inputs="tokens", num_inputs=values.num_tokens))
+    if targets is None or run_spec.task.targets in ("next_token", "horizon"):
+        return spec
+    task = replace(spec.task, targets=targets.kind)
+    if isinstance(targets, Classes):
+        return replace(spec, task=task, labels=targets.names, target_values=None)
+    return replace(spec, task=task, labels=(), target_values=targets)
+
+
+def _stored_targets(data_spec: DataSpec) -> StoredTargets | None:
+    """Return how a store describes the targets of a run; None if they follow from the inputs."""
+    if data_spec.target_values is not None:
+        return data_spec.target_values
+    kind = data_spec.task.targets
+    return Classes(names=data_spec.labels, per_step=is_per_step(kind)) if data_spec.labels else None

@@ -23,7 +23,7 @@ from stretto.store.remote import RemotePages, fetch
 INDEX = "index.json"
 CHECKSUMS = "checksums.bin"
 FORMAT = "stretto"
-VERSION = 2
+VERSION = 3
 
 
 class _FileEntry(StrictModel):

@@ -1,8 +1,8 @@
-"""Sequences: variable-length sequences of tokens or channels in the shards of a store, with or without labels.
+"""Sequences: variable-length sequences of tokens or channels in the shards of a store, with or without targets.
 
 values-00000.bin   |--seq 0--|-seq 1-|-----seq 2-----|      the time steps of all sequences, concatenated
 ends-00000.bin     where each sequence ends, in time steps
-labels-00000.bin   one label per sequence, if there are labels
+targets-00000.bin  a class, or values, per sequence or per time step, if there are targets
 """
 
 import math
@@ -18,6 +18,7 @@ from pydantic import Field, FiniteFloat, model_validator
 
 from stretto.base.errors import DataError
 from stretto.base.strict_model import StrictModel
+from stretto.base.task import IGNORE_INDEX, TargetKind
 from stretto.store.cache import Cache
 from stretto.store.index import Store, damaged_index, parse_index
 from stretto.store.pages import ByteRange
@@ -27,7 +28,7 @@ IntArray = NDArray[np.int64]
 # The dtypes in a shard's files, except that of tokens, which depends on the vocabulary's size (see `token_dtype`).
 END_DTYPE = np.dtype("<u8")
 CHANNEL_DTYPE = np.dtype("<f4")
-LABEL_DTYPE = np.dtype("<i8")
+CLASS_DTYPE = np.dtype("<i4")
 
 
 class Tokens(StrictModel):
@@ -42,10 +43,9 @@ class Tokens(StrictModel):
         return token_dtype(self.num_tokens)
 
 
-class Channels(StrictModel):
-    """Each time step has one value per channel, NaN where missing; mean and std are those of the training data."""
+class NamedValues(StrictModel):
+    """Values with names, NaN where missing; mean and std are those of the training data."""
 
-    type: Literal["channels"] = "channels"
     dtype: ClassVar[np.dtype[Any]] = CHANNEL_DTYPE
     names: tuple[str, ...] = Field(min_length=1, strict=False)
     mean: tuple[FiniteFloat, ...] = Field(strict=False)
@@ -62,11 +62,38 @@ class Channels(StrictModel):
         return (len(self.names),)
 
 
+class Channels(NamedValues):
+    """Each time step has one value per channel."""
+
+    type: Literal["channels"] = "channels"
+
+
 class Classes(StrictModel):
-    """Each sequence has one of these labels."""
+    """Each sequence, or each time step, has one of these classes as its target, or IGNORE_INDEX if it has none."""
 
     type: Literal["classes"] = "classes"
     names: tuple[str, ...] = Field(min_length=1, strict=False)
+    per_step: bool = False
+    dtype: ClassVar[np.dtype[Any]] = CLASS_DTYPE
+    shape: ClassVar[tuple[int, ...]] = ()
+
+    @property
+    def kind(self) -> TargetKind:
+        return "class_per_step" if self.per_step else "class_per_row"
+
+
+class TargetValues(NamedValues):
+    """Each sequence, or each time step, has these values as its targets."""
+
+    type: Literal["values"] = "values"
+    per_step: bool = False
+
+    @property
+    def kind(self) -> TargetKind:
+        return "values_per_step" if self.per_step else "values_per_row"
+
+
+StoredTargets = Classes | TargetValues
 
 
 @dataclass(frozen=True)
@@ -75,7 +102,7 @@ class SharedProperties:
 
     location: str  # where the data is or was, for messages
     values: Tokens | Channels
-    labels: Classes | None = None
+    targets: StoredTargets | None = None
     vocabulary: Vocabulary | None = None
 
 
@@ -90,8 +117,8 @@ class Shard(StrictModel):
 class Origin(StrictModel):
     """Which fields or columns of the original files held what, so that `stretto predict` can read others like them."""
 
-    sequence: str | None = None  # None for series, whose columns are the channels
-    label: str | None = None
+    inputs: tuple[str, ...] = Field((), strict=False)  # empty for series, whose columns are the channels
+    targets: tuple[str, ...] = Field((), strict=False)
     by: str | None = None  # the column that identifies a series
     time: str | None = None
 
@@ -101,7 +128,7 @@ class SequencesFields(StrictModel):
 
     kind: ClassVar[str] = "sequences"
     values: Tokens | Channels = Field(discriminator="type")
-    labels: Classes | None = None
+    targets: StoredTargets | None = Field(None, discriminator="type")
     num_bytes: int | None = None  # of the original text; None if the sequences were not made from text
     origin: Origin | None = None
     shards: tuple[Shard, ...] = Field(min_length=1, strict=False)
@@ -214,20 +241,37 @@ class Sequences:
                     raise self._invalid("values", steps.shard, reason)
         return arrays
 
-    def read_labels(self, rows: Sequence[tuple[int, int]]) -> IntArray:
-        """Return the class of each sequence; a row is a shard and an index in it."""
-        items = self._read_items("labels", LABEL_DTYPE, [(shard, index, index + 1) for shard, index in rows])
-        labels = np.array([int(item[0]) for item in items], np.int64)
-        names = () if self.fields.labels is None else self.fields.labels.names
-        for (shard, _), label in zip(rows, labels.tolist(), strict=True):
-            if not 0 <= label < len(names):
-                raise self._invalid("labels", shard, f"label {label} is not one of the {len(names)} classes")
-        return labels
+    def read_row_targets(self, rows: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
+        """Return the targets of sequences, if each has its own: a class, or values `[values]`.
+
+        A row is a shard and an index in it.
+        """
+        return [targets[0] for targets in self._read_targets([(shard, index, index + 1) for shard, index in rows])]
+
+    def read_step_targets(self, step_ranges: Sequence[StepRange]) -> list[NDArray[Any]]:
+        """Return the targets of time steps, if each has its own: classes `[time]`, or values `[time, values]`."""
+        return self._read_targets(step_ranges)
+
+    def _read_targets(self, ranges: Iterable[tuple[int, int, int]]) -> list[NDArray[Any]]:
+        targets = self.fields.targets
+        assert targets is not None, "checked by whoever reads them"
+        width, ranges = math.prod(targets.shape), list(ranges)
+        item_ranges = [(shard, start * width, stop * width) for shard, start, stop in ranges]
+        arrays = [
+            items.reshape(-1, *targets.shape) for items in self._read_items("targets", targets.dtype, item_ranges)
+        ]
+        if isinstance(targets, Classes):
+            for (shard, *_), classes in zip(ranges, arrays, strict=True):
+                is_wrong = ((classes < 0) & (classes != IGNORE_INDEX)) | (classes >= len(targets.names))
+                if is_wrong.any():
+                    reason = f"{classes[is_wrong][0]} is not one of the {len(targets.names)} classes"
+                    raise self._invalid("targets", shard, reason)
+        return arrays
 
     def _read_items(
         self, prefix: str, dtype: np.dtype[Any], ranges: Iterable[tuple[int, int, int]]
     ) -> list[NDArray[Any]]:
-        """Return items `start` to `stop` of a shard's values, ends or labels, for each range (shard, start, stop)."""
+        """Return items `start` to `stop` of a shard's values, ends or targets, for each range (shard, start, stop)."""
         size = dtype.itemsize
         byte_ranges = [ByteRange(shard_file(prefix, shard), start * size, stop * size) for shard, start, stop in ranges]
         return [content.view(dtype) for content in self.store.pages.read(byte_ranges)]
@@ -245,11 +289,13 @@ def _file_sizes(fields: SequencesFields, shard: Shard, number: int) -> dict[str,
         shard_file("values", number): shard.num_steps * step_bytes,
         shard_file("ends", number): shard.num_sequences * END_DTYPE.itemsize,
     }
-    if fields.labels is not None:
-        sizes[shard_file("labels", number)] = shard.num_sequences * LABEL_DTYPE.itemsize
+    if fields.targets is not None:
+        count = shard.num_steps if fields.targets.per_step else shard.num_sequences
+        target_bytes = fields.targets.dtype.itemsize * math.prod(fields.targets.shape)
+        sizes[shard_file("targets", number)] = count * target_bytes
     return sizes
 
 
 def shard_file(prefix: str, number: int) -> str:
-    """Return the name of a shard's values, ends or labels file."""
+    """Return the name of a shard's values, ends or targets file."""
     return f"{prefix}-{number:05}.bin"

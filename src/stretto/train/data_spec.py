@@ -8,7 +8,7 @@ from stretto.base.bounded_read import parse_json
 from stretto.base.errors import DataError
 from stretto.base.run_folder import DATA_SPEC
 from stretto.base.task import Task
-from stretto.store.sequences import Channels, Origin
+from stretto.store.sequences import Channels, Origin, TargetValues
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabulary, vocabulary_bytes
 
 
@@ -21,6 +21,7 @@ class DataSpec:
     labels: tuple[str, ...] = ()  # the names of the classes
     channels: Channels | None = None
     origin: Origin | None = None  # how the original files were read
+    target_values: TargetValues | None = None  # None: targets are classes or follow from the inputs
 
 
 def check_same_spec(expected: DataSpec, actual: DataSpec, expected_name: str, actual_name: str) -> None:
@@ -37,6 +38,7 @@ def check_same_spec(expected: DataSpec, actual: DataSpec, expected_name: str, ac
         ("its vocabulary", actual.vocabulary, expected.vocabulary),
         ("its labels", actual.labels, expected.labels),
         ("its channels or their scale", actual.channels, expected.channels),
+        ("the values to predict or their scale", actual.target_values, expected.target_values),
         ("the number of inputs or outputs", task, expected_task),
     ):
         if value != expected_value:
@@ -48,7 +50,14 @@ def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:
     """Return the files of a spec by name: `data_spec.json`, and `vocabulary.json` for text."""
     channels = None if data_spec.channels is None else data_spec.channels.model_dump()
     origin = None if data_spec.origin is None else data_spec.origin.model_dump()
-    tree = {"task": asdict(data_spec.task), "labels": data_spec.labels, "channels": channels, "origin": origin}
+    target_values = None if data_spec.target_values is None else data_spec.target_values.model_dump()
+    tree = {
+        "task": asdict(data_spec.task),
+        "labels": data_spec.labels,
+        "channels": channels,
+        "origin": origin,
+        "target_values": target_values,
+    }
     files = {DATA_SPEC: json.dumps(tree, ensure_ascii=False).encode()}
     if data_spec.vocabulary is not None:
         files[VOCABULARY_FILE] = vocabulary_bytes(data_spec.vocabulary)
@@ -64,9 +73,11 @@ def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
         tree = parse_json(content)
         channels = None if tree["channels"] is None else Channels.model_validate(tree["channels"])
         origin = None if tree["origin"] is None else Origin.model_validate(tree["origin"])
+        values = tree["target_values"]
+        target_values = None if values is None else TargetValues.model_validate(values)
         task, labels = Task(**tree["task"]), tuple(map(str, tree["labels"]))
         vocabulary_json = read(VOCABULARY_FILE)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{where}/{DATA_SPEC} can't be read ({error}); the run or checkpoint is damaged") from None
     vocabulary = None if vocabulary_json is None else parse_vocabulary(vocabulary_json, f"{where}/{VOCABULARY_FILE}")
-    return DataSpec(task, vocabulary, labels, channels, origin)
+    return DataSpec(task, vocabulary, labels, channels, origin, target_values)

@@ -10,13 +10,14 @@ from stretto.config.run import DataConfig
 from stretto.store.cache import Cache
 from stretto.store.corpus import Corpus, CorpusFields
 from stretto.store.index import Store
-from stretto.store.sequences import Channels, Sequences
+from stretto.store.sequences import Channels, Sequences, TargetValues
 from stretto.train.data_spec import DataSpec, check_same_spec
 from stretto.train.user_code import load_object
 from stretto.windows.batches import Batches
 from stretto.windows.documents import DocumentLanes
 from stretto.windows.forecast import ForecastTransform
-from stretto.windows.items import Items, LabeledItems, NextTokenItems, SlidingWindows
+from stretto.windows.items import Items, NextTokenItems, SlidingWindows
+from stretto.windows.labeled_items import CutLabeledItems, LabeledItems
 from stretto.windows.lanes import Lanes
 from stretto.windows.loader import WindowSource
 
@@ -24,7 +25,8 @@ from stretto.windows.loader import WindowSource
 _FEED_KINDS_BY_FIELD = {
     **dict.fromkeys(("lanes", "window"), ("lanes",)),
     **dict.fromkeys(("budget", "max_rows", "row_multiple"), ("batches", "forecast")),
-    **dict.fromkeys(("context", "stride", "every_step"), ("forecast",)),
+    "context": ("batches", "forecast"),
+    **dict.fromkeys(("stride", "every_step"), ("forecast",)),
     **dict.fromkeys(("horizon", "season", "targets"), ("lanes", "forecast")),
     # All kinds, but only on data with channels.
     **dict.fromkeys(("masks", "scale"), ("lanes", "batches", "forecast")),
@@ -134,8 +136,11 @@ def _check_num_rows(windows: WindowSource, layout: Layout) -> None:
         )
 
 
-def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> None:
-    """Raise if a field is set that has no effect with this kind of feed, or on data without channels."""
+def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool, has_values: bool = False) -> None:
+    """Raise if a field is set that has no effect with this kind of feed, or on data without channels.
+
+    `has_values` says whether the targets are values, which `data.scale` scales too.
+    """
     for name, kinds in _FEED_KINDS_BY_FIELD.items():
         if not _is_set(data, name):
             continue
@@ -145,7 +150,7 @@ def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool) -> Non
             raise ConfigError(
                 f"data.{name}={value!r} needs data.context; set it to how many time steps the network sees"
             )
-        if kind not in kinds or (name in _CHANNEL_FIELDS and not has_channels):
+        if kind not in kinds or (name in _CHANNEL_FIELDS and not has_channels and not (name == "scale" and has_values)):
             reason = f"with data.feed={kind!r}" if kind not in kinds else "on data without channels"
             raise ConfigError(f"data.{name}={value!r} has no effect {reason}; leave it out")
 
@@ -166,11 +171,11 @@ def _corpus_feed(corpus: Corpus, data: DataConfig, min_rows: int | None) -> Feed
 
 
 def _sequence_feed(sequences: Sequences, data: DataConfig, seed: int, min_rows: int | None) -> Feed:
-    values, labels = sequences.fields.values, sequences.fields.labels
+    values, targets = sequences.fields.values, sequences.fields.targets
     channels = values if isinstance(values, Channels) else None
     kind = data.feed or _default_feed(sequences, data)
     if min_rows is None:
-        _check_unused_fields(data, kind, channels is not None)
+        _check_unused_fields(data, kind, channels is not None, isinstance(targets, TargetValues))
     windows: WindowSource
     if kind == "lanes":
         forecast = None if channels is None else make_forecast_transform(sequences, data)
@@ -181,12 +186,17 @@ def _sequence_feed(sequences: Sequences, data: DataConfig, seed: int, min_rows: 
     else:
         items = _items(sequences, data, kind, is_validation=min_rows is not None)
         windows = Batches(items, data.budget, data.max_rows, data.row_multiple, seed)
-    label_names = labels.names if labels and windows.task.targets == "class_per_row" else ()
-    return Feed(windows, DataSpec(windows.task, sequences.vocabulary, label_names, channels, sequences.fields.origin))
+    data_spec = DataSpec(windows.task, sequences.vocabulary, channels=channels, origin=sequences.fields.origin)
+    if targets is not None and windows.task.targets == targets.kind:
+        if isinstance(targets, TargetValues):
+            data_spec = replace(data_spec, target_values=targets)
+        else:
+            data_spec = replace(data_spec, labels=targets.names)
+    return Feed(windows, data_spec)
 
 
 def _default_feed(sequences: Sequences, data: DataConfig) -> str:
-    if isinstance(sequences.fields.values, Channels) and sequences.fields.labels is None:
+    if isinstance(sequences.fields.values, Channels) and sequences.fields.targets is None:
         return "lanes" if data.context is None else "forecast"
     return "batches"
 
@@ -198,8 +208,12 @@ def _items(sequences: Sequences, data: DataConfig, kind: str, *, is_validation: 
             raise ConfigError("data.feed='forecast' needs data.context; set it to how many time steps the network sees")
         # Validation has targets only at the last time step of a window, where a forecast would be made.
         return SlidingWindows(sequences, forecast, data.context, data.stride, data.every_step and not is_validation)
-    if sequences.fields.labels is None:
+    if sequences.fields.targets is None:
+        if data.context is not None:
+            raise ConfigError(f"data.context={data.context} has no effect on tokens without targets; leave it out")
         return NextTokenItems(sequences)
+    if data.context is not None:
+        return CutLabeledItems(sequences, data.masks, is_scaled(data), data.context)
     return LabeledItems(sequences, data.masks, is_scaled(data))
 
 

@@ -23,7 +23,7 @@ from stretto.prepare.inspection import Inspection
 from stretto.prepare.prepare_data import PreparedData
 from stretto.prepare.series_schema import SeriesSchema
 from stretto.store.corpus import Corpus
-from stretto.store.sequences import Channels, Sequences
+from stretto.store.sequences import Channels, Classes, Sequences, StoredTargets
 from stretto.train.build import build_inputs
 from stretto.windows.forecast import ForecastTransform
 from stretto.windows.items import SlidingWindows
@@ -38,6 +38,7 @@ _MODEL_SIZES = ((1, 64), (1, 96), (1, 128), (1, 192), (1, 256), (2, 256), (2, 38
 # The naive loss of a forecast is estimated from at least this many windows, or from all if there are fewer.
 _MIN_NAIVE_WINDOWS = 2000
 _TARGET_ROWS = 32  # per batch, roughly; an accelerator gets up to 64 lanes, and a forecast 64 windows
+_MAX_ROW_STEPS = 512  # sequences of more than twice as many time steps, with a target at each, are cut
 _MIN_BATCHES = 200  # per run, as far as _MAX_EPOCHS and _TARGET_SECONDS allow
 _MAX_EPOCHS = 100
 # Fields that are commented out in the file, with a default or example; a forecast also has data.stride.
@@ -73,7 +74,7 @@ def suggest(
     train, valid = prepared.train, prepared.valid
     if isinstance(train, Corpus):
         data_settings = _lane_settings(train)
-    elif isinstance(train.fields.values, Channels) and train.fields.labels is None:
+    elif isinstance(train.fields.values, Channels) and train.fields.targets is None:
         inspected = inspection.schema
         schema = inspected if isinstance(inspected, SeriesSchema) else SeriesSchema(train.fields.values.names)
         request = _ForecastRequest(horizon, season, context, tuple(targets))
@@ -133,28 +134,38 @@ def _lane_settings(corpus: Corpus) -> _DataSettings:
 
 
 def _batch_settings(sequences: Sequences) -> _DataSettings:
-    labels, values = sequences.fields.labels, sequences.fields.values
-    num_steps, mean_length = sequences.num_steps, sequences.mean_length
+    targets, values = sequences.fields.targets, sequences.fields.values
+    num_steps, mean_length, longest = sequences.num_steps, sequences.mean_length, sequences.longest
+    context = _MAX_ROW_STEPS if targets is not None and targets.per_step and longest > 2 * _MAX_ROW_STEPS else None
+    if context is not None:
+        mean_length, longest = min(mean_length, context), context
     num_inputs = len(values.names) if isinstance(values, Channels) else values.num_tokens
-    num_outputs = num_inputs if labels is None else len(labels.names)
+    num_outputs = num_inputs if targets is None else len(targets.names)
     # 1.5 times the target, rounded down to a power of two, is 0.75 to 1.5 times the target. The longest row must fit.
-    budget = max(
-        _floor_power_of_two(round(_TARGET_ROWS * mean_length * 1.5)), math.ceil(sequences.longest / 256) * 256, 256
-    )
-    # A classifier computes its outputs once per row, which costs next to nothing.
-    outputs_per_step = num_outputs if labels is None else 0
+    budget = max(_floor_power_of_two(round(_TARGET_ROWS * mean_length * 1.5)), math.ceil(longest / 256) * 256, 256)
+    # Outputs that are computed once per row cost next to nothing.
+    outputs_per_step = num_outputs if targets is None or targets.per_step else 0
     layers, hidden = _model_size(num_steps, max_weights=num_steps, num_inputs=num_inputs, num_outputs=outputs_per_step)
     num_rows = max(1, round(budget / max(mean_length, 1)))
     settings = (
         Setting("data.budget", budget, f"time steps per batch: about {num_rows} rows of {mean_length:.0f} on average"),
+        *([] if context is None else [Setting("data.context", context, "longer sequences are cut into several rows")]),
         *([_SCALE_SETTING] if isinstance(values, Channels) else []),
-        *_model_settings(layers, hidden, num_steps, 0.1 if labels is None else 0.3),
+        *_model_settings(layers, hidden, num_steps, 0.3 if isinstance(targets, Classes) else 0.1),
     )
     flops = _flops(layers, hidden, min(num_inputs, hidden), outputs_per_step)
-    kind = "A language model trained on" if labels is None else f"A classifier ({num_outputs:,} classes) trained on"
-    title = f"{kind} {sequences.num_sequences:,} sequences"
+    title = f"{_model_kind(targets)} trained on {sequences.num_sequences:,} sequences"
     # About a fifth of the budget is padding.
     return _DataSettings(title, "batches", settings, flops, num_steps, batch_steps=round(0.8 * budget), max_epochs=10)
+
+
+def _model_kind(targets: StoredTargets | None) -> str:
+    if targets is None:
+        return "A language model"
+    per_step = " per time step" if targets.per_step else ""
+    if isinstance(targets, Classes):
+        return f"A classifier ({len(targets.names):,} classes{per_step})"
+    return f"A model of {pluralize(len(targets.names), 'value')}{per_step},"
 
 
 @dataclass(frozen=True)

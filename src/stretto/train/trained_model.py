@@ -15,6 +15,7 @@ from stretto.base.position import Position
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import DATA_SPEC, RunFolder
 from stretto.base.tf32 import use_tf32
+from stretto.blocks.pointwise import Linear
 from stretto.blocks.stack import Stack
 from stretto.blocks.standardize import Standardize
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
@@ -25,6 +26,7 @@ from stretto.config.toml import load_config, parse_config
 from stretto.engine.local import LocalEngine
 from stretto.engine.precision import autocast
 from stretto.mesh.device import find_device
+from stretto.store.sequences import TargetValues
 from stretto.train.build import build_loss, build_model
 from stretto.train.data_spec import DataSpec, check_same_spec, data_spec_files, read_data_spec
 from stretto.train.evaluate import Evaluation, OnWindow, evaluate
@@ -45,15 +47,17 @@ class TrainedModel:
     def raw_stack(self) -> Stack:
         """The stack with a first block that turns raw values of channels, NaN where missing, into its inputs.
 
-        It shares the weights of `stack`, and is `stack` itself for tokens. Forecasts stay scaled.
+        If the model predicts values of a row or time step, a last block turns its outputs into their units; forecasts
+        stay scaled. The result shares the weights of `stack`, and is `stack` itself if there is nothing to scale.
         """
-        channels, data = self.data_spec.channels, self.config.data
+        channels, targets, data = self.data_spec.channels, self.data_spec.target_values, self.config.data
+        last = [] if targets is None or not is_scaled(data) else [_unscale_block(targets, self.stack)]
         if channels is None:
-            return self.stack
+            return Stack([*self.stack, *last], first=self.stack.first) if last else self.stack
         ones, zeros = (1.0,) * len(channels.names), (0.0,) * len(channels.names)
         mean, std = (channels.mean, channels.std) if is_scaled(data) else (zeros, ones)
         # Block -1, so that the others keep their indices.
-        return Stack([Standardize(mean, std, masks=data.masks), *self.stack], first=self.stack.first - 1)
+        return Stack([Standardize(mean, std, masks=data.masks), *self.stack, *last], first=self.stack.first - 1)
 
     @property
     def num_outputs(self) -> int:
@@ -88,6 +92,14 @@ class TrainedModel:
         """Compute in the run's precision (`run.precision` and `run.tf32`) within the context."""
         with autocast(self.stack.device, self.config.run.precision), use_tf32(self.config.run.tf32):
             yield
+
+
+def _unscale_block(targets: TargetValues, stack: Stack) -> Linear:
+    """Return a block that turns a stack's outputs, which are scaled values, into their units."""
+    block = Linear(len(targets.names), len(targets.names))
+    weight, bias = torch.tensor(targets.std).diag(), torch.tensor(targets.mean)
+    block.load_state_dict({"module.weight": weight, "module.bias": bias})
+    return block.to(stack.device, stack.dtype).requires_grad_(False)
 
 
 def load_model(

@@ -1,8 +1,8 @@
-"""Items: the rows that batches are made from (labeled sequences, sequences of tokens, or sliding windows)."""
+"""Items: the rows that batches are made from (in memory, sequences of tokens, or sliding windows)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
 from typing import Any
@@ -184,36 +184,6 @@ class InputItems(_SequenceItems):
         """Return the inputs in some ranges `[time, batch, ...]`, padded to `num_steps` time steps."""
         rows, scaler = self.sequences.read(step_ranges), self.scaler
         return pad(rows if scaler is None else [scaler.inputs(values) for values in rows], num_steps, 0)
-
-
-@dataclass(frozen=True)
-class LabeledItems(InputItems, Items):
-    """Each sequence is a row; its label is the target of its last time step."""
-
-    def __post_init__(self) -> None:
-        if self.sequences.fields.labels is None:
-            raise DataError(f"{self.sequences.location} has no labels; prepare it again with label=FIELD")
-
-    @property
-    def task(self) -> Task:
-        values, labels = self.sequences.fields.values, self.sequences.fields.labels
-        assert labels is not None
-        num_outputs = len(labels.names)
-        if isinstance(values, Tokens):
-            return Task("tokens", values.num_tokens, "class_per_row", num_outputs)
-        assert self.scaler is not None
-        return replace(self.scaler.task, targets="class_per_row", num_outputs=num_outputs)
-
-    def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
-        """Return the sequences, and each label at the last time step of its sequence."""
-        step_ranges = self.sequences.step_ranges(rows)
-        x = self.inputs(step_ranges, num_steps) if inputs else None
-        if not targets:
-            return x, None
-        labels = torch.full((num_steps, len(rows)), IGNORE_INDEX)
-        last_steps = torch.tensor([steps.stop - steps.start - 1 for steps in step_ranges], dtype=torch.int64)
-        labels[last_steps, torch.arange(len(rows))] = torch.from_numpy(self.sequences.read_labels(rows))
-        return x, labels
 
 
 @dataclass(frozen=True)

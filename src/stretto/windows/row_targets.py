@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.base.errors import DataError
-from stretto.base.task import TARGET_KINDS, TargetKind, has_classes, is_per_row, is_per_step
+from stretto.base.task import GIVEN_TARGET_KINDS, TargetKind, has_classes, is_per_row, is_per_step
 from stretto.base.window import IGNORE_INDEX
 from stretto.windows.items import pad
 from stretto.windows.row_arrays import Array, RowArrays
@@ -102,9 +102,9 @@ def check_step_sizes(targets: RowArrays, steps: NDArray[np.int64], kind: TargetK
 
 def check_kind(kind: TargetKind) -> None:
     """Raise unless rows in memory can have targets of this kind."""
-    choices = [name for name in TARGET_KINDS if name not in ("next_token", "horizon")]
-    if kind not in choices:
-        raise DataError(f"target_kind={kind!r} is not possible with targets; choose from {', '.join(choices)}")
+    if kind not in GIVEN_TARGET_KINDS:
+        choices = ", ".join(GIVEN_TARGET_KINDS)
+        raise DataError(f"target_kind={kind!r} is not possible with targets; choose from {choices}")
 
 
 def find_target_kind(targets: RowArrays, steps: NDArray[np.int64]) -> TargetKind:

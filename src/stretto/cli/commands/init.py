@@ -21,14 +21,16 @@ from rich.console import Console
 
 from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError
+from stretto.base.task import GIVEN_TARGET_KINDS, has_classes, is_per_row
 from stretto.base.units import format_duration, pluralize
 from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
 from stretto.cli.views.result_views import show_preparation
 from stretto.cli.views.store_lines import describe_skipped, describe_store
 from stretto.prepare.file_listing import AmbiguousInputError, check_exists
-from stretto.prepare.inspection import DataHints, Inspection, TextSchema, inspect_data
-from stretto.prepare.options import LEVELS
+from stretto.prepare.hints import DataHints
+from stretto.prepare.inspection import Inspection, TextSchema, inspect_data
+from stretto.prepare.options import LEVELS, split_names
 from stretto.prepare.prepare_data import PreparedData, prepare_data
 from stretto.prepare.row_reader import SkippedRows
 from stretto.prepare.sequence_schema import SequenceSchema
@@ -47,7 +49,9 @@ _OPTION_KINDS: dict[str, tuple[str, ...]] = {
     "no_label": ("sequences",),
     "time": ("series",),
     "by": ("series",),
-    "targets": ("series", "sequences of channels"),
+    "inputs": ("sequences",),
+    "targets": ("series", "sequences"),
+    "target_kind": ("sequences",),
     "horizon": ("series", "sequences of channels"),
     "season": ("series", "sequences of channels"),
     "context": ("series", "sequences of channels"),
@@ -80,13 +84,17 @@ def _add_data_options(parser: Parser) -> None:
     add("--level", choices=["byte", "char", "word"], help="text: what a token is")
     add("--max-symbols", type=int, metavar="N", help="text: maximum size of the vocabulary")
     add("--sequence", metavar="FIELD", help="sequences: field with the sequence")
+    add("--inputs", type=split_names, metavar="A,B", help="sequences: fields with a list of numbers each, the channels")
     add("--label", metavar="FIELD", help="sequences: field with the label")
     add("--no-label", dest="has_label", action="store_false", help="sequences: no label, predict the next time step")
+    help_text = "sequences: what --targets are, if that is ambiguous"
+    add("--target-kind", choices=GIVEN_TARGET_KINDS, metavar="KIND", help=help_text)
     add("--time", metavar="COLUMN", help="series: column of times")
     add("--by", metavar="COLUMN", help="series: column that names the series of a row")
     add("--bad-rows", choices=["error", "skip"], help="an unreadable row is an error, or is skipped (default: error)")
     add("--nan", choices=["error", "missing"], help="NaN is an error, or is missing (default: error; series: inferred)")
-    add("--targets", metavar="A,B", help="forecast: columns to predict (default: all)")
+    help_text = "sequences: fields with classes or values to predict; forecast: columns to predict (default: all)"
+    add("--targets", type=split_names, metavar="A,B", help=help_text)
     add("--horizon", type=int, metavar="N", help="forecast: number of time steps to predict")
     add("--season", type=int, metavar="N", help="forecast: predict the change over N time steps; 0: predict the value")
     add("--context", type=int, metavar="N", help="forecast: number of time steps that the network sees first")
@@ -96,8 +104,9 @@ def run(options: argparse.Namespace) -> None:
     """Inspect the files, ask questions, prepare the data, and write the TOML file."""
     _check_values(options)
     console = make_console()
-    hint_names = ("kind", "format", "level", "sequence", "label", "has_label", "time", "by")
+    hint_names = ("kind", "format", "level", "sequence", "label", "has_label", "time", "by", "target_kind")
     hints = DataHints(**{name: getattr(options, name) for name in hint_names})
+    hints = replace(hints, inputs=options.inputs or (), targets=options.targets or ())
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and not options.yes
     prompter = _Prompter(console, options.paths, options.valid or [], is_interactive=is_interactive)
     inspection, hints = prompter.inspect(hints)
@@ -131,6 +140,12 @@ def _check_values(options: argparse.Namespace) -> None:
         raise ConfigError(f"--name={options.name} is not valid; use letters, digits and -_.+, but not -.+ at the start")
     if options.label is not None and not options.has_label:
         raise ConfigError(f"--label={options.label} and --no-label contradict each other; leave one of them out")
+    for first, second in (("label", "targets"), ("sequence", "inputs")):
+        if getattr(options, first) is not None and getattr(options, second) is not None:
+            problem = f"--{first}={getattr(options, first)} and --{second} name the same thing"
+            raise ConfigError(f"{problem}; leave one of them out")
+    if options.target_kind is not None and options.targets is None:
+        raise ConfigError(f"--target-kind={options.target_kind} needs --targets; name their fields")
     for name in _FORECAST_OPTIONS:
         value, minimum = getattr(options, name), 0 if name == "season" else 1
         if value is not None and value < minimum:
@@ -196,14 +211,15 @@ class _Prompter:
         """Return horizon, season and context of a forecast (None: `suggest` decides), and its targets (empty: all)."""
         schema = inspection.schema
         forecast = {name: getattr(options, name) for name in _FORECAST_OPTIONS}
-        targets = [] if options.targets is None else [name.strip() for name in options.targets.split(",")]
+        targets = list(options.targets or ())
         if not isinstance(schema, SeriesSchema):
-            given_names = [name for name in (*_FORECAST_OPTIONS, "targets") if getattr(options, name) is not None]
-            if given_names and isinstance(schema, SequenceSchema) and schema.label is not None:
+            given_names = [name for name in _FORECAST_OPTIONS if getattr(options, name) is not None]
+            predicted = schema.target_fields if isinstance(schema, SequenceSchema) else ()
+            if given_names and predicted:
                 raise ConfigError(
-                    f"--{given_names[0]} is for a forecast, but the run predicts {schema.label!r}; add --no-label"
+                    f"--{given_names[0]} is for a forecast, but the run predicts {predicted[0]!r}; add --no-label"
                 )
-            return forecast, targets
+            return forecast, [] if predicted else targets
         for name in targets:
             if name not in schema.columns:
                 columns = ", ".join(schema.columns)
@@ -278,7 +294,9 @@ def _describe_files(inspection: Inspection) -> str:
     rows = f"about {inspection.num_rows:,} rows of {inspection.format}"
     if isinstance(schema, SequenceSchema):
         label = "" if schema.label is None else f", label {schema.label!r}"
-        return f"sequences: {files}, {rows}, {schema.value_type or 'no sequences'} in {schema.sequence!r}{label}"
+        targets = f", targets {', '.join(map(repr, schema.targets))}" if schema.targets else ""
+        names = ", ".join(map(repr, schema.inputs or (schema.sequence,)))
+        return f"sequences: {files}, {rows}, {schema.value_type or 'no sequences'} in {names}{label}{targets}"
     by = "" if schema.by is None else f", one series per {schema.by!r}"
     names = ", ".join(schema.columns[:8]) + (", ..." if len(schema.columns) > 8 else "")
     return f"series: {files}, {rows}{by}, numbers in {names}"
@@ -290,11 +308,18 @@ def _describe_task(inspection: Inspection) -> str:
         return f"predict the next {schema.level}; state is carried along the text, in lanes"
     if isinstance(schema, SequenceSchema):
         tokens = "" if schema.level is None else f", read {schema.level} by {schema.level}"
-        target = "the next time step" if schema.label is None else repr(schema.label)
-        return f"predict {target} of a sequence{tokens}"
+        return f"predict {_describe_targets(schema)}{tokens}"
     facts = [] if schema.seconds is None else [f"one row every {format_duration(schema.seconds)}"]
     facts += [f"seasonal period of {schema.period} rows"] if schema.period else []
     return "forecast the next values" + (f" ({', '.join(facts)})" if facts else "")
+
+
+def _describe_targets(schema: SequenceSchema) -> str:
+    names = ", ".join(map(repr, schema.target_fields))
+    if schema.target_kind is None:
+        return f"{names or 'the next time step'} of a sequence"
+    noun = "the class" if has_classes(schema.target_kind) else "the values of"
+    return f"{noun} {names} {'of a sequence' if is_per_row(schema.target_kind) else 'of each time step'}"
 
 
 def _print_result(console: Console, inspection: Inspection, suggestion: "Suggestion", out: Path) -> None:

@@ -1,8 +1,8 @@
 """The command `stretto predict`.
 
-Write the predictions of a run's model to a JSONL file: the label of a sequence, the loss and perplexity of a text,
-or a forecast. Each row appears once, in order, and the file is the same for any number of ranks. After an
-interruption, run the same command again to resume.
+Write the predictions of a run's model to a JSONL file: the label or values of a sequence or of its time steps, the
+loss and perplexity of a text, or a forecast. Each row appears once, in order, and the file is the same for any number
+of ranks. After an interruption, run the same command again to resume.
 
 example:
   stretto predict runs/reviews --data new.jsonl --out new.predictions.jsonl --ranks 2
@@ -17,6 +17,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import split_best
 from stretto.cli.parser import Parser, add_model_arguments
+from stretto.prepare.options import split_names
 
 _IF_DIFFERENT = "if it has another name in the run's data"
 
@@ -33,6 +34,7 @@ def add_arguments(parser: Parser) -> None:
     add("--out", type=Path, metavar="FILE", help="file to write (default: RUN/predictions.jsonl)")
     add("--sequence", metavar="FIELD", help="field with the sequence, " + _IF_DIFFERENT)
     add("--label", metavar="FIELD", help="field with the true label, " + _IF_DIFFERENT)
+    add("--targets", metavar="A,B", type=split_names, default=(), help="fields with the true targets, " + _IF_DIFFERENT)
     add("--by", metavar="COLUMN", help="column that identifies the series, " + _IF_DIFFERENT)
     add("--ranks", type=int, default=1, metavar="N", help="number of ranks (default: 1)")
 
@@ -58,13 +60,14 @@ def run(options: argparse.Namespace) -> None:
     if data is None:
         raise ConfigError(f"{options.run} was trained without data.valid; choose the data with --data=DATA")
     out = _output_path(options.run, options.out)
+    targets = options.targets if options.label is None else (options.label,)
     # The number of ranks that a launcher such as torchrun has started takes precedence over --ranks.
     launch_info = find_launch_info(os.environ)
     num_ranks = options.ranks if launch_info is None else launch_info.size
 
     def predict_on_rank(world: World, _: object) -> None:
         trained = load_run_model(options, str(world.device), is_quiet=not world.is_rank_zero)
-        predict_and_show(trained, data, out, world, FieldNames(options.sequence, options.label, options.by))
+        predict_and_show(trained, data, out, world, FieldNames(options.sequence, targets, options.by))
 
     def check_output(_: object) -> None:
         if not parts_folder(out).exists():  # it exists after an interruption; then this command resumes

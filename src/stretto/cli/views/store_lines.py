@@ -6,7 +6,7 @@ import numpy as np
 
 from stretto.base.units import pluralize
 from stretto.store.corpus import Corpus
-from stretto.store.sequences import Channels, Sequences
+from stretto.store.sequences import Channels, Classes, Sequences
 
 if TYPE_CHECKING:
     from stretto.prepare.row_reader import SkippedRows
@@ -34,7 +34,7 @@ def _describe_corpus(corpus: Corpus) -> str:
 
 
 def _describe_sequences(store: Sequences) -> str:
-    values, labels = store.fields.values, store.fields.labels
+    values = store.fields.values
     if isinstance(values, Channels):
         names = ", ".join(values.names[:5]) + (", ..." if len(values.names) > 5 else "")
         contents = f"{pluralize(len(values.names), 'channel')} ({names})"
@@ -42,11 +42,21 @@ def _describe_sequences(store: Sequences) -> str:
         contents = f"{store.vocabulary.level} vocabulary of {values.num_tokens:,}"
     else:
         contents = f"token ids below {values.num_tokens:,}"
-    classes = "" if labels is None else f", {len(labels.names):,} classes"
     return (
         f"{store.location}: {pluralize(store.num_sequences, 'sequence')} of {_describe_lengths(store)}, "
-        f"{pluralize(store.num_steps, 'step')} in total, {contents}{classes}"
+        f"{pluralize(store.num_steps, 'step')} in total, {contents}{_describe_targets(store)}"
     )
+
+
+def _describe_targets(store: Sequences) -> str:
+    targets = store.fields.targets
+    if targets is None:
+        return ""
+    per_step = " per time step" if targets.per_step else ""
+    if isinstance(targets, Classes):
+        return f", {len(targets.names):,} classes{per_step}"
+    names = ", ".join(targets.names[:5]) + (", ..." if len(targets.names) > 5 else "")
+    return f", {pluralize(len(targets.names), 'value')} to predict{per_step} ({names})"
 
 
 def _describe_lengths(store: Sequences) -> str:

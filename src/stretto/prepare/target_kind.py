@@ -1,0 +1,77 @@
+"""infer_target_kind: what records hold as targets, judging by some of them."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from stretto.base.errors import DataError
+from stretto.base.task import TargetKind
+from stretto.prepare.file_listing import AmbiguousInputError
+from stretto.prepare.record_parser import parse_number
+from stretto.prepare.records import shorten
+from stretto.prepare.target_parser import as_list
+
+_MAX_CLASSES = 100  # integers with more different values than this are values, not classes
+
+
+def infer_target_kind(
+    records: Sequence[Mapping[str, Any]], num_steps: Sequence[int], fields: Sequence[str], is_csv: bool
+) -> TargetKind:
+    """Return the kind of the targets in `fields`; raise if it is ambiguous.
+
+    `num_steps` is the number of time steps of each record's sequence. Text, booleans and integers are classes, unless
+    there are very many of them; other numbers are values. A list has a class or a value per time step if it is as long
+    as each sequence; else it is a vector of values. Several fields hold values.
+    """
+    name = fields[0]
+    pairs = [
+        (record[name], steps) for record, steps in zip(records, num_steps, strict=True) if _is_present(record, name)
+    ]
+    if not pairs:
+        raise DataError(f"targets={name} has no value in the first rows; choose a different field, or set target_kind")
+    lists = [as_list(value, is_csv) for value, _ in pairs]
+    if None in lists:
+        return _kind_of_scalars([value for value, _ in pairs], is_csv, has_several=len(fields) > 1)
+    if len(fields) > 1:
+        return "values_per_step"
+    return _kind_of_lists(name, [values for values in lists if values is not None], [steps for _, steps in pairs])
+
+
+def _is_present(record: Mapping[str, Any], name: str) -> bool:
+    value = record.get(name)
+    return value is not None and value != ""
+
+
+def _kind_of_scalars(values: Sequence[object], is_csv: bool, *, has_several: bool) -> TargetKind:
+    numbers = [parse_number(value, is_csv) for value in values]
+    finite = [number for number in numbers if number is not None and number == number]
+    if has_several:
+        return "values_per_row"
+    if len(finite) < len(values) or not finite:
+        return "class_per_row"
+    # JSON and Parquet tell 3 from 3.0; in CSV, only a fraction shows that numbers are values.
+    is_integer = all(number.is_integer() for number in finite)
+    are_floats = not is_csv and any(isinstance(value, float) for value in values)
+    is_class = is_integer and not are_floats and len(set(finite)) <= _MAX_CLASSES
+    return "class_per_row" if is_class else "values_per_row"
+
+
+def _kind_of_lists(name: str, lists: Sequence[list[Any]], num_steps: Sequence[int]) -> TargetKind:
+    types = {type(value) for values in lists for value in values if value is not None}
+    if list in types:
+        return "values_per_step"
+    if types <= {str, bool}:
+        return "class_per_step"
+    if any(len(values) != steps for values, steps in zip(lists, num_steps, strict=True)):
+        return "values_per_row"
+    if types == {int}:
+        return "class_per_step"
+    if len(set(num_steps)) > 1:
+        return "values_per_step"
+    choices = ("values_per_row", "values_per_step")
+    raise AmbiguousInputError(
+        f"targets={name}: lists such as {shorten(lists[0])} are as long as the sequences ({num_steps[0]} time steps), "
+        f"so they could be values of a row or of its time steps; set target_kind to {' or '.join(choices)}",
+        "target_kind",
+        f"Does {name!r} have values of a whole row, or of each time step?",
+        choices,
+    )

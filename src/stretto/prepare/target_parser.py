@@ -1,0 +1,129 @@
+"""TargetParser: reads the targets of a record: a class, or values, for the sequence or for each of its time steps."""
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.base.errors import DataError
+from stretto.base.task import IGNORE_INDEX, TargetKind, has_classes, is_per_step
+from stretto.prepare.options import NanPolicy
+from stretto.prepare.record_parser import check_text, check_types, require, require_list, to_number, to_numbers
+from stretto.prepare.records import shorten
+from stretto.prepare.row_reader import BadRowError, missing_field
+
+# Names of classes, one for the sequence or one per time step; or values `[1, values]` or `[time, values]`.
+ParsedTargets = list[str | None] | NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class TargetParser:
+    """Reads the targets in `fields`: one field of classes or of lists, or a field per value."""
+
+    fields: tuple[str, ...]
+    kind: TargetKind
+    num_values: int | None = None  # length of the list of values in the only field; None: a field has one value
+    classes: Mapping[str, int] | None = None  # None: not known yet, or the targets are values
+    nan: NanPolicy = "error"
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the values."""
+        if self.num_values is None:
+            return list(self.fields)
+        return [f"{self.fields[0]}.{number}" for number in range(self.num_values)]
+
+    def parse(self, record: Mapping[str, Any], is_csv: bool, num_steps: int) -> ParsedTargets:
+        """Return the targets of a record whose sequence has `num_steps` time steps."""
+        if self.kind == "class_per_row":
+            return [self._class_name(require(record, self.fields[0]))]
+        if self.kind == "class_per_step":
+            classes = self._steps(record, self.fields[0], is_csv, num_steps)
+            return [None if value is None or value == "" else self._class_name(value) for value in classes]
+        if self.num_values is not None:
+            return self._nested_values(record, is_csv, num_steps)
+        if self.kind == "values_per_row":
+            return np.array([[self._number(record, name, is_csv) for name in self.fields]])
+        columns = [to_numbers(self._steps(record, name, is_csv, num_steps), name, self.nan) for name in self.fields]
+        return np.stack(columns, axis=1)
+
+    def encode(self, targets: ParsedTargets) -> NDArray[Any]:
+        """Return the numbers of classes, -100 for those that are missing; values are returned as they are."""
+        if not isinstance(targets, list):
+            return targets
+        assert self.classes is not None, "set by the scan"
+        return np.array([IGNORE_INDEX if name is None else self.classes[name] for name in targets])
+
+    def _class_name(self, value: object) -> str:
+        name = self.fields[0]
+        # If some integer labels are missing, pandas stores the other labels as floats.
+        if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
+            value = int(value)
+        if not isinstance(value, str | int):
+            problem = f"{name!r} is {shorten(value)}, but a label must be text, an integer or a boolean"
+            raise BadRowError(problem, f"predict values with targets={name}")
+        class_name = json.dumps(value) if isinstance(value, bool) else str(value)  # true or false, as in JSON
+        check_text(class_name, name)
+        if self.classes is not None and class_name not in self.classes:
+            raise BadRowError(f"{name!r} is {shorten(value)}, which is not among the classes of like=FOLDER")
+        return class_name
+
+    def _steps(self, record: Mapping[str, Any], name: str, is_csv: bool, num_steps: int) -> list[Any]:
+        steps = require_list(record, name, is_csv)
+        if len(steps) != num_steps:
+            problem = f"{name!r} has {len(steps)} targets, but the sequence has {num_steps} time steps"
+            raise BadRowError(problem, "give one per time step, with null where there is none")
+        return steps
+
+    def _number(self, record: Mapping[str, Any], name: str, is_csv: bool) -> float:
+        if name not in record:
+            raise missing_field(record, name)
+        return to_number(record[name], name, self.nan, is_csv)
+
+    def _nested_values(self, record: Mapping[str, Any], is_csv: bool, num_steps: int) -> NDArray[np.float64]:
+        name = self.fields[0]
+        is_step = is_per_step(self.kind)
+        steps = self._steps(record, name, is_csv, num_steps) if is_step else [require_list(record, name, is_csv)]
+        check_types(steps, {list}, name, "a list of numbers")
+        for values in steps:
+            if len(values) != self.num_values:
+                where = "at a time step" if is_step else "in this row"
+                raise BadRowError(f"{name!r} has {len(values)} values {where}, but {self.num_values} in the first row")
+        return np.stack([to_numbers(values, name, self.nan) for values in steps])
+
+
+def make_target_parser(
+    records: Sequence[Mapping[str, Any]], fields: Sequence[str], kind: TargetKind, is_csv: bool, nan: NanPolicy
+) -> TargetParser:
+    """Return a parser for targets of a known kind; the number of values in a list is that of the first record."""
+    parser = TargetParser(tuple(fields), kind, nan=nan)
+    if len(set(fields)) < len(fields):
+        raise DataError(f"targets={','.join(fields)} names a field more than once; name each field once")
+    if has_classes(kind):
+        if len(fields) > 1:
+            raise DataError(f"targets={','.join(fields)} are {len(fields)} fields, but {kind} needs one; name one")
+        return parser
+    first = next((value for record in records if (value := record.get(fields[0])) not in (None, "")), None)
+    values = as_list(first, is_csv)
+    if values is not None and kind == "values_per_step":
+        values = values[0] if values and isinstance(values[0], list) else None
+    if values is None:
+        return parser
+    if len(fields) > 1:
+        raise DataError(f"targets={','.join(fields)}: {fields[0]!r} has lists of values; name it alone")
+    return replace(parser, num_values=len(values))
+
+
+def as_list(value: object, is_csv: bool) -> list[Any] | None:
+    """Return the value if it is a list, or the JSON list in a CSV cell; None if there is no list."""
+    if is_csv and isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, list) else None
