@@ -1,10 +1,13 @@
 """Each kind of file through `init`, `train` and `predict`, with no edit in between."""
 
+import bz2
+import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow
 import pytest
 
 from stretto.cli.main import main
@@ -24,7 +27,29 @@ def write_npz(path: Path) -> list[str]:
     return []
 
 
-KINDS: dict[str, Callable[[Path], list[str]]] = {"a.npz": write_npz}
+def write_notes(path: Path) -> list[str]:
+    notes = [{"text": f"it was {mood} and {mood}", "label": mood} for mood in ("good", "bad")]
+    path.write_bytes(gzip.compress("".join(json.dumps(note) + "\n" for note in notes * (NUM_ROWS // 2)).encode()))
+    return []
+
+
+def write_book(path: Path) -> list[str]:
+    path.write_bytes(bz2.compress(b"the theme enters before it has ended\n" * 200))
+    return []
+
+
+def write_table(path: Path) -> list[str]:
+    lines = ["time,load", *(f"{row},{row % 7}" for row in range(300))]
+    path.write_bytes(bytes(pyarrow.Codec("zstd").compress("\n".join(lines).encode())))
+    return ["--horizon", "4", "--context", "16"]
+
+
+KINDS: dict[str, Callable[[Path], list[str]]] = {
+    "a.npz": write_npz,
+    "a.jsonl.gz": write_notes,
+    "a.txt.bz2": write_book,
+    "a.csv.zst": write_table,
+}
 
 
 @pytest.mark.parametrize(

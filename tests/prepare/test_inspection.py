@@ -1,5 +1,6 @@
 """What is inferred about files that nobody has described."""
 
+import gzip
 import json
 import math
 import random
@@ -85,7 +86,11 @@ def test_text_that_is_not_utf8_is_read_as_bytes_only(tmp_path: Path) -> None:
         ("a.txt", b"", "is empty; choose a different file"),
         ("a.txt", b"text\0\x01", "is not text: byte 5 is 0x00"),
         ("a.csv", b"\x7fELF\2\1", "is not text: byte 5 is 0x02"),
-        ("a.txt.gz", b"x", "is compressed or an archive (.gz); unpack it first"),
+        ("a.txt.xz", b"x", "is compressed or an archive (.xz); unpack it first"),
+        ("a.tar.gz", b"x", "is compressed or an archive (.tar); unpack it first"),
+        ("a.npz.gz", b"x", "is .npz in .gz, so it is compressed twice; unpack it first"),
+        ("a.txt.gz", b"x", "can't be decompressed (Not a gzipped file (b'x')); copy or write it again"),
+        ("a.txt.gz", gzip.compress(b""), "is empty; choose a different file"),
         ("a.json", b"{}", "which is not supported; convert it to JSONL"),
         ("a.csv", b"a;b\n1;2\n", "separated by ';'; use commas"),
         ("a.csv", b"1,2\n3,4\n", "its first line is blank or has only numbers and times"),

@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 from stretto.base.errors import DataError
-from stretto.prepare.records import FORMATS
+from stretto.prepare.compression import content_suffix, open_binary
+from stretto.prepare.records import FORMATS, check_compression
 from stretto.store.index import INDEX
 
 Format = Literal["text", "jsonl", "csv", "parquet", "npz", "datasets"]
 
 _MAX_FILES = 100_000  # a folder with more files is probably a whole disk or home folder, not data
 _SNIFF_BYTES = 1 << 16  # read from each file to tell text from binary data
-_ARCHIVE_SUFFIXES = {".gz", ".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz", ".7z"}
+_ARCHIVE_SUFFIXES = {".xz", ".zip", ".tar", ".tgz", ".7z", ".rar"}
 _CONVERT_TO = {".json": "JSONL, one record per line", ".tsv": "CSV", ".xlsx": "CSV", ".xls": "CSV", ".arrow": "Parquet"}
 _DOC_PREFIXES = ("readme", "licen", "notice", "changelog", "citation", "copying")  # licen: license, licence
 _SPLITS = {"train": ("train", "training"), "valid": ("valid", "validation", "val", "dev", "eval"), "test": ("test",)}
@@ -118,7 +119,7 @@ def _expand(path: Path) -> list[Path]:
 
 def _infer_format(path: Path) -> Format:
     """Return the format of a file: that of its suffix, else text if it contains text. A folder is a saved dataset."""
-    suffix = path.suffix.lower()
+    suffix = content_suffix(path)
     if path.is_dir():
         return "datasets"
     if not path.is_file():
@@ -129,10 +130,13 @@ def _infer_format(path: Path) -> Format:
         raise DataError(f"{path} ends in {suffix!r}, which is not supported; convert it to {target}")
     if not path.stat().st_size:
         raise DataError(f"{path} is empty; choose a different file")
+    check_compression(path)
     if FORMATS.get(suffix) in ("parquet", "npz"):
         return FORMATS[suffix]
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         content = file.read(_SNIFF_BYTES)
+    if not content:
+        raise DataError(f"{path} is empty; choose a different file")
     index = next((index for index, byte in enumerate(content) if byte in _CONTROLS), None)
     if index is not None:
         problem = f"is not text: byte {index + 1:,} is {content[index]:#04x}"

@@ -78,7 +78,7 @@ def _inspect_text(listing: Listing, hints: DataHints) -> Inspection:
     for path in listing.paths:
         if num_read >= MAX_BYTES:
             break
-        content, is_complete = read_beginning(path)
+        content, is_complete, _ = read_beginning(path)
         num_read += len(content)
         try:
             # The bytes that were read may end within a character, unless they are the whole file.

@@ -68,7 +68,7 @@ _VOCABULARY_HELP = "use the vocabulary of this prepared data instead of building
 _MAX_SYMBOLS_HELP = "maximum size of the vocabulary: the unknown symbol and the most frequent characters or words"
 _SPLIT_HELP = "to use for validation, such as 0.1; writes FOLDER/train and FOLDER/valid (default: 0)"
 _BAD_ROWS_HELP = "a row that can't be read is an error, or is skipped (default: error)"
-_SHARD_BYTES_HELP = "approximate bytes of input in one shard (default: 64 MiB); a CSV file is always one shard"
+_SHARD_BYTES_HELP = "approximate bytes of input in one shard (default: 64 MiB); a CSV or compressed file is one shard"
 _NAN_HELP = "a NaN or an infinity (in CSV also NA) is an error, or a missing value (default: error)"
 
 

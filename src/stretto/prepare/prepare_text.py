@@ -50,7 +50,8 @@ def prepare_text(
 
     With `validation_fraction`, the end of the text goes to `folder/valid` and the rest to `folder/train`.
     The vocabulary is built from the training text, unless one is given. Each shard but the last holds `shard_bytes` of
-    text, plus the rest of its last line. Shards are written by `workers` processes; by default, as many as pay off.
+    text, plus the rest of its last line or compressed file. Shards are written by `workers` processes; by default, as
+    many as pay off.
     """
     vocabulary = open_vocabulary(options.vocabulary)
     level = check_level(options.level, vocabulary, options.max_symbols)
@@ -81,11 +82,11 @@ def _split(texts: TextFiles, folder: Path, validation_fraction: float) -> dict[s
 
 
 def _cut(texts: TextFiles, text_range: TextRange, shard_bytes: int) -> list[TextPart]:
-    """Cut a range of the text into parts of about `shard_bytes`, at line starts."""
+    """Cut a range of the text into parts of about `shard_bytes`, at line starts, but not within a compressed file."""
     start, stop = text_range
     edges = [start]
     while (edge := edges[-1] + shard_bytes) < stop:
-        edges.append(min(texts.next_line(edge - 1), stop))  # at `edge` itself if a line starts there
+        edges.append(min(texts.next_cut(edge - 1), stop))  # at `edge` itself if a line starts there
     ranges = pairwise([*edges, stop] if edges[-1] < stop else edges)
     return [TextPart(start, stop, texts.stamp(start, stop)) for start, stop in ranges]
 

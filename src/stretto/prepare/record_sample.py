@@ -1,15 +1,15 @@
 """RecordSample: the first rows of a file of records and some of the last, to infer what the file contains."""
 
 import io
-import os
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from stretto.base.errors import DataError
+from stretto.prepare.compression import ExpandedFile, is_compressed, open_binary
 from stretto.prepare.field_summary import FieldSummary, infer_fields
 from stretto.prepare.npz_file import ArrayFile
 from stretto.prepare.records import (
@@ -87,28 +87,40 @@ def sample_records(path: Path) -> RecordSample:
     return RecordSample(path, format == "csv", records, last_records, num_rows)
 
 
-def read_beginning(path: Path) -> tuple[bytes, bool]:
-    """Return up to `MAX_BYTES` of a file, to the end of a line if there is one, and whether that is the whole file."""
+class Beginning(NamedTuple):
+    """Up to `MAX_BYTES` of a file's content, to the end of a line if there is one."""
+
+    content: bytes
+    is_complete: bool  # whether that is all
+    num_bytes: int  # of all content; approximately, if the file is compressed
+
+
+def read_beginning(path: Path) -> Beginning:
+    """Read the beginning of a file."""
     try:
-        with path.open("rb") as file:
+        with open_binary(path) as file:
             content = file.read(MAX_BYTES)
-            is_complete = len(content) == os.fstat(file.fileno()).st_size
+            num_bytes = path.stat().st_size
+            if isinstance(file.raw, ExpandedFile):
+                num_bytes = round(len(content) / file.raw.fraction_read)
+            is_complete = not file.read(1)
     except OSError as error:
         raise DataError(f"{path} can't be read ({error.strerror}); choose a different file") from None
-    if is_complete:
-        return content, True
-    edge = content.rfind(b"\n") + 1
-    return content[: edge or len(content)], False
+    edge = 0 if is_complete else content.rfind(b"\n") + 1
+    return Beginning(content[: edge or len(content)], is_complete, num_bytes)
 
 
 def _read_end(path: Path) -> bytes:
+    """Return the last lines of a file; none of a compressed one, because all of it would be read."""
+    if is_compressed(path):
+        return b""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
         return file.read().partition(b"\n")[2]  # without the first line, which is usually incomplete
 
 
 def _sample_lines(path: Path, is_csv: bool) -> _SampledRows:
-    content, is_complete = read_beginning(path)
+    content, is_complete, num_bytes = read_beginning(path)
     if not is_complete and b"\n" not in content:
         raise DataError(f"{path} has no line break in its first {MAX_BYTES >> 20} MiB; write one row per line")
     tail = b"" if is_complete else _read_end(path)
@@ -119,7 +131,7 @@ def _sample_lines(path: Path, is_csv: bool) -> _SampledRows:
     else:
         first, last = _jsonl_rows(content), _jsonl_rows(tail)
     # Exact if the whole file was read, else extrapolated from the mean length of a row.
-    num_rows = len(first) if is_complete else round(len(first) * path.stat().st_size / max(len(content), 1))
+    num_rows = len(first) if is_complete else round(len(first) * num_bytes / max(len(content), 1))
     return first[:_MAX_ROWS], (last or first[_MAX_ROWS:])[-_TAIL_ROWS:], num_rows
 
 

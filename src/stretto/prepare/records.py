@@ -13,6 +13,7 @@ from stretto.base.bounded_read import MAX_READ_BYTES, bounded_lines, parse_json,
 from stretto.base.errors import DataError
 from stretto.base.extras import install_command
 from stretto.base.locations import is_allowed
+from stretto.prepare.compression import content_suffix, is_compressed, open_binary, open_text
 from stretto.prepare.file_stamp import file_stamp
 from stretto.prepare.npz_file import ArrayFile
 from stretto.prepare.text_files import TextFiles
@@ -47,12 +48,13 @@ class ParsedRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordPart:
-    """Consecutive rows of one file; a file of CSV or arrays is always one part."""
+    """Consecutive rows of one file; a file that is CSV, arrays or compressed is always one part."""
 
     path: Path
     format: RecordFormat
-    start: int  # like stop, in bytes (JSONL), row groups (Parquet) or rows (dataset, arrays); both are 0 for CSV
-    stop: int
+    # Both are in bytes (JSONL), row groups (Parquet) or rows (dataset, arrays); 0 for CSV.
+    start: int
+    stop: int  # sys.maxsize for the end of a compressed file
     size: int  # in bytes, or in rows for a dataset
     stamp: str = ""  # of the file: changes when the file is modified
 
@@ -116,19 +118,31 @@ def find_format(path: Path) -> RecordFormat:
         raise DataError(f"{path} is a folder, but not a saved Hugging Face dataset; use the paths of the files in it")
     if not path.is_file():
         raise DataError(f"{path} is not a file; use the paths of files")
-    if path.suffix.lower() not in FORMATS:
+    suffix = content_suffix(path)
+    if suffix not in FORMATS:
         known = ", ".join(FORMATS)
-        raise DataError(f"{path}: its suffix {path.suffix!r} is not one of {known}; convert or rename it")
-    if not path.stat().st_size:
-        raise DataError(f"{path} is empty; leave it out")
-    return FORMATS[path.suffix.lower()]
+        raise DataError(f"{path}: its suffix {suffix!r} is not one of {known}; convert or rename it")
+    check_compression(path)
+    with open_binary(path) as file:
+        if not file.read(1):
+            raise DataError(f"{path} is empty; leave it out")
+    return FORMATS[suffix]
+
+
+def check_compression(path: Path) -> None:
+    """Raise DataError if a compressed file holds a format that has its own compression and must be read at random."""
+    suffix = content_suffix(path)
+    if is_compressed(path) and FORMATS.get(suffix) in ("parquet", "npz"):
+        raise DataError(f"{path} is {suffix} in {path.suffix}, so it is compressed twice; unpack it first")
 
 
 def _cut(path: Path, format: RecordFormat, part_bytes: int) -> Iterator[RecordPart]:
     if format == "csv":
-        with _open_csv(path) as file:
+        with open_text(path) as file:
             read_header(path, csv_reader(file))  # rejects a bad header before any work starts
         yield RecordPart(path, format, 0, 0, path.stat().st_size)
+    elif format == "jsonl" and is_compressed(path):
+        yield RecordPart(path, format, 0, sys.maxsize, path.stat().st_size)
     elif format == "jsonl":
         texts, start = TextFiles.open([path]), 0
         while start < texts.num_bytes:
@@ -151,12 +165,12 @@ def _cut(path: Path, format: RecordFormat, part_bytes: int) -> Iterator[RecordPa
 
 
 def _jsonl_rows(part: RecordPart) -> Iterator[ParsedRow]:
-    with part.path.open("rb") as file:
-        file.seek(part.start)
+    with open_binary(part.path, part.start) as file:
         bytes_left = part.stop - part.start
         for index, line in enumerate(bounded_lines(file)):
             if line is None:
-                bytes_left = part.stop - file.tell()
+                if not is_compressed(part.path):
+                    bytes_left = part.stop - file.tell()
                 yield ParsedRow(index, {}, _LINE_TOO_LONG)
             else:
                 bytes_left -= len(line)
@@ -182,11 +196,6 @@ def parse_line(index: int, line: bytes) -> ParsedRow:
     if not isinstance(record, dict):
         return ParsedRow(index, {}, f"the line is not a JSON object but {shorten(record)}")
     return ParsedRow(index, record)
-
-
-def _open_csv(path: Path) -> TextIO:
-    # Bytes that are not UTF-8 become surrogates, so that a bad cell spoils only its row, not the whole file.
-    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
 def csv_reader(text: TextIO) -> Iterator[list[str]]:
@@ -232,7 +241,7 @@ def csv_cells(reader: Iterator[list[str]]) -> Iterator[tuple[list[str], str]]:
 
 def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
     index, is_blank = 0, False
-    with _open_csv(part.path) as file:
+    with open_text(part.path) as file:
         reader = csv_reader(file)
         header = read_header(part.path, reader)
         for cells, problem in csv_cells(reader):
@@ -267,7 +276,7 @@ def csv_row(index: int, header: list[str], cells: list[str], problem: str = "") 
 
 
 def is_utf8(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8: not if it has surrogates, as made by `_open_csv` of bad bytes."""
+    """Return whether a text can be encoded as UTF-8: not if it has surrogates, as made by `open_text` of bad bytes."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -286,7 +295,7 @@ def _is_number(text: str) -> bool:
 def _lines_before(path: Path, stop: int) -> int:
     """Return the number of lines in the first `stop` bytes of a file."""
     num_lines = 0
-    with path.open("rb") as file:
+    with open_binary(path) as file:
         while stop > 0 and (block := file.read(min(_READ_BYTES, stop))):
             num_lines += block.count(b"\n")
             stop -= len(block)

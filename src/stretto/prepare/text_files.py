@@ -9,6 +9,7 @@ from typing import Self
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
+from stretto.prepare.compression import content_size, is_compressed, open_binary
 from stretto.prepare.file_stamp import file_stamp
 
 _READ_BYTES = 1 << 20
@@ -42,12 +43,12 @@ class TextFiles:
 
     @classmethod
     def open(cls, paths: Sequence[Path | str]) -> Self:
-        """Read the sizes of the files; reject a missing or empty one."""
+        """Find the sizes of the files, for which a compressed one is read; reject a missing or empty one."""
         sizes = []
         for path in map(Path, paths):
             if not path.is_file():
                 raise DataError(f"{path} is not a file; use the paths of text files")
-            sizes.append(path.stat().st_size)
+            sizes.append(content_size(path))
             if not sizes[-1]:
                 raise DataError(f"{path} is empty; leave it out")
         return cls(tuple(map(Path, paths)), tuple(accumulate(sizes, initial=0)))
@@ -60,12 +61,18 @@ class TextFiles:
         """Return the first position after `position` where a line starts, or the end; each file starts a line."""
         for path, start, stop in self._files():
             if position < stop:
-                with path.open("rb") as file:
-                    file.seek(position - start)
-                    while (block := file.readline(_READ_BYTES)) and not block.endswith(b"\n"):
-                        pass
-                    return start + file.tell()
+                with open_binary(path, position - start) as file:
+                    while block := file.readline(_READ_BYTES):
+                        position += len(block)
+                        if block.endswith(b"\n"):
+                            break
+                    return position
         return self.num_bytes
+
+    def next_cut(self, position: int) -> int:
+        """Return where the text may be cut after `position`: at the next line, but not within a compressed file."""
+        inside = (stop for path, start, stop in self._files() if start <= position < stop and is_compressed(path))
+        return next(inside, None) or self.next_line(position)
 
     def find_split(self, position: int) -> int:
         """Return where to split the text near `position`: at the start of the next line.
@@ -77,8 +84,7 @@ class TextFiles:
         if 2 * (line - position) <= self.num_bytes - position:
             return line
         path, start = next((path, start) for path, start, stop in self._files() if position < stop)
-        with path.open("rb") as file:
-            file.seek(position - start)
+        with open_binary(path, position - start) as file:
             block = file.read(min(_READ_BYTES, (line - position + 1) // 2))
         spaces = [index for space in _SPACES if (index := block.find(space)) >= 0]
         if spaces:
@@ -105,8 +111,7 @@ class TextFiles:
 
 def _read_spans(path: Path, start: int, stop: int) -> Iterator[TextSpan]:
     kept = b""
-    with path.open("rb") as file:
-        file.seek(start)
+    with open_binary(path, start) as file:
         while start < stop:
             block = kept + file.read(min(_READ_BYTES, stop - start - len(kept)))
             is_last = len(block) == stop - start

@@ -9,6 +9,7 @@ from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.base.scratch import make_scratch_folder
 from stretto.base.task import is_per_step
+from stretto.prepare.compression import content_suffix
 from stretto.prepare.options import SequenceOptions, SeriesOptions, TextOptions
 from stretto.prepare.prepare_sequences import prepare_sequences
 from stretto.prepare.prepare_series import prepare_series
@@ -72,7 +73,7 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
         by = fields.by or (origin.by if origin.by in names else None)
         time = origin.time if origin.time in names else None
         prepare_series(file, folder, SeriesOptions(by=by, time=time, like=shared, nan="missing"))
-    elif Path(file).suffix.lower() in FORMATS:
+    elif content_suffix(Path(file)) in FORMATS:
         names = _field_names(file)
         inputs = (fields.sequence,) if fields.sequence else tuple(name for name in origin.inputs if name in names)
         targets = fields.targets

@@ -27,6 +27,7 @@ from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
 from stretto.cli.views.result_views import show_preparation
 from stretto.cli.views.store_lines import describe_skipped, describe_store
+from stretto.prepare.compression import content_name
 from stretto.prepare.file_listing import AmbiguousInputError, check_exists
 from stretto.prepare.hints import DataHints
 from stretto.prepare.inspection import Inspection, TextSchema, inspect_data
@@ -65,7 +66,7 @@ def add_arguments(parser: Parser) -> None:
     # For the notes that `run` prints about the data: they name parameters of the library.
     parser.set_defaults(add_dashes=parser.add_dashes)
     add = parser.add_argument
-    add("paths", nargs="+", type=Path, metavar="PATH", help="files, or a folder of files")
+    add("paths", nargs="+", type=Path, metavar="PATH", help="files, also .gz, .bz2 or .zst, or a folder of files")
     add("--out", type=Path, default=Path("run.toml"), metavar="FILE", help="file to write (default: run.toml)")
     add("--name", metavar="NAME", help="use the folders data/NAME and runs/NAME (default: the name of the first PATH)")
     add("--yes", action="store_true", help="ask no questions, and use the defaults")
@@ -346,5 +347,5 @@ def _print_result(console: Console, inspection: Inspection, suggestion: "Suggest
 
 def _default_name(path: Path) -> str:
     path = path.resolve()
-    name = re.sub(r"[^\w.+-]+", "-", path.name if path.is_dir() else path.stem).strip("-.")
+    name = re.sub(r"[^\w.+-]+", "-", path.name if path.is_dir() else content_name(path).stem).strip("-.")
     return name or "data"
