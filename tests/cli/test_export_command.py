@@ -100,11 +100,13 @@ def test_an_exported_forecast_records_its_channels_their_scale_and_its_targets(t
         str(tmp_path / "data"),
         "--columns",
         "wind,load",
+        "--known-future",
+        "wind",
     ]
     assert main(series) == 0
     (tmp_path / "run.toml").write_text(
         f'[data]\ntrain = "{tmp_path}/data"\ncontext = 10\nhorizon = 3\ntargets = ["load"]\nmasks = true\n'
-        f'[model]\nhidden = 4\n[train]\nsteps = 1\n[run]\nfolder = "{tmp_path}/run"\n'
+        f'[model]\nhidden = 4\nloss = "quantile"\n[train]\nsteps = 1\n[run]\nfolder = "{tmp_path}/run"\n'
     )
     assert main(["train", str(tmp_path / "run.toml")]) == 0
     assert main(["export", str(tmp_path / "run"), "--onnx", str(tmp_path / "model.onnx")]) == 0
@@ -116,8 +118,12 @@ def test_an_exported_forecast_records_its_channels_their_scale_and_its_targets(t
         "horizon": 3,
         "season": 0,
         "targets": ["load"],
+        "known_future": ["wind"],
+        "static": [],
         "masks": True,
         "scale": "standard",
     }
+    assert found["stretto.quantiles"] == [0.1, 0.5, 0.9]
     sizes = [value.type.tensor_type.shape.dim[-1].dim_value for value in (model.graph.input[0], model.graph.output[0])]
-    assert sizes == [4, 3], "two channels and their masks in, three hours of one channel out"
+    # In: two channels, one of them for three more hours, and masks; out: three quantiles of three hours of one channel.
+    assert sizes == [2 * (2 + 3), 9]

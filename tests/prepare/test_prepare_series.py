@@ -95,8 +95,12 @@ def test_like_takes_columns_and_statistics(meters: Path, tmp_path: Path) -> None
     (tmp_path / "b.csv").write_text("load,heat\n5,7\n")
     (two,) = prepare_series(tmp_path / "b.csv", tmp_path / "two", SeriesOptions(like=tmp_path / "one"))
     assert two.fields.values == one.fields.values and steps_of(two) == [[[7]]]
-    with pytest.raises(DataError, match=r"like=.* has the columns heat, not columns=load; leave one"):
+    with pytest.raises(DataError, match=r"like=.* has columns=heat, not load; leave one"):
         prepare_series(tmp_path / "b.csv", tmp_path / "three", SeriesOptions(like=tmp_path / "one", columns=["load"]))
+    with pytest.raises(DataError, match=r"like=.* has known_future=none, not load; leave one"):
+        prepare_series(
+            tmp_path / "b.csv", tmp_path / "three", SeriesOptions(like=tmp_path / "one", known_future=["load"])
+        )
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,13 @@ class DataConfig(StrictModel):
     season: int = Field(0, ge=0)
     """channels without targets: forecast the change from the value this many time steps before (0: the value)."""
     targets: Names = ()
-    """channels without targets: names of the channels to forecast; by default all."""
+    """channels without targets: names of the channels to forecast; by default all except `known_future` and `static`."""
+    known_future: Names = ()
+    """channels without targets: names of the channels whose values over the horizon are known when a forecast is made
+    (calendar, prices, plans); the network sees them. By default those that the data was prepared with."""
+    static: Names = ()
+    """channels without targets: names of the channels that are constant within a series, which are inputs only. By
+    default those that the data was prepared with."""
     masks: bool = False
     """channels: add an input for each channel: 1 where its value is present, 0 where it is missing."""
     scale: Literal["standard", "none"] = "standard"

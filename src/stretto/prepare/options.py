@@ -145,6 +145,10 @@ class SeriesOptions(PrepareOptions):
     )
     by: str | None = option(None, "column that names the series of a row (default: each file is one series)", "COLUMN")
     time: str | None = option(None, "column of times, which must not decrease within a series", "COLUMN")
+    known_future: Sequence[str] = option(
+        (), "columns whose values are known ahead of time, such as prices or a calendar", "A,B,...", type=split_names
+    )
+    static: Sequence[str] = option((), "columns that are constant within a series", "A,B,...", type=split_names)
     like: Path | str | SharedProperties | None = option(None, f"{_LIKE_HELP} columns and statistics", "FOLDER")
     validation_fraction: float = option(0.0, f"final fraction of each series {_SPLIT_HELP}", "FRACTION", type=float)
     bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))

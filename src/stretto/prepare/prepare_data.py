@@ -93,7 +93,13 @@ def _make_options(
             nan=nan or "error",
         )
     return SeriesOptions(
-        columns=schema.columns, by=schema.by, time=schema.time, bad_rows=bad_rows, nan=nan or schema.nan
+        columns=schema.columns,
+        by=schema.by,
+        time=schema.time,
+        known_future=schema.known_future,
+        static=schema.static,
+        bad_rows=bad_rows,
+        nan=nan or schema.nan,
     )
 
 

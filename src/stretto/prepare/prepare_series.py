@@ -26,6 +26,7 @@ from stretto.store.sequences import CHANNEL_DTYPE, Channels, Origin, Sequences, 
 
 Timestamp = float | datetime
 
+_COLUMN_OPTIONS = ("columns", "known_future", "static")  # options that name channels
 _MAX_ROWS_SAMPLED = 1000  # at most this many rows are read to see which columns hold numbers
 
 
@@ -44,26 +45,31 @@ def prepare_series(
     one. The channels are `columns`, by default all whose first value in the first file is a number, except `by` and
     `time`. `time` must not decrease within a series. With `validation_fraction`, the end of each series goes to
     `folder/valid` and the rest to `folder/train`, from which the statistics are computed. With `like`, columns and
-    statistics come from that data.
+    statistics come from that data. `known_future` and `static` name the channels that a forecast knows ahead of time.
     """
     paths = list_paths(files)
     parts = cut_records(paths, None)
     shared, columns = open_like(options.like), options.columns
-    channels = None if shared is None else _shared_channels(shared, columns)
+    channels = None if shared is None else _shared_channels(shared, options)
     if channels is not None:
         columns = channels.names
+    known_future, static = tuple(options.known_future), tuple(options.static)
+    if channels is not None:
+        known_future, static = channels.known_future, channels.static
     if options.bad_rows == "error":
-        names = [("columns", name) for name in options.columns or ()]
+        names = [(option, name) for option in _COLUMN_OPTIONS for name in getattr(options, option) or ()]
         check_fields(parts, [*names, ("by", options.by), ("time", options.time)])
     if columns is None:
         columns = _numeric_columns(parts[0], {options.by, options.time})
-    parser = _StepParser(_check_columns(columns, options), options.by, options.time, options.nan)
+    columns = [*columns, *(name for name in (*known_future, *static) if name not in columns)]
+    parser = _StepParser(_check_columns(columns, options), options.by, options.time, options.nan, static)
     splits = ("train", "valid") if options.validation_fraction else ("",)
     task = _WriteSeries(parser, splits, options.validation_fraction, options.bad_rows)
     with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
         learned = fingerprint(repr(parser))  # the columns, from the first file
         shards, skipped = write_parts(job, task, parts, splits, options.validation_fraction, learned)
         channels = make_channels(parser.columns, shards[splits[0]], channels)
+        channels = channels.model_copy(update={"known_future": known_future, "static": static})
         for split in splits:
             write_store(job, split, shards[split], channels, origin=Origin(by=parser.by, time=parser.time))
         job.finish()
@@ -72,13 +78,16 @@ def prepare_series(
     return [Sequences.open(Path(folder) / split) for split in splits]
 
 
-def _shared_channels(shared: SharedProperties, columns: Sequence[str] | None) -> Channels:
+def _shared_channels(shared: SharedProperties, options: SeriesOptions) -> Channels:
     values = shared.values
     if not isinstance(values, Channels):
         raise DataError(f"like={shared.location} has {values.type}, not channels; use different data")
-    if columns is not None and tuple(columns) != values.names:
-        problem = f"like={shared.location} has the columns {','.join(values.names)}, not columns={','.join(columns)}"
-        raise DataError(f"{problem}; leave one of the two options out")
+    expected = {"columns": values.names, "known_future": values.known_future, "static": values.static}
+    for option, names in expected.items():
+        given = getattr(options, option)
+        if given and tuple(given) != names:
+            problem = f"like={shared.location} has {option}={','.join(names) or 'none'}, not {','.join(given)}"
+            raise DataError(f"{problem}; leave one of the two options out")
     return values
 
 
@@ -92,6 +101,8 @@ def _check_columns(columns: Sequence[str], options: SeriesOptions) -> tuple[str,
         if name in (options.by, options.time):
             role = "by" if name == options.by else "time"
             raise DataError(f"columns={listed} includes {role}={name}; leave it out of the columns")
+        if name in options.known_future and name in options.static:
+            raise DataError(f"known_future and static both name {name!r}; name it in one of them")
     return tuple(columns)
 
 
@@ -134,6 +145,7 @@ class _StepParser:
     by: str | None
     time: str | None
     nan: NanPolicy
+    static: tuple[str, ...] = ()  # columns that are constant within a series
 
     @property
     def fields(self) -> list[str]:
@@ -219,7 +231,7 @@ class _WriteSeries:
                 reader.reject(row_index, error)
                 continue
             if has_current_ended:
-                yield self._steps(values)
+                yield self._steps(values, part, current_name)
                 values = array("d")
                 ended_names.add(current_name)
             if name in ended_names:
@@ -229,10 +241,21 @@ class _WriteSeries:
             current_name, previous_time = name, timestamp
             values.extend(step)
         if values:
-            yield self._steps(values)
+            yield self._steps(values, part, current_name)
 
-    def _steps(self, values: "array[float]") -> NDArray[np.float64]:
-        return np.array(values, np.float64).reshape(-1, len(self.parser.columns))
+    def _steps(self, values: "array[float]", part: RecordPart, name: Hashable) -> NDArray[np.float64]:
+        """Return the time steps of a series `[time, columns]`; a static value is filled in where it is missing."""
+        steps = np.array(values, np.float64).reshape(-1, len(self.parser.columns))
+        for column in self.parser.static:
+            index = self.parser.columns.index(column)
+            distinct = np.unique(steps[:, index][~np.isnan(steps[:, index])])
+            if len(distinct) > 1:
+                series = "a series" if name is None else f"the series {shorten(name)}"
+                problem = f"static={column} is both {distinct[0]:g} and {distinct[1]:g} in {series}"
+                by = "name them with by=COLUMN" if self.parser.by is None else f"check by={self.parser.by}"
+                raise DataError(f"{part.path}: {problem}; leave it out of static or, if these are several series, {by}")
+            steps[:, index] = distinct[0] if len(distinct) else math.nan
+        return steps
 
 
 def _find_order_error(previous: Timestamp | None, timestamp: Timestamp | None, name: str | None) -> BadRowError | None:

@@ -37,6 +37,8 @@ class SeriesSchema:
     period: int = 0  # seasonal period in rows, such as 24 for hourly rows; 0 if there is none
     nan: NanPolicy = "error"
     has_missing: bool = False  # whether a channel has missing values
+    known_future: tuple[str, ...] = ()  # channels whose values are known ahead of time
+    static: tuple[str, ...] = ()  # channels that are constant within a series
 
 
 def infer_series_schema(sample: RecordSample, time: str | None, by: str | None) -> tuple[SeriesSchema, list[str]]:

@@ -9,9 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from stretto.base.errors import ConfigError, DataError
+from stretto.base.errors import ConfigError
 from stretto.base.state import State
 from stretto.base.window import Rows
+from stretto.serve.extended_series import ExtendedSeries, extend_series
 from stretto.serve.prediction_dataset import check_outputs, column_names
 from stretto.serve.source import FieldNames, ensure_prepared, open_source
 from stretto.store.corpus import Corpus
@@ -49,64 +50,72 @@ def forecast(
     """Yield a forecast of `steps` time steps (default: the run's horizon) for each series in some data.
 
     The data is a prepared folder or its URL, or a file in the same format as those the run's data was prepared
-    from; `by` is the column that identifies a series, if its name differs from that in the run's data. Beyond its
-    horizon, a model continues from its own forecast, so it must predict all channels, and no quantiles: they would
-    leave out that the forecast which they continue is uncertain.
+    from; `by` is the column that identifies a series, if its name differs from that in the run's data. If the run has
+    `known_future` channels, the data continues past the last known value of the others: with rows that have only these.
+    Beyond its horizon, a model continues from its own forecast, so it must predict all channels that are not known, and
+    no quantiles: they would leave out that the forecast which they continue is uncertain.
     """
     data, data_spec = trained.config.data, trained.data_spec
     if data_spec.task.targets != "horizon" or data_spec.channels is None:
         raise ConfigError(f"the run's model predicts {data_spec.task.targets}, not a horizon; use a run on series")
     quantiles = trained.config.model.predicted_quantiles
     steps = data.horizon if steps is None else steps
-    if steps < 1:
-        raise ConfigError(f"steps={steps} is less than 1; use at least 1")
-    if steps > data.horizon and quantiles:
-        raise ConfigError(
-            f"steps={steps} exceeds the run's data.horizon={data.horizon}; quantiles are known up to the horizon only, "
-            f"so use at most {data.horizon}, or train with a longer horizon"
-        )
     with ensure_prepared(location, data_spec, FieldNames(by=by)) as folder:
         source = open_source(folder, data_spec)
         assert not isinstance(source, Corpus)
         transform = make_forecast_transform(source, data)
+        _check_steps(steps, transform, has_quantiles=bool(quantiles))
         names = tuple(data_spec.channels.names[channel] for channel in transform.target_channels)
-        if steps > data.horizon and len(names) < len(transform.mean):
-            raise ConfigError(
-                f"steps={steps} exceeds the run's data.horizon={data.horizon}; to go further, a model must predict all "
-                f"channels, but data.targets has {len(names)} of {len(transform.mean)}; use at most {data.horizon}"
-            )
         rows = [(shard, index) for shard, size in enumerate(source.shard_sizes) for index in range(size)]
         for number, row in enumerate(rows):
             (values,) = source.read(source.step_ranges([row]))
-            if len(values) < transform.season:
-                raise DataError(
-                    f"series {number} has length {len(values)}, less than data.season={data.season}; use a longer one"
-                )
-            predicted = _roll_forward(trained, transform, values, steps)
-            yield SeriesForecast(number, len(values), names, predicted if quantiles else predicted[..., 0], quantiles)
+            series = extend_series(values, transform, steps, f"series {number}", data_spec.channels.names)
+            predicted = _roll_forward(trained, transform, series, steps)
+            yield SeriesForecast(
+                number, series.num_known, names, predicted if quantiles else predicted[..., 0], quantiles
+            )
+
+
+def _check_steps(steps: int, transform: ForecastTransform, *, has_quantiles: bool) -> None:
+    horizon = transform.horizon
+    if steps < 1:
+        raise ConfigError(f"steps={steps} is less than 1; use at least 1")
+    if steps <= horizon:
+        return
+    if has_quantiles:
+        raise ConfigError(
+            f"steps={steps} exceeds the run's data.horizon={horizon}; quantiles are known up to the horizon only, "
+            f"so use at most {horizon}, or train with a longer horizon"
+        )
+    num_targets, num_unknown = len(transform.target_channels), len(transform.unknown_channels)
+    if num_targets < num_unknown:
+        raise ConfigError(
+            f"steps={steps} exceeds the run's data.horizon={horizon}; to go further, a model must predict all "
+            f"channels, but data.targets has {num_targets} of {num_unknown}; use at most {horizon}"
+        )
 
 
 @torch.no_grad()
-def _roll_forward(trained: TrainedModel, transform: ForecastTransform, values: NDArray[Any], steps: int) -> Values:
-    """Return the predicted `steps` time steps after `values` `[time, channels]`, forecast one horizon at a time.
+def _roll_forward(trained: TrainedModel, transform: ForecastTransform, series: ExtendedSeries, steps: int) -> Values:
+    """Return the predicted `steps` time steps after the known ones of a series, forecast one horizon at a time.
 
     The result is `[time, channels, quantiles]`, with one quantile if the model predicts none.
     """
-    context = trained.config.data.context
+    context, horizon = trained.config.data.context, transform.horizon
+    values, num_seen = series.values.copy(), series.num_known
     predictions: list[NDArray[np.float32]] = []
     state: State | None = None
-    new_values = values
+    start = 0
     while sum(map(len, predictions)) < steps:
         if context is not None:
             # The model was trained on windows of this length, so it reads the last window, from the initial state.
-            new_values, state = values[-context:], None
-        outputs, state = _run_stack(trained, transform.inputs(new_values), state)
-        predicted = transform.to_quantiles(outputs, values)  # [horizon, target channels, quantiles]
+            start, state = max(0, num_seen - context), None
+        outputs, state = _run_stack(trained, transform.inputs(values, start, num_seen), state)
+        predicted = transform.to_quantiles(outputs, values[:num_seen])  # [horizon, target channels, quantiles]
         predictions.append(predicted)
-        if len(transform.target_channels) == values.shape[1]:
-            # All are predicted: order them as in the data, and continue. Otherwise `steps` is at most one horizon.
-            new_values = predicted[:, np.argsort(transform.target_channels), 0]
-            values = np.concatenate([values, new_values])
+        # Continue from the forecast. If a channel is missing in it, `steps` is at most one horizon.
+        values[num_seen : num_seen + horizon, list(transform.target_channels)] = predicted[..., 0]
+        start, num_seen = num_seen, num_seen + horizon
     return np.concatenate(predictions)[:steps]
 
 

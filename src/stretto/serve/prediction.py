@@ -202,7 +202,7 @@ def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldN
     for name, tensor in sorted(trained.stack.state_dict().items()):
         weights.update(name.encode())
         weights.update(tensor.cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    settings = {"context", "horizon", "season", "targets", "masks", "window"}
+    settings = {"context", "horizon", "season", "targets", "known_future", "static", "masks", "window"}
     return fingerprint(
         {
             "version": _VERSION,

@@ -289,13 +289,22 @@ class SeriesRows(_SequenceRows):
             chunk = y.float().cpu().numpy()
             for row, values in enumerate(series):
                 for step in range(start, min(start + len(chunk), len(values))):
-                    # Forecast only at the end of each horizon, and at the end of the series.
-                    if (step + 1) % horizon and step + 1 < len(values):
+                    if not self._is_forecast_due(step, len(values)):
                         continue
                     seen, following = values[: step + 1], values[step + 1 : step + 1 + horizon]
                     row_outputs = chunk[step - start, row]
                     results[row].append(self.decoder.decode(indices[row], step, row_outputs, seen, following))
         return results
+
+    def _is_forecast_due(self, step: int, num_steps: int) -> bool:
+        """Return whether to forecast: at the end of each horizon, and at the end of the series.
+
+        If some inputs must be known over the horizon, it is only done where the series has them.
+        """
+        forecast = self.decoder.forecast
+        if forecast.known_future and step + forecast.horizon >= num_steps:
+            return False
+        return (step + 1) % forecast.horizon == 0 or step + 1 == num_steps
 
     def _values(self, indices: Sequence[int]) -> list[NDArray[Any]]:
         return self.source.read(self.step_ranges(indices))

@@ -50,11 +50,15 @@ class NamedValues(StrictModel):
     names: tuple[str, ...] = Field(min_length=1, strict=False)
     mean: tuple[FiniteFloat, ...] = Field(strict=False)
     std: tuple[Annotated[float, Field(gt=0, allow_inf_nan=False)], ...] = Field(strict=False)
+    known_future: tuple[str, ...] = Field((), strict=False)  # channels whose values are known ahead of time
+    static: tuple[str, ...] = Field((), strict=False)  # channels that are constant within a sequence
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if not len(self.names) == len(set(self.names)) == len(self.mean) == len(self.std):
             raise ValueError("names must be unique, and mean and std need one entry for each name")
+        if not {*self.known_future, *self.static} <= {*self.names} or {*self.known_future} & {*self.static}:
+            raise ValueError("known_future and static must be different channels")
         return self
 
     @property

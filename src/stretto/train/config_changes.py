@@ -12,7 +12,7 @@ _INCOMPATIBLE_FIELDS = {
     "model": {"cell", "layers", "layers_per_block", "hidden", "embedding", "projection", "locked_dropout", "residual",
               "norm", "bidirectional", "pooling"},
     "data": {"feed", "lanes", "window", "budget", "max_rows", "row_multiple", "context", "stride", "every_step",
-             "horizon", "season", "targets", "masks", "scale"},
+             "horizon", "season", "targets", "known_future", "static", "masks", "scale"},
     "train": {"optimizer", "options"},
     "run": {"seed"},
 }  # fmt: skip

@@ -27,11 +27,12 @@ _FEED_KINDS_BY_FIELD = {
     **dict.fromkeys(("budget", "max_rows", "row_multiple"), ("batches", "forecast")),
     "context": ("batches", "forecast"),
     **dict.fromkeys(("stride", "every_step"), ("forecast",)),
-    **dict.fromkeys(("horizon", "season", "targets"), ("lanes", "forecast")),
+    **dict.fromkeys(("horizon", "season", "targets", "known_future", "static"), ("lanes", "forecast")),
     # All kinds, but only on data with channels.
     **dict.fromkeys(("masks", "scale"), ("lanes", "batches", "forecast")),
 }
-_CHANNEL_FIELDS = {"horizon", "season", "targets", "masks", "scale"}  # have an effect only on data with channels
+# These have an effect only on data with channels.
+_CHANNEL_FIELDS = {"horizon", "season", "targets", "known_future", "static", "masks", "scale"}
 
 
 @dataclass(frozen=True)
@@ -226,6 +227,8 @@ def make_forecast_transform(sequences: Sequences, data: DataConfig) -> ForecastT
         targets=data.targets,
         masks=data.masks,
         scale=is_scaled(data),
+        known_future=data.known_future,
+        static=data.static,
     )
 
 

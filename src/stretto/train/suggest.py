@@ -230,6 +230,11 @@ def _forecast_settings(
         settings.append(Setting("data.season", forecast.season, reason))
     if request.targets:
         settings.append(Setting("data.targets", list(request.targets), "the channels to forecast"))
+    if schema.known_future:
+        reason = "their values over the horizon are inputs, so a forecast needs them"
+        settings.append(Setting("data.known_future", list(schema.known_future), reason))
+    if schema.static:
+        settings.append(Setting("data.static", list(schema.static), "constant within a series; inputs only"))
     if schema.has_missing:
         settings.append(Setting("data.masks", True, "some values are missing: the network gets a mask per channel"))
     settings += [

@@ -34,6 +34,9 @@ from stretto.train.feed import is_scaled, open_feed
 from stretto.train.user_code import check_trusted
 from stretto.train.weights import load_weights
 
+# The fields of [data] that say what a forecast's inputs and outputs mean.
+_SERIES_FIELDS = ("horizon", "season", "targets", "masks", "scale")
+
 
 @dataclass(frozen=True)
 class TrainedModel:
@@ -56,6 +59,10 @@ class TrainedModel:
             return Stack([*self.stack, *last], first=self.stack.first) if last else self.stack
         ones, zeros = (1.0,) * len(channels.names), (0.0,) * len(channels.names)
         mean, std = (channels.mean, channels.std) if is_scaled(data) else (zeros, ones)
+        if self.data_spec.task.targets == "horizon":
+            # After the channels come the known-future ones of each time step of the horizon.
+            known = [channels.names.index(name) for name in self.known_future] * data.horizon
+            mean, std = (*mean, *(mean[index] for index in known)), (*std, *(std[index] for index in known))
         # Block -1, so that the others keep their indices.
         return Stack([Standardize(mean, std, masks=data.masks), *self.stack, *last], first=self.stack.first - 1)
 
@@ -64,13 +71,21 @@ class TrainedModel:
         """The number of outputs per time step that the loss needs: with quantiles, several for each value."""
         return self.data_spec.task.num_outputs * self.config.model.outputs_per_target
 
+    @property
+    def known_future(self) -> tuple[str, ...]:
+        """The names of the channels whose values over the horizon are inputs: of the config, or of the data."""
+        channels = self.data_spec.channels
+        return self.config.data.known_future or (() if channels is None else channels.known_future)
+
     def metadata(self) -> dict[str, str]:
         """Return an exported model's metadata, each value as JSON: task, vocabulary, labels, channels and so on."""
         files = data_spec_files(self.data_spec)
         spec = json.loads(files.pop(DATA_SPEC))
         if self.data_spec.channels is not None:
             data = self.config.data
-            spec["series"] = {name: getattr(data, name) for name in ("horizon", "season", "targets", "masks", "scale")}
+            spec["series"] = {name: getattr(data, name) for name in _SERIES_FIELDS}
+            spec["series"]["known_future"] = self.known_future
+            spec["series"]["static"] = data.static or self.data_spec.channels.static
             spec["quantiles"] = self.config.model.predicted_quantiles
         parts = {name: json.dumps(value, ensure_ascii=False) for name, value in spec.items() if value}
         return {**parts, **{name.removesuffix(".json"): content.decode() for name, content in files.items()}}

@@ -165,8 +165,9 @@ class DocumentLanes(DividedLanes):
         return x, (pad([self._targets(*row) for row in rows_read], self.window, no_target) if targets else None)
 
     def _inputs(self, values: NDArray[Any], start: int, length: int) -> NDArray[Any]:
-        steps = values[start : start + length]
-        return steps if self.forecast is None else self.forecast.inputs(steps)
+        if self.forecast is None:
+            return values[start : start + length]
+        return self.forecast.inputs(values, start, start + length)
 
     def _targets(self, values: NDArray[Any], start: int, length: int) -> NDArray[Any]:
         if self.forecast is None:

@@ -1,4 +1,8 @@
-"""ForecastTransform: turns a time series into scaled inputs and targets; a missing value is not a target."""
+"""ForecastTransform: turns a time series into scaled inputs and targets; a missing value is not a target.
+
+inputs at step t     all channels at t, then the known-future channels at t+1, ..., t+horizon
+targets at step t    the target channels at t+1, ..., t+horizon
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,7 +24,8 @@ class ForecastTransform:
     """Makes inputs and targets: the targets of each time step are the next `horizon` values of some channels.
 
     Values are scaled with the mean and standard deviation of the training data. With `season`, a target is the
-    difference from the value one season earlier, so a network that outputs zeros repeats the last season.
+    difference from the value one season earlier, so a network that outputs zeros repeats the last season. The inputs of
+    each time step are all channels, and the next `horizon` values of the channels `known_future`.
     """
 
     mean: tuple[float, ...]
@@ -28,7 +33,9 @@ class ForecastTransform:
     target_channels: tuple[int, ...]  # indices
     horizon: int = 1  # in time steps, like `season`
     season: int = 0  # 0: none
-    masks: bool = False  # add one input per channel: 1 where its value is present, 0 where it is missing
+    masks: bool = False  # add one input for each input: 1 where its value is present, 0 where it is missing
+    known_future: tuple[int, ...] = ()  # indices of channels whose values are known ahead of time
+    static: tuple[int, ...] = ()  # indices of channels that are constant within a series
 
     def __post_init__(self) -> None:
         if self.horizon < 1:
@@ -38,6 +45,8 @@ class ForecastTransform:
                 f"season={self.season} is shorter than horizon={self.horizon}, so the value one season earlier is not "
                 "known yet; use a multiple of the season that is at least the horizon"
             )
+        if not self.target_channels:
+            raise DataError("known_future and static name all channels, so nothing is left to forecast; name fewer")
 
     @classmethod
     def from_sequences(
@@ -49,35 +58,55 @@ class ForecastTransform:
         targets: Sequence[str] = (),
         masks: bool = False,
         scale: bool = True,
+        known_future: Sequence[str] = (),
+        static: Sequence[str] = (),
     ) -> "ForecastTransform":
-        """Return a transform for the channels named in `targets` (default: all), with the data's saved mean and std.
+        """Return a transform for the channels named in `targets`, with the data's saved mean and std.
 
-        Without `scale`, values are used as they are.
+        `known_future` and `static` are by default those that the data was prepared with, and `targets` all other
+        channels. Without `scale`, values are used as they are.
         """
         values = sequences.fields.values
         if not isinstance(values, Channels):
             raise DataError(f"{sequences.location} holds tokens, not channels; use data.feed='batches' or 'lanes'")
-        targets = [targets] if isinstance(targets, str) else targets
-        names = ", ".join(values.names)
-        for name in targets:
-            if name not in values.names:
-                raise DataError(f"target {name!r} is not a channel of {sequences.location}; choose from {names}")
-            if list(targets).count(name) > 1:
-                raise DataError(f"target {name!r} is listed more than once; list each channel once")
-        channels = tuple(values.names.index(name) for name in targets) or tuple(range(len(values.names)))
+        location = sequences.location
+        future_indices = _find_channels("known_future", known_future or values.known_future, values, location)
+        static_indices = _find_channels("static", static or values.static, values, location)
+        target_indices = _find_channels("target", targets, values, location)
+        for index in {*future_indices, *static_indices} & {*target_indices} or {*future_indices} & {*static_indices}:
+            raise DataError(
+                f"{values.names[index]!r} is two of target, known_future and static; name it in one of them"
+            )
+        inputs_only = {*future_indices, *static_indices}
+        target_indices = target_indices or tuple(i for i in range(len(values.names)) if i not in inputs_only)
         count = len(values.names)
         mean, std = (values.mean, values.std) if scale else ((0.0,) * count, (1.0,) * count)
-        return cls(mean, std, channels, horizon, season, masks)
+        return cls(mean, std, target_indices, horizon, season, masks, future_indices, static_indices)
 
     @property
     def task(self) -> Task:
         """The number and type of inputs and outputs that a network needs."""
-        num_inputs = len(self.mean) * (2 if self.masks else 1)
+        num_inputs = (len(self.mean) + self.horizon * len(self.known_future)) * (2 if self.masks else 1)
         return Task("channels", num_inputs, "horizon", self.horizon * len(self.target_channels))
 
-    def inputs(self, values: NDArray[Any]) -> Values:
-        """Return scaled values `[time, channels]`, 0 (the mean) where missing; `masks` adds a mask per channel."""
-        scaled = self._scale(values)
+    @property
+    def unknown_channels(self) -> tuple[int, ...]:
+        """Indices of the channels that are not known ahead of time."""
+        return tuple(i for i in range(len(self.mean)) if i not in self.known_future and i not in self.static)
+
+    def inputs(self, values: NDArray[Any], start: int = 0, stop: int | None = None) -> Values:
+        """Return the inputs of time steps `start` to `stop` (default: all) of `values` `[time, channels]`.
+
+        `values` may end after `stop`, for the known future. Inputs are scaled, and 0 (the mean) where a value is
+        missing or outside of `values`; `masks` adds a mask for each.
+        """
+        stop = len(values) if stop is None else stop
+        all_scaled = self._scale(values[start : stop + self.horizon])
+        scaled = all_scaled[: stop - start]
+        if self.known_future:
+            known = all_scaled[:, list(self.known_future)]
+            future = _horizon_windows(known, 1, stop - start, self.horizon).transpose(0, 2, 1)
+            scaled = np.concatenate([scaled, future.reshape(stop - start, -1)], axis=1)
         is_missing = np.isnan(scaled)
         filled = np.where(is_missing, np.float32(0), scaled)
         return np.concatenate([filled, ~is_missing], axis=1, dtype=np.float32) if self.masks else filled
@@ -123,6 +152,18 @@ class ForecastTransform:
         mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
         scaled: Values = (values.astype(np.float32) - mean) / std
         return scaled
+
+
+def _find_channels(option: str, names: Sequence[str] | str, channels: Channels, location: str) -> tuple[int, ...]:
+    """Return the indices of the channels that an option names."""
+    names = [names] if isinstance(names, str) else list(names)
+    for name in names:
+        if name not in channels.names:
+            known = ", ".join(channels.names)
+            raise DataError(f"{option} {name!r} is not a channel of {location}; choose from {known}")
+        if names.count(name) > 1:
+            raise DataError(f"{option} {name!r} is listed more than once; list each channel once")
+    return tuple(map(channels.names.index, names))
 
 
 def _horizon_windows(values: Values, start: int, num_steps: int, horizon: int) -> Values:

@@ -275,7 +275,7 @@ class SlidingWindows(_StoredItems, Items):
         """Return the windows, and the targets of their time steps."""
         # Nothing before the window is read: a seasonal target must not refer to a value that the network hasn't seen.
         windows = self.sequences.read([self._step_range(*row) for row in rows])
-        x = pad([self.forecast.inputs(values[: self.context]) for values in windows], num_steps, 0) if inputs else None
+        x = pad([self.forecast.inputs(values, 0, self.context) for values in windows], num_steps, 0) if inputs else None
         if not targets:
             return x, None
         window_targets = [self.forecast.targets(values, 0, self.context) for values in windows]

@@ -53,6 +53,8 @@ _OPTION_KINDS: dict[str, tuple[str, ...]] = {
     "inputs": ("sequences",),
     "targets": ("series", "sequences"),
     "target_kind": ("sequences",),
+    "known_future": ("series",),
+    "static": ("series",),
     "horizon": ("series", "sequences of channels"),
     "season": ("series", "sequences of channels"),
     "context": ("series", "sequences of channels"),
@@ -94,8 +96,11 @@ def _add_data_options(parser: Parser) -> None:
     add("--by", metavar="COLUMN", help="series: column that names the series of a row")
     add("--bad-rows", choices=["error", "skip"], help="an unreadable row is an error, or is skipped (default: error)")
     add("--nan", choices=["error", "missing"], help="NaN is an error, or is missing (default: error; series: inferred)")
-    help_text = "sequences: fields with classes or values to predict; forecast: columns to predict (default: all)"
+    help_text = "sequences: fields with classes or values to predict; forecast: columns to predict (default: all but those known ahead)"
     add("--targets", type=split_names, metavar="A,B", help=help_text)
+    help_text = "forecast: columns whose values are known ahead of time, such as prices"
+    add("--known-future", type=split_names, metavar="A,B", help=help_text)
+    add("--static", type=split_names, metavar="A,B", help="forecast: columns that are constant within a series")
     add("--horizon", type=int, metavar="N", help="forecast: number of time steps to predict")
     add("--season", type=int, metavar="N", help="forecast: predict the change over N time steps; 0: predict the value")
     add("--context", type=int, metavar="N", help="forecast: number of time steps that the network sees first")
@@ -115,7 +120,7 @@ def run(options: argparse.Namespace) -> None:
     console.print(f"found   {_describe_files(inspection)}")
     for note in inspection.notes:
         console.print(f"        {options.add_dashes(note)}")
-    inspection = prompter.confirm(inspection, hints)
+    inspection = _add_known_columns(prompter.confirm(inspection, hints), options)
     console.print(f"task    {_describe_task(inspection)}")
     forecast, targets = prompter.choose_forecast(inspection, options)
     name = options.name or _default_name(options.paths[0])
@@ -164,6 +169,21 @@ def _check_kind(options: argparse.Namespace, inspection: Inspection) -> None:
         if is_given and not kind.startswith(kinds):
             option = name.replace("_", "-")
             raise ConfigError(f"--{option} is for {' and '.join(kinds)}, but the files hold {kind}; leave it out")
+
+
+def _add_known_columns(inspection: Inspection, options: argparse.Namespace) -> Inspection:
+    """Return the inspection with the columns of --known-future and --static in its schema."""
+    schema = inspection.schema
+    if not isinstance(schema, SeriesSchema):
+        return inspection  # `_check_kind` has rejected the options
+    known = {}
+    for option in ("known_future", "static"):
+        known[option] = tuple(getattr(options, option) or ())
+        for name in known[option]:
+            if name not in schema.columns:
+                dashed, columns = option.replace("_", "-"), ", ".join(schema.columns)
+                raise ConfigError(f"--{dashed}={name} is not a column of numbers; choose from {columns}")
+    return replace(inspection, schema=replace(schema, known_future=known["known_future"], static=known["static"]))
 
 
 class _Prompter:
@@ -226,7 +246,8 @@ class _Prompter:
                 columns = ", ".join(schema.columns)
                 raise ConfigError(f"--targets={name} is not a column of numbers; choose from {columns}")
         if self._is_interactive and not targets and len(schema.columns) > 1:
-            choice = self._ask_choice("Which column do you want to forecast?", ("all", *schema.columns), "all")
+            unknown = [name for name in schema.columns if name not in (*schema.known_future, *schema.static)]
+            choice = self._ask_choice("Which column do you want to forecast?", ("all", *unknown), "all")
             targets = [] if choice == "all" else [choice]
         if self._is_interactive and forecast["horizon"] is None:
             forecast["horizon"] = self._ask_number("How many time steps ahead?", schema.period or 8)
