@@ -63,6 +63,12 @@ def as_loss(loss: Loss | nn.Module) -> Loss:
     return checked
 
 
+def mark_ignored(loss: Loss, targets: Tensor) -> Tensor:
+    """Return the targets with IGNORE_INDEX for those that a loss ignores because of its own `ignore_index`."""
+    ignore_index = loss.ignore_index if isinstance(loss, CrossEntropy | _LogProbabilityLoss) else IGNORE_INDEX
+    return targets if ignore_index == IGNORE_INDEX else targets.masked_fill(targets == ignore_index, IGNORE_INDEX)
+
+
 def _wrap(module: nn.Module) -> Loss:
     name = type(module).__name__
     if getattr(module, "reduction", None) == "sum":

@@ -21,6 +21,10 @@ BeforeLastBackward = Callable[[], Sequence[Tensor]]
 """Called just before the last backward of a step; the scalars that it returns become roots of that backward too."""
 
 
+OnOutputs = Callable[[Tensor, Tensor], None]
+"""Called with the outputs and targets of each chunk, both `[time, batch, ...]`, on the ranks that compute the loss."""
+
+
 @dataclass(frozen=True)
 class StepResult:
     """One window's result on this rank. Summed over all ranks, totals and counts are those of the global batch."""
@@ -78,8 +82,13 @@ class Engine(Protocol):
         The gradients are multiplied by `loss_scale`.
         """
 
-    def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
-        """Run forward only, without dropout and gradients. `key` is for blocks that are random in evaluation, too."""
+    def eval_step(
+        self, window: Window, carried: State | None, key: int, on_outputs: OnOutputs | None = ...
+    ) -> StepResult:
+        """Run forward only, without dropout and gradients. `key` is for blocks that are random in evaluation, too.
+
+        `on_outputs` gets the outputs and targets; targets that the loss ignores are IGNORE_INDEX or NaN.
+        """
 
     def squared_grad_norm(self) -> Tensor:
         """Return this rank's part of the squared gradient norm, a float64 scalar on its device.

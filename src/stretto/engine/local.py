@@ -14,9 +14,10 @@ from stretto.blocks.cast_weights import CastWeights, rnn_modules
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.row_summary import find_unsummarized
 from stretto.blocks.stack import Stack
-from stretto.blocks.torch_losses import as_loss
+from stretto.blocks.torch_losses import as_loss, mark_ignored
 from stretto.engine.engine import (
     BeforeLastBackward,
+    OnOutputs,
     StepResult,
     no_op,
     reset_ended_rows,
@@ -70,11 +71,13 @@ class LocalEngine:
             return self._run(window, carried, key, before_last_backward, loss_scale)
 
     @torch.no_grad()
-    def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
+    def eval_step(
+        self, window: Window, carried: State | None, key: int, on_outputs: OnOutputs | None = None
+    ) -> StepResult:
         """Run forward only, without dropout and without gradients."""
         self.stack.eval()
         with self._cast_weights.for_step():
-            return self._run(window, carried, key, no_op, loss_scale=1.0)
+            return self._run(window, carried, key, no_op, 1.0, on_outputs)
 
     def squared_grad_norm(self) -> Tensor:
         """Return the squared norm of the gradient."""
@@ -87,6 +90,7 @@ class LocalEngine:
         key: int,
         before_last_backward: BeforeLastBackward,
         loss_scale: float,
+        on_outputs: OnOutputs | None = None,
     ) -> StepResult:
         if self.num_micro_batches > window.num_rows:
             raise ConfigError(
@@ -97,7 +101,7 @@ class LocalEngine:
         for index, rows in enumerate(window.micro_batches(self.num_micro_batches)):
             carried_rows = None if carried is None else slice_rows(carried, rows)
             with self.recorder.action(0, Action(ActionKind.FORWARD, index, 0)):
-                loss, after = self._forward(window[rows], carried_rows, key)
+                loss, after = self._forward(window[rows], carried_rows, key, on_outputs)
             if loss.total.requires_grad:
                 with self.recorder.action(0, Action(ActionKind.BACKWARD, index, 0)):
                     roots: list[Tensor] = []
@@ -109,11 +113,16 @@ class LocalEngine:
             states.append(detach(after))
         return step_result(losses, cat_rows(states), self._device)
 
-    def _forward(self, window: Window, carried: State | None, key: int) -> tuple[LossSum, State]:
+    def _forward(
+        self, window: Window, carried: State | None, key: int, on_outputs: OnOutputs | None
+    ) -> tuple[LossSum, State]:
         rows = window.rows(key, self._device, self.stack.dtype)
         state = self.stack.begin(rows, carried)
         inputs, targets = window_tensor(window, "inputs", self.stack.dtype), window_tensor(window, "targets")
         with autocast(self._device, self.precision):
             y, after = self.stack(to_device(inputs, self._device), state)
-        loss = self._loss(y, to_device(targets, self._device))
+        targets = to_device(targets, self._device)
+        loss = self._loss(y, targets)
+        if on_outputs is not None:
+            on_outputs(y, mark_ignored(self._loss, targets))
         return loss, reset_ended_rows(self.stack, rows, window.num_steps, after)

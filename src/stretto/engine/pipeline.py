@@ -38,12 +38,13 @@ from stretto.blocks.fused import FusedStack
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.row_summary import find_unsummarized
 from stretto.blocks.stack import Stack
-from stretto.blocks.torch_losses import as_loss
+from stretto.blocks.torch_losses import as_loss, mark_ignored
 from stretto.config.layout import Layout
 from stretto.engine.boundary import BoundarySpec, infer_boundaries
 from stretto.engine.cut import WindowCut, cut_window
 from stretto.engine.engine import (
     BeforeLastBackward,
+    OnOutputs,
     StepResult,
     no_op,
     reset_ended_rows,
@@ -140,13 +141,17 @@ class PipelineEngine:
             return step.run(actions)
 
     @torch.no_grad()
-    def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
+    def eval_step(
+        self, window: Window, carried: State | None, key: int, on_outputs: OnOutputs | None = None
+    ) -> StepResult:
         """Run the forwards only, without dropout and without gradients."""
         self.stack.eval()
         cut = self._cut(window)
         actions = forward_schedule(len(cut.micro_batches), cut.num_chunks)
         with self.cast_weights.for_step():
-            return _PipelineStep(self, window, cut, carried, key, no_op).run(actions)
+            step = _PipelineStep(self, window, cut, carried, key, no_op)
+            step.on_outputs = on_outputs
+            return step.run(actions)
 
     def squared_grad_norm(self) -> Tensor:
         """Return the squared norm of this stage's gradient."""
@@ -167,11 +172,18 @@ class PipelineEngine:
                 self._boundaries = infer_boundaries(self.stack, self.mesh, inputs)
         return self._boundaries
 
-    def run_blocks(self, x: Tensor, state: State, targets: Tensor | None) -> tuple[Tensor | LossSum, State]:
+    def run_blocks(
+        self, x: Tensor, state: State, targets: Tensor | None, on_outputs: OnOutputs | None = None
+    ) -> tuple[Tensor | LossSum, State]:
         """Run the stage over one chunk; return its output, or the loss if there are targets, and the state after it."""
         with autocast(self.device, self.precision):
             y, after = self._fused_stack(x, state)
-        return (y if targets is None else self._loss(y, targets)), after
+        if targets is None:
+            return y, after
+        loss = self._loss(y, targets)
+        if on_outputs is not None:
+            on_outputs(y, mark_ignored(self._loss, targets))
+        return loss, after
 
 
 class _PipelineStep:
@@ -191,6 +203,7 @@ class _PipelineStep:
         self.cut = cut
         self.before_last_backward = before_last_backward
         self.loss_scale = 1.0
+        self.on_outputs: OnOutputs | None = None
         self.loss_gradient: Tensor | None = None  # the gradient that each backward of the last stage starts with
         engine.num_started_windows += 1
         self.has_backward = torch.is_grad_enabled()
@@ -257,7 +270,7 @@ class _PipelineStep:
                 tuple(self._leaf(tensor, needs_grad=action.chunk > 0) for tensor in state),
             )
             with torch.set_grad_enabled(self.has_backward and not self.recompute):
-                y, after = self.engine.run_blocks(live.x, live.state, self._targets(action))
+                y, after = self.engine.run_blocks(live.x, live.state, self._targets(action), self.on_outputs)
             progress.state = detach(after)
             if isinstance(y, LossSum):
                 self.losses.append(replace(y, total=y.total.detach()))

@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stretto.base.state import State
 from stretto.base.window import Window
 from stretto.engine.ddp_reducer import prepare_for_backward, rebuild_buckets
-from stretto.engine.engine import BeforeLastBackward, Engine, StepResult, no_op
+from stretto.engine.engine import BeforeLastBackward, Engine, OnOutputs, StepResult, no_op
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.reduction import ReduceHookState, all_reduce_hook
 
@@ -69,9 +69,11 @@ class ReplicaEngine:
         self.mesh.world.wait_timer.end_all_reduce()
         return result
 
-    def eval_step(self, window: Window, carried: State | None, key: int) -> StepResult:
+    def eval_step(
+        self, window: Window, carried: State | None, key: int, on_outputs: OnOutputs | None = None
+    ) -> StepResult:
         """Run forward only, without dropout and without gradients."""
-        return self.engine.eval_step(window, carried, key)
+        return self.engine.eval_step(window, carried, key, on_outputs)
 
     def squared_grad_norm(self) -> Tensor:
         """Return this rank's equal share of the squared gradient norm: all replicas have the same gradient."""

@@ -1,5 +1,9 @@
 from stretto.config.logging import LoggingConfig as LoggingConfig
 from stretto.train.events import EvaluationReport as EvaluationReport
+from stretto.train.metrics.class_table import ClassScores as ClassScores
+from stretto.train.metrics.class_table import ClassTable as ClassTable
+from stretto.train.metrics.metric_totals import Metrics as Metrics
+from stretto.train.metrics.sum_metric import MetricFunction as MetricFunction
 from stretto.train.plan_check import PlanReport as PlanReport
 from stretto.train.rank_monitor import RankMonitor as RankMonitor
 from stretto.train.rank_monitor import RankReport as RankReport

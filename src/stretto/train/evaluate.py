@@ -1,17 +1,20 @@
 """Evaluation: the loss and other scores over one epoch of a dataset."""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from stretto.base.errors import DataError
 from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.base.task import TargetKind, target_name
 from stretto.blocks.check_widths import check_inputs
-from stretto.engine.engine import Engine
+from stretto.engine.engine import Engine, OnOutputs
+from stretto.train.metrics.class_table import ClassTable
+from stretto.train.metrics.metric_totals import Metrics, MetricTotals
 from stretto.windows.loader import WindowSource, read_ahead
 
 # Windows between two checks for an interruption. Each check is an all_reduce over all ranks.
@@ -31,6 +34,8 @@ class Evaluation:
     target_kind: TargetKind = "next_token"  # as in `Task.targets`
     num_correct: int | None = None  # how many predictions were right; None if the loss does not count them
     weight: float | None = None  # of all targets; None if each has weight 1
+    metrics: Mapping[str, float] = field(default_factory=dict)  # the results of `evaluate(metrics=...)`, by name
+    class_table: ClassTable | None = None  # of the metric `per_class`
 
     def __str__(self) -> str:
         scores = "".join(f"  {name.replace('_', ' ')} {value:,.4f}" for name, value in self.scores.items())
@@ -38,7 +43,7 @@ class Evaluation:
 
     @property
     def scores(self) -> dict[str, float]:
-        """Perplexity for tokens, bits per byte for text, and accuracy if the loss counts correct predictions.
+        """Perplexity for tokens, bits per byte for text, accuracy if the loss counts correct predictions, and metrics.
 
         A mean with class weights is no perplexity.
         """
@@ -48,7 +53,7 @@ class Evaluation:
             "bits_per_byte": self.bits_per_byte if is_text else None,
             "accuracy": self.accuracy,
         }
-        return {name: value for name, value in values.items() if value is not None}
+        return {**{name: value for name, value in values.items() if value is not None}, **self.metrics}
 
     @property
     def loss(self) -> float:
@@ -81,19 +86,63 @@ def evaluate(
     workers: int = 0,
     on_window: OnWindow = lambda fraction: None,
     is_interrupted: Callable[[], bool] | None = None,
+    metrics: Metrics = (),
+    class_names: Sequence[str] = (),
 ) -> Evaluation:
     """Return the loss and other scores over one epoch of `windows`, without dropout.
 
     `windows` is the data of all replicas, the same on every rank; each replica reads its share. `on_window` is called
     after each window with the fraction that is done. `is_interrupted` is called every 16 windows: if it returns true on
     any rank, all ranks raise EvaluationInterruptedError.
+
+    `metrics` are built-in names (`accuracy`, `f1`, `per_class`, `mae`), or a dict by name of built-in names, functions
+    `(outputs, targets) -> (sum, count)` and objects of torchmetrics. Every target counts once, in any layout.
+    `class_names` are for the rows of `per_class`.
+    """
+    world, task = engine.mesh.world, windows.task
+    metric_totals = MetricTotals(metrics, task, world.device, class_names)
+    sums = _run_epoch(engine, windows, workers, on_window, is_interrupted, metric_totals.add)
+    total, num_targets, weight, num_correct, num_judged, *metric_sums = world.sum_over_ranks(
+        torch.cat([sums, metric_totals.sums])
+    )
+    if not num_targets:
+        raise DataError("the data has no targets, so there is nothing to evaluate; use other data")
+    if not weight:
+        raise DataError(
+            "all targets of the data have weight 0, so there is nothing to evaluate; set class_weights above 0 for them"
+        )
+    # If a user's loss counts correct predictions in only some of its calls, there is no accuracy.
+    correct = int(num_correct) if num_judged == num_targets else None
+    results = metric_totals.results(metric_sums, world)
+    return Evaluation(
+        total,
+        int(num_targets),
+        windows.bytes_per_token,
+        task.targets,
+        correct,
+        weight,
+        {name: value for name, value in results.items() if not isinstance(value, ClassTable)},
+        next((value for value in results.values() if isinstance(value, ClassTable)), None),
+    )
+
+
+def _run_epoch(
+    engine: Engine,
+    windows: WindowSource,
+    workers: int,
+    on_window: OnWindow,
+    is_interrupted: Callable[[], bool] | None,
+    on_outputs: OnOutputs,
+) -> Tensor:
+    """Run all windows of this rank's share; return its sums.
+
+    They are of the loss, the targets, their weights, correct predictions, and how many targets these cover.
     """
     mesh = engine.mesh
     if mesh.is_first_stage:
         check_inputs(engine.stack[0], windows.task)
     share = windows.share(mesh.replica, mesh.num_replicas, engine.num_micro_batches)
     state: State | None = None
-    # Summed on the device: the loss, the targets, their weights, correct predictions, and how many targets these cover.
     sums = torch.zeros(5, dtype=torch.float64, device=mesh.world.device)
     reader = read_ahead(
         share,
@@ -107,7 +156,8 @@ def evaluate(
         is_check_due = number % _WINDOWS_PER_CHECK == 0
         if is_interrupted is not None and is_check_due and any(mesh.world.all_reduce([float(is_interrupted())])):
             raise EvaluationInterruptedError
-        result = engine.eval_step(window, state, key=0)  # a fixed key, so that evaluations are repeatable
+        # A fixed key, so that evaluations are repeatable.
+        result = engine.eval_step(window, state, key=0, on_outputs=on_outputs)
         state = result.state
         parts = [result.total, result.count, result.count if result.weight is None else result.weight]
         parts += [] if result.num_correct is None else [result.num_correct, result.count]
@@ -116,13 +166,4 @@ def evaluate(
         on_window(1.0 if is_last else share.fraction(next_position))
         if is_last:
             break
-    total, num_targets, weight, num_correct, num_judged = mesh.world.sum_over_ranks(sums)
-    if not num_targets:
-        raise DataError("the data has no targets, so there is nothing to evaluate; use other data")
-    if not weight:
-        raise DataError(
-            "all targets of the data have weight 0, so there is nothing to evaluate; set class_weights above 0 for them"
-        )
-    # If a user's loss counts correct predictions in only some of its calls, there is no accuracy.
-    correct = int(num_correct) if num_judged == num_targets else None
-    return Evaluation(total, int(num_targets), windows.bytes_per_token, windows.task.targets, correct, weight)
+    return sums
