@@ -43,14 +43,17 @@ class RankPool:
         port = free_port()
         self.pipes: list[Connection] = []
         self.processes = []
+        outputs = [Connection(os.dup(number), readable=False) for number in (1, 2)]
         for rank in range(size):
             ours, theirs = context.Pipe()
-            arguments = (rank, size, port, theirs, timeout, dict(os.environ))
-            process = context.Process(target=_serve, args=arguments, daemon=True)
+            arguments = (rank, size, port, theirs, timeout)
+            process = context.Process(target=_serve_as_child, args=(dict(os.environ), outputs, arguments), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)
             self.processes.append(process)
+        for output in outputs:
+            output.close()
         self._is_started = False
 
     def _wait_until_started(self) -> None:
@@ -113,10 +116,17 @@ class RankPools:
             ranks.close()
 
 
-def _serve(rank: int, size: int, port: int, pipe: Connection, timeout: timedelta, environment: dict[str, str]) -> None:
-    # The fork server has the environment of the moment at which it was started.
+def _serve_as_child(environment: dict[str, str], outputs: list[Connection], arguments: tuple[Any, ...]) -> None:
+    """Serve with the environment and the output of this test, not those of the fork server's start."""
     os.environ.clear()
     os.environ |= environment
+    for number, output in enumerate(outputs, start=1):
+        os.dup2(output.fileno(), number)
+        output.close()
+    _serve(*arguments)
+
+
+def _serve(rank: int, size: int, port: int, pipe: Connection, timeout: timedelta) -> None:
     torch.set_num_threads(1)
     if size > 1:
         os.environ |= {

@@ -61,7 +61,7 @@ class DataConfig(StrictModel):
     season: int = Field(0, ge=0)
     """channels without targets: forecast the change from the value this many time steps before (0: the value)."""
     targets: Names = ()
-    """channels without targets: names of the channels to forecast; by default all except `known_future` and `static`."""
+    """channels without targets: the channels to forecast; by default all except `known_future` and `static`."""
     known_future: Names = ()
     """channels without targets: names of the channels whose values over the horizon are known when a forecast is made
     (calendar, prices, plans); the network sees them. By default those that the data was prepared with."""

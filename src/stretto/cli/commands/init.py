@@ -96,7 +96,7 @@ def _add_data_options(parser: Parser) -> None:
     add("--by", metavar="COLUMN", help="series: column that names the series of a row")
     add("--bad-rows", choices=["error", "skip"], help="an unreadable row is an error, or is skipped (default: error)")
     add("--nan", choices=["error", "missing"], help="NaN is an error, or is missing (default: error; series: inferred)")
-    help_text = "sequences: fields with classes or values to predict; forecast: columns to predict (default: all but those known ahead)"
+    help_text = "sequences: fields with classes or values to predict; forecast: columns to predict (default: all)"
     add("--targets", type=split_names, metavar="A,B", help=help_text)
     help_text = "forecast: columns whose values are known ahead of time, such as prices"
     add("--known-future", type=split_names, metavar="A,B", help=help_text)
