@@ -174,6 +174,18 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --train.patience 3",
             ),
             ErrorCase(
+                "<file>: metrics: names=<name> is not a built-in metric, and has no file or module; <remedy>",
+                "Built-in metrics are `accuracy`, `f1`, `per_class` and `mae`.",
+                "Use one of them, or name your own as `file.py:name`.",
+                "stretto train run.toml --metrics.names f2",
+            ),
+            ErrorCase(
+                "<file>: metrics: watch=<name> is not a figure of the evaluations; <remedy>",
+                "Early stopping and the best checkpoint go by the loss or by a metric in `metrics.names`.",
+                "Add it to `metrics.names`, or use one that is there.",
+                "stretto train run.toml --metrics.watch f1",
+            ),
+            ErrorCase(
                 "<file>: train: plateau_factor=<x> needs schedule='plateau', not '<schedule>'; remove plateau_factor",
                 "Only the plateau schedule has a factor and a patience of its own.",
                 "Leave it out, or train with `--train.schedule plateau`.",

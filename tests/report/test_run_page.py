@@ -94,9 +94,9 @@ def test_the_same_files_give_the_same_page(finished: Path) -> None:
 def test_each_chart_is_drawn_once_with_a_view_per_x_axis(finished: Path) -> None:
     page = ParsedPage(render_run(finished))
     assert sum(label.startswith("Loss.") for label in page.labels()) == 1
-    assert sum("data-y" in attributes for _, attributes in page.elements) == 4, "loss, learning rate, norm and speed"
+    assert sum("data-y" in attributes for _, attributes in page.elements) == 5, "loss, rate, norm, speed, accuracy"
     for name in ("by-steps", "by-seconds", "by-targets"):
-        assert sum(tag == "g" and attributes.get("class") == name for tag, attributes in page.elements) == 4
+        assert sum(tag == "g" and attributes.get("class") == name for tag, attributes in page.elements) == 5
 
 
 def test_rows_of_unequal_length_have_a_histogram_and_padding(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ NONFINITE = "nonfinite"
 SINK_STATE = "sinks.json"
 REPORT = "report.html"
 COMPARISON = "compare.html"
-BEST = "@best"  # after the location of a run: its checkpoint with the lowest validation loss
+BEST = "@best"  # after the location of a run: its checkpoint with the best validation loss or metric
 
 
 @dataclass(frozen=True)

@@ -1,35 +1,44 @@
-"""The best checkpoint of a run: the one with the lowest validation loss. `RUN@best` names it."""
+"""The best checkpoint of a run: the one with the best validation loss or metric. `RUN@best` names it."""
 
-import math
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
 from stretto.base.errors import StrettoError
+from stretto.base.score import Score
 from stretto.checkpoint.lineage import CheckpointName
 from stretto.checkpoint.storage import Storage
 
-EVALUATION = "evaluation.json"  # a file of a checkpoint, with its validation loss
+EVALUATION = "evaluation.json"  # a file of a checkpoint, with its score
 
 
-def best_name(losses: Mapping[CheckpointName, float]) -> CheckpointName | None:
-    """Return the checkpoint with the lowest loss, the first one if several have it; None if there are no losses."""
-    return min(losses, key=lambda name: (losses[name], name), default=None)
+def best_name(scores: Mapping[CheckpointName, Score]) -> CheckpointName | None:
+    """Return the checkpoint with the best score, the first one if several have it; None if there are no scores.
+
+    Only scores of one kind can be compared: those of the newest checkpoint's kind count.
+    """
+    if not scores:
+        return None
+    newest = scores[max(scores)]
+    names = [name for name, score in scores.items() if (score.name, score.mode) == (newest.name, newest.mode)]
+    return min(names, key=lambda name: (scores[name].badness, name))
 
 
-def read_losses(storage: Storage, names: Iterable[CheckpointName]) -> dict[CheckpointName, float]:
-    """Return the validation losses of those checkpoints that have one."""
-    return {name: loss for name in names if (loss := read_loss(storage, name)) is not None}
+def read_scores(storage: Storage, names: Iterable[CheckpointName]) -> dict[CheckpointName, Score]:
+    """Return the scores of those checkpoints that have one."""
+    return {name: score for name in names if (score := read_score(storage, name)) is not None}
 
 
-def read_loss(storage: Storage, name: CheckpointName) -> float | None:
-    """Return the validation loss of a checkpoint; None if it has none, or its file is damaged."""
+def read_score(storage: Storage, name: CheckpointName) -> Score | None:
+    """Return the score of a checkpoint; None if it has none, or its file is damaged."""
     try:
-        loss = float(load_with_checksum(storage.read(f"{name}/{EVALUATION}"))["loss"])
+        tree = load_with_checksum(storage.read(f"{name}/{EVALUATION}"))
+        score = Score(float(tree["value"]), str(tree["name"]), "max" if tree["mode"] == "max" else "min")
     except (OSError, ValueError, KeyError, TypeError, StrettoError):
         return None
-    return loss if math.isfinite(loss) else None
+    return score if score.is_finite else None
 
 
-def write_loss(storage: Storage, name: CheckpointName, loss: float) -> None:
-    """Write the validation loss of a checkpoint into its folder."""
-    storage.create(f"{name}/{EVALUATION}", dump_with_checksum({"loss": loss}))
+def write_score(storage: Storage, name: CheckpointName, score: Score) -> None:
+    """Write the score of a checkpoint into its folder."""
+    storage.create(f"{name}/{EVALUATION}", dump_with_checksum(asdict(score)))

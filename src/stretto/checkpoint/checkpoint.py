@@ -14,7 +14,7 @@ from stretto.base.locations import check_location, check_url
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import BEST, CHECKPOINTS, CONFIG, RunFolder, split_best
 from stretto.base.scratch import make_scratch_folder
-from stretto.checkpoint.best import best_name, read_losses
+from stretto.checkpoint.best import best_name, read_scores
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, damaged_error
 from stretto.checkpoint.shards import TensorShard, files_containing, load_shards
@@ -84,8 +84,8 @@ def find_checkpoint(
 ) -> Checkpoint:
     """Open the checkpoint at a path or URL; for a run or a folder of checkpoints, open the newest.
 
-    `RUN@best` names the checkpoint of a run with the lowest validation loss. A run's files can say that its checkpoints
-    are outside its folder: with `save.to`, or with a link. They are opened only if they are in one of
+    `RUN@best` names the checkpoint of a run with the best validation loss or metric. A run's files can say that its
+    checkpoints are outside its folder: with `save.to`, or with a link. They are opened only if they are in one of
     `allowed_locations`, which are paths and URLs.
     """
     text, is_best = split_best(location)
@@ -98,7 +98,7 @@ def find_checkpoint(
     names = lineage_names(storage)
     if not names:
         raise DataError(f"{text} holds no checkpoint; choose the folder of a run that has saved one")
-    chosen = best_name(read_losses(storage, names)) if is_best else names[0]
+    chosen = best_name(read_scores(storage, names)) if is_best else names[0]
     if chosen is None:
         raise DataError(
             f"{location} does not exist: no checkpoint of the run has a validation loss; train with data.valid and "

@@ -1,6 +1,5 @@
 """History: a run's launches and checkpoints. Only the first rank has one, to claim a generation and commit saves."""
 
-import math
 import os
 import socket
 import uuid
@@ -13,7 +12,8 @@ from pathlib import Path
 from stretto.base.checksummed_json import dump_with_checksum
 from stretto.base.errors import ConfigError, FencedError, StrettoError
 from stretto.base.remote import is_remote
-from stretto.checkpoint.best import best_name, read_losses, write_loss
+from stretto.base.score import Score
+from stretto.checkpoint.best import best_name, read_scores, write_score
 from stretto.checkpoint.checkpoint import (
     GENERATIONS,
     Checkpoint,
@@ -36,7 +36,7 @@ class Retention:
 
     last: int = 2  # how many of the newest
     every: int | None = None  # also those whose step is a multiple of this
-    best: bool = False  # also the one with the lowest validation loss
+    best: bool = False  # also the one with the best validation loss or metric
 
 
 class History:
@@ -47,8 +47,8 @@ class History:
         self.lineage: list[CheckpointName] = []  # newest first
         self._storage = storage
         self._retention = retention
-        # Validation losses; empty unless `retention.best`. Some may be of steps that are not saved yet.
-        self._losses: dict[CheckpointName, float] = {}
+        # Of evaluations; empty unless `retention.best`. Some may be of steps that are not saved yet.
+        self._scores: dict[CheckpointName, Score] = {}
         # Object storage has no locks; there, only generations keep two processes from saving to the same run.
         self._lock = None if is_remote(storage.location) else FolderLock(Path(storage.location))
 
@@ -85,7 +85,7 @@ class History:
             if name not in names and name.generation < self.generation:
                 self._storage.remove(str(name))
         if self._retention.best:
-            self._losses = read_losses(self._storage, self.lineage)
+            self._scores = read_scores(self._storage, self.lineage)
         return checkpoint
 
     def commit(self, name: CheckpointName, manifest: Manifest) -> None:
@@ -97,14 +97,14 @@ class History:
                 f"{self._storage.location}/{name} was completed by another process of this run, so this one stops"
             )
         self.lineage.insert(0, name)
-        self._write_loss(name)
+        self._write_score(name)
         # Check again: a newer launch may have resumed from a checkpoint that would be removed now.
         self.check_fence()
-        # Only saved steps count: the loss of a step that was never saved must not hide the best that was.
-        best = best_name({saved: loss for saved, loss in self._losses.items() if saved in self.lineage})
+        # Only saved steps count: the score of a step that was never saved must not hide the best that was.
+        best = best_name({saved: score for saved, score in self._scores.items() if saved in self.lineage})
         for old in checkpoints_to_remove(self.lineage, self._retention.last, self._retention.every, best):
             self.lineage.remove(old)
-            self._losses.pop(old, None)
+            self._scores.pop(old, None)
             self.discard(old)
 
     def check_fence(self) -> None:
@@ -117,26 +117,26 @@ class History:
                 f"{self.generation}, stops; it has not changed the newer one's files"
             )
 
-    def record_loss(self, step: int, loss: float) -> None:
-        """With `retention.best`, record the validation loss of a step, before or after that step is saved."""
-        if self._retention.best and math.isfinite(loss):
+    def record_score(self, step: int, score: Score) -> None:
+        """With `retention.best`, record the score of a step, before or after that step is saved."""
+        if self._retention.best and score.is_finite:
             # An earlier launch may have saved the step that this one has resumed from and evaluated.
             saved = (name for name in self.lineage if name.step == step)
             name = next(saved, CheckpointName(self.generation, step))
-            self._losses[name] = loss
-            self._write_loss(name)
+            self._scores[name] = score
+            self._write_score(name)
 
     def discard(self, name: CheckpointName) -> None:
         """Remove a checkpoint's folder; leave it if it can't be removed now."""
         with suppress(OSError, StrettoError):
             self._storage.remove(str(name))
 
-    def _write_loss(self, name: CheckpointName) -> None:
-        """Write a saved step's validation loss, if it is known, into its folder for later launches."""
-        if name in self._losses and name in self.lineage:
-            # This launch knows the loss. If the file can't be written, later launches won't, but the run can continue.
+    def _write_score(self, name: CheckpointName) -> None:
+        """Write a saved step's score, if it is known, into its folder for later launches."""
+        if name in self._scores and name in self.lineage:
+            # This launch knows the score. If the file can't be written, later launches won't, but the run can continue.
             with suppress(OSError, StrettoError):
-                write_loss(self._storage, name, self._losses[name])
+                write_score(self._storage, name, self._scores[name])
 
     def _add_claim(self, claim: Claim) -> Claim:
         """Write the claim under the first free generation number; return it with that number."""

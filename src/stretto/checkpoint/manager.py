@@ -29,6 +29,7 @@ from stretto.base.errors import (
     StrettoError,
 )
 from stretto.base.run_folder import split_best
+from stretto.base.score import Score, ScoreMode
 from stretto.base.version import installed_version
 from stretto.checkpoint.checkpoint import Checkpoint, open_resumed_checkpoint, wait_for_claim, wait_for_files
 from stretto.checkpoint.history import History, Retention
@@ -60,7 +61,7 @@ class CheckpointManager:
 
     `start` returns the checkpoint to resume from. `save` returns as soon as this rank's tensors are copied. The last
     `keep` checkpoints are kept, with `keep_every` also those whose step is a multiple of it, and with `keep_best`
-    also the one with the lowest validation loss.
+    also the one with the best validation loss or metric.
     """
 
     def __init__(
@@ -154,14 +155,15 @@ class CheckpointManager:
             self._wait_for_save()
         return self._reports.popleft() if self._reports else None
 
-    def record_loss(self, step: int, loss: float) -> None:
+    def record_loss(self, step: int, loss: float, *, name: str = "loss", mode: ScoreMode = "min") -> None:
         """Record the validation loss after a step, before or after its save, for `keep_best`.
 
-        It only has an effect on the first rank.
+        It only has an effect on the first rank. To keep the best of a metric instead, give its value, its `name`, and
+        as `mode` whether the lowest or the highest is best: `min` or `max`.
         """
         if self._history is not None:
             self._wait_for_save()
-            self._history.record_loss(step, loss)
+            self._history.record_score(step, Score(loss, name, mode))
 
     def close(self, *, wait: bool = True) -> None:
         """Release the folder's lock; with `wait`, first wait for the last save to end."""

@@ -114,7 +114,7 @@ class Manifest(StrictModel):
     """A checkpoint's files, training state and origin, as in its manifest.json."""
 
     format: Literal["stretto checkpoint"] = "stretto checkpoint"
-    version: Literal[5] = 5
+    version: Literal[6] = 6
     generation: int = Field(ge=0, lt=_INT_LIMIT)
     num_ranks: int = Field(ge=1, lt=_INT_LIMIT)
     created: str  # when, in UTC

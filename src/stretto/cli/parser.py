@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stretto.prepare.options import PrepareOptions
 
 _WIDTH = 78  # fits a terminal of 80 columns
-RUN_HELP = "folder of the run (its last weights), RUN@best (those with the lowest validation loss), or a checkpoint"
+RUN_HELP = "folder of the run (its last weights), RUN@best (those of the best evaluation), or a checkpoint"
 Options = TypeVar("Options", bound="PrepareOptions")
 
 

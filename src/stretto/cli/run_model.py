@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from stretto.base.errors import StrettoError
 from stretto.base.run_folder import BEST, split_best
-from stretto.checkpoint.best import best_name, read_losses
+from stretto.checkpoint.best import best_name, read_scores
 from stretto.checkpoint.checkpoint import find_storage, lineage_names
 from stretto.train.trained_model import TrainedModel, load_model
 
@@ -30,18 +30,16 @@ def describe_checkpoint(location: str, allowed_locations: Sequence[str]) -> str 
         # The weights are loaded already: a storage that can't be reached is no reason to fail or to wait.
         storage = find_storage(run, retry_seconds=0, allowed_locations=allowed_locations)
         names = [] if storage is None else lineage_names(storage)
-        losses = {} if storage is None else read_losses(storage, names)
+        scores = {} if storage is None else read_scores(storage, names)
     except (StrettoError, OSError):
         return None
-    best = best_name(losses)
+    best = best_name(scores)
     if best is None:
         return None
     if is_best:
-        return f"using step {best.step} (best: validation loss {losses[best]:.4f})"
+        return f"using step {best.step} (best: {scores[best]})"
     if best == names[0]:
         return None
-    last_loss = f": validation loss {losses[names[0]]:.4f}" if names[0] in losses else ""
-    return (
-        f"using step {names[0].step} (last{last_loss}); the best is step {best.step} (validation loss "
-        f"{losses[best]:.4f}): {run}{BEST}"
-    )
+    last_score = f": {scores[names[0]]}" if names[0] in scores else ""
+    best_text = f"the best is step {best.step} ({scores[best]}): {run}{BEST}"
+    return f"using step {names[0].step} (last{last_score}); {best_text}"

@@ -5,7 +5,8 @@ from typing import Annotated, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from stretto.base.strict_model import StrictModel
+from stretto.base.metric_names import BUILT_IN_METRICS, EVERY_EVALUATION, PER_CLASS
+from stretto.base.strict_model import StrictModel, suggest_name
 from stretto.config.layout import Layout
 from stretto.config.logging import LoggingConfig
 from stretto.config.model import ModelConfig
@@ -139,7 +140,39 @@ class SaveConfig(StrictModel):
     keep_every: int | None = Field(None, ge=1)
     """Also keep the checkpoints whose step is a multiple of this."""
     keep_best: bool = False
-    """Also keep the checkpoint with the lowest validation loss; saves one at every evaluation."""
+    """Also keep the checkpoint with the lowest validation loss, or the best `metrics.watch`; saves one at every
+    evaluation."""
+
+
+class MetricsConfig(StrictModel):
+    """Metrics of the evaluations, besides the loss, and the one that the run goes by."""
+
+    names: Names = ()
+    """Metrics to compute: `accuracy`, `f1` (macro) and `per_class` (a table) for classes, `mae` for values, or your own
+    as `file.py:name` or `package.module:name`: a function of outputs and targets that returns a sum and a count, or an
+    object of torchmetrics."""
+    watch: str = "loss"
+    """The figure that `train.patience`, the plateau schedule and `save.keep_best` go by: `loss`, or the name of a
+    metric."""
+    mode: Literal["min", "max"] | None = None
+    """Whether a lower or a higher value of `watch` is better; by default what stretto or torchmetrics know of it."""
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        names = [spec.rpartition(":")[2] for spec in self.names]
+        for spec, name in zip(self.names, names, strict=True):
+            if ":" not in spec and spec not in BUILT_IN_METRICS:
+                remedy = suggest_name(spec, BUILT_IN_METRICS)
+                raise ValueError(f"names={spec!r} is not a built-in metric, and has no file or module; {remedy}")
+            if names.count(name) > 1:
+                raise ValueError(f"names has two metrics called {name}; leave one out, or rename it")
+        figures = list(dict.fromkeys([*EVERY_EVALUATION, *names]))
+        if self.watch not in figures or self.watch == PER_CLASS:
+            figures = [name for name in figures if name != PER_CLASS]
+            raise ValueError(
+                f"watch={self.watch!r} is not a figure of the evaluations; {suggest_name(self.watch, figures)}"
+            )
+        return self
 
 
 class RunConfig(StrictModel):
@@ -151,11 +184,14 @@ class RunConfig(StrictModel):
     layout: Layout = Layout()
     run: RunSettings = RunSettings()
     save: SaveConfig = SaveConfig()
+    metrics: MetricsConfig = MetricsConfig()
     logging: LoggingConfig = LoggingConfig()
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         has_validation = self.data.valid is not None or self.data.factory is not None
+        if self.metrics.names and not has_validation:
+            raise ValueError("metrics.names are computed in evaluations, which need validation data; set data.valid")
         if self.evaluation_dependent is not None and (not has_validation or self.run.eval_every is None):
             remedy = "set data.valid and run.eval_every" if self.data.factory is None else "set run.eval_every"
             raise ValueError(f"{self.evaluation_dependent} depends on evaluations during the run; {remedy}")

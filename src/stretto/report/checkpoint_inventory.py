@@ -9,7 +9,8 @@ from stretto.base.errors import StrettoError
 from stretto.base.locations import is_allowed
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import RunFolder
-from stretto.checkpoint.best import read_losses
+from stretto.base.score import Score
+from stretto.checkpoint.best import read_scores
 from stretto.checkpoint.checkpoint import Checkpoint, complete_checkpoint_names, read_claims
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import Manifest
@@ -25,7 +26,7 @@ class CheckpointInventory:
     problem: str | None = None  # why the folder could not be read
     claims: Mapping[int, Claim] = field(default_factory=dict)  # by generation: when, where, resumed from what
     manifests: Mapping[CheckpointName, Manifest] = field(default_factory=dict)  # newest first
-    losses: Mapping[CheckpointName, float] = field(default_factory=dict)  # on the validation data
+    scores: Mapping[CheckpointName, Score] = field(default_factory=dict)  # on the validation data
 
     @property
     def newest(self) -> Manifest | None:
@@ -56,7 +57,7 @@ def read_checkpoint_inventory(record: Record, allowed_locations: Sequence[str] =
         claims = read_claims(storage)
         names = lineage(claims, complete_checkpoint_names(storage))
         manifests = {name: Checkpoint.open(storage, str(name)).manifest for name in names}
-        losses = read_losses(storage, names)
+        scores = read_scores(storage, names)
     except (StrettoError, OSError) as error:
         return CheckpointInventory(location, str(error))
-    return CheckpointInventory(location, None, claims, manifests, losses)
+    return CheckpointInventory(location, None, claims, manifests, scores)

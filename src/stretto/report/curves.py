@@ -33,6 +33,7 @@ def curves(runs: Mapping[str, Record]) -> Html:
         _gradient_norm_chart(runs, axes),
         _speed_chart(runs, axes, target_name),
     ]
+    charts += _score_charts(runs, axes)
     if len(runs) > 1 and any(record.evaluations.last for record in records):
         charts.insert(0, _validation_chart(runs, axes))
     loss_chart = _loss_chart(records[0], axes) if len(runs) == 1 else _training_loss_chart(runs, axes)
@@ -116,6 +117,23 @@ def _validation_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html
         series = record.evaluations.series
         lines.append(Line(name, color, _positions(series, axes), series.mean("loss").tolist(), has_dots=True))
     return line_chart("Validation loss", lines, axes)
+
+
+def _score_charts(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> list[Html]:
+    """Return a chart for each metric of the evaluations; perplexity shows what the loss does."""
+    names = dict.fromkeys(name for record in runs.values() for name in record.evaluations.scores)
+    charts = []
+    for name in names:
+        if name in ("perplexity", "bits_per_byte"):
+            continue
+        lines = []
+        for color, (run, record) in enumerate(runs.items()):
+            if name in record.evaluations.scores:
+                series = record.evaluations.scores[name]
+                values = series.mean("value").tolist()
+                lines.append(Line(run, color, _positions(series, axes), values, has_dots=True))
+        charts.append(line_chart(f"Validation {name.replace('_', ' ')}", lines, axes))
+    return charts
 
 
 def _gradient_norm_chart(runs: Mapping[str, Record], axes: Sequence[XAxis]) -> Html:

@@ -59,8 +59,8 @@ def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> H
     if inventory.problem is not None:
         parts.append(note(f"The checkpoints in {inventory.location} can't be listed: {inventory.problem}."))
     elif inventory.manifests:
-        losses = {name: f" (validation loss {loss:.4f})" for name, loss in inventory.losses.items()}
-        existing = [f"step {name.step:,}{losses.get(name, '')}" for name in list(inventory.manifests)[:_MAX_ROWS]]
+        scores = {name: f" ({score})" for name, score in inventory.scores.items()}
+        existing = [f"step {name.step:,}{scores.get(name, '')}" for name in list(inventory.manifests)[:_MAX_ROWS]]
         more = " and more" if len(inventory.manifests) > _MAX_ROWS else ""
         parts.append(note(f"Checkpoints that still exist in {inventory.location}: {', '.join(existing)}{more}."))
     return section("checkpoints", "Checkpoints", *parts)

@@ -16,6 +16,8 @@ from stretto.report.downsampled_series import DownsampledSeries
 JsonObject = Mapping[str, Any]
 # Counts and sizes in a log are below the first, durations of a step below the second; otherwise the line is damaged.
 _MAX_VALUE, _MAX_SECONDS = 1e15, 1e9
+_MAX_SCORES = 12  # at most this many metrics have a curve
+EVALUATION_FIELDS = ("kind", "step", "loss", "num_targets")  # those that are not scores
 _MAX_LISTED = 50  # at most this many skipped steps are kept, and as many failed saves
 
 
@@ -84,6 +86,7 @@ class EvaluationHistory:
 
     def __init__(self) -> None:
         self.series = DownsampledSeries("step", "seconds", "num_targets", "loss", max_buckets=300)
+        self.scores: dict[str, DownsampledSeries] = {}  # the metrics by name, each with the columns of `series`
         self.last: JsonObject | None = None
         self.best: JsonObject | None = None
 
@@ -91,6 +94,12 @@ class EvaluationHistory:
         """Add a log line; `seconds` and `num_targets` are the totals of the steps so far: the x axes of the curves."""
         loss = read_number(line, "loss")
         self.series.add(read_int(line, "step"), seconds, num_targets, loss)
+        for name in line:
+            if name not in EVALUATION_FIELDS and math.isfinite(value := read_number(line, name)):
+                if name not in self.scores and len(self.scores) < _MAX_SCORES:
+                    self.scores[name] = DownsampledSeries("step", "seconds", "num_targets", "value", max_buckets=300)
+                if name in self.scores:
+                    self.scores[name].add(read_int(line, "step"), seconds, num_targets, value)
         self.last = line
         if math.isfinite(loss) and (self.best is None or loss < read_number(self.best, "loss")):
             self.best = line

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from stretto.report.balance import balance_section
 from stretto.report.checkpoint_inventory import read_checkpoint_inventory
+from stretto.report.classes import classes_section
 from stretto.report.curves import curves
 from stretto.report.failures import checkpoints_section, failures_section
 from stretto.report.markup import Html, tag
@@ -43,6 +44,7 @@ def render_run(
         ("plan", "Plan"): plan_comparison_section(record),
         ("failures", "Failures"): failures_section(record, inventory),
         ("checkpoints", "Checkpoints"): checkpoints_section(record.saves, inventory),
+        ("classes", "Classes"): classes_section(record),
         ("results", "Results"): section("results", "Results", definition_list(final_metrics(record).items())),
     }
     links = [tag("a", link, href=f"#{name}") for (name, link), content in sections.items() if content is not None]

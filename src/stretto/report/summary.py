@@ -12,7 +12,7 @@ from stretto.report.curves import final_loss
 from stretto.report.formatting import format_count, format_finite_loss, format_percent, format_time
 from stretto.report.markup import Html, tag
 from stretto.report.page import definition_list, section, tiles
-from stretto.report.record import Record, read_int, read_number, read_str
+from stretto.report.record import EVALUATION_FIELDS, Record, read_int, read_number, read_str
 
 
 def final_metrics(record: Record) -> dict[str, str]:
@@ -25,7 +25,7 @@ def final_metrics(record: Record) -> dict[str, str]:
     if evaluations.last is not None:
         metrics["last validation loss"] = format_finite_loss(read_number(evaluations.last, "loss"))
         for name, value in evaluations.last.items():
-            is_score = name not in ("kind", "step", "loss", "num_targets")
+            is_score = name not in EVALUATION_FIELDS
             if is_score and math.isfinite(read_number(evaluations.last, name)):
                 metrics[f"validation {name.replace('_', ' ')}"] = f"{value:,.4g}"
     if steps.last_step:

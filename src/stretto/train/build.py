@@ -31,6 +31,7 @@ from stretto.engine.replica import ReplicaEngine
 from stretto.mesh.world import World
 from stretto.plan.fit import fit_layout
 from stretto.train.feed import Feed, open_feeds
+from stretto.train.metrics.config_metrics import RunMetrics, load_metrics
 from stretto.train.named_optimizer import check_optimizer
 from stretto.train.user_code import load_object
 from stretto.windows.loader import WindowSource
@@ -44,6 +45,7 @@ class RunInputs:
     valid: Feed | None
     model: Stack
     loss: Loss
+    metrics: RunMetrics
 
 
 def build_inputs(config: RunConfig) -> RunInputs:
@@ -63,7 +65,7 @@ def build_inputs(config: RunConfig) -> RunInputs:
         check_row_summary(find_unsummarized(model))
     _check_layout(config.layout, model, train.windows, config.data)
     check_optimizer(config.train, model)
-    return RunInputs(train, valid, model, loss)
+    return RunInputs(train, valid, model, loss, load_metrics(config.metrics, task))
 
 
 def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
 from stretto.base.errors import StrettoError
+from stretto.base.metric_names import PER_CLASS
 from stretto.checkpoint.manager import SaveReport
 from stretto.train.evaluate import Evaluation
 from stretto.train.plan_check import PlanReport
@@ -37,5 +38,6 @@ def log_line(event: Event) -> tuple[str, Mapping[str, object]]:
     if isinstance(event, EvaluationReport):
         evaluation = event.evaluation
         scores = {"loss": evaluation.loss, "num_targets": evaluation.num_targets, **evaluation.scores}
-        return "evaluation", {"step": event.step, **scores}
+        table = {} if evaluation.class_table is None else {PER_CLASS: evaluation.class_table.as_dict()}
+        return "evaluation", {"step": event.step, **scores, **table}
     return _KINDS[type(event)], asdict(event)

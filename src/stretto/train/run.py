@@ -71,6 +71,7 @@ class Run:
         check_same_data(inputs, config, self.world)
         self.model, self.data_spec = inputs.model, inputs.train.data_spec
         self.valid = None if inputs.valid is None else inputs.valid.windows
+        self.metrics = inputs.metrics
         self.engine = build_engine(inputs, config.layout, config.run, self.world)
         self.trainer = Trainer(
             self.engine, inputs.train.windows, config.train, seed=config.run.seed, workers=config.data.workers
@@ -231,6 +232,8 @@ class Run:
                     workers=self.config.data.workers,
                     on_window=on_window,
                     is_interrupted=lambda: self.trainer.is_pending(Request.STOP),
+                    metrics=self.metrics.metrics,
+                    class_names=self.data_spec.labels,
                 )
         except EvaluationInterruptedError:
             if self.config.train.uses_evaluations:
@@ -241,8 +244,9 @@ class Run:
                 f"stopped in the evaluation after step {self.trainer.step}, as requested; that step is saved, so start "
                 "again to repeat it"
             )
-        self.trainer.record_loss(evaluation.loss)
-        self.checkpoints.record_loss(self.trainer.step, evaluation.loss)
+        score = self.metrics.score(evaluation)
+        self.trainer.record_loss(score.value, name=score.name, mode=score.mode)
+        self.checkpoints.record_loss(self.trainer.step, score.value, name=score.name, mode=score.mode)
         yield EvaluationReport(self.trainer.step, evaluation)
 
     def _stop(self, message: str) -> NoReturn:

@@ -31,6 +31,7 @@ from stretto.train.build import build_loss, build_model
 from stretto.train.data_spec import DataSpec, check_same_spec, data_spec_files, read_data_spec
 from stretto.train.evaluate import Evaluation, OnWindow, evaluate
 from stretto.train.feed import is_scaled, open_feed
+from stretto.train.metrics.config_metrics import load_metrics
 from stretto.train.user_code import check_trusted
 from stretto.train.weights import load_weights
 
@@ -100,7 +101,13 @@ class TrainedModel:
         micro_batches = min(num_rows, self.config.layout.num_global_micro_batches)
         engine = LocalEngine(self.stack, loss, micro_batches=micro_batches, precision=self.config.run.precision)
         with use_tf32(self.config.run.tf32):
-            return evaluate(engine, feed.windows, on_window=on_window)
+            return evaluate(
+                engine,
+                feed.windows,
+                on_window=on_window,
+                metrics=load_metrics(self.config.metrics, self.data_spec.task).metrics,
+                class_names=self.data_spec.labels,
+            )
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
@@ -123,8 +130,8 @@ def load_model(
     """Load the model from a run's folder or from a checkpoint, whatever layout it was trained in.
 
     The weights of a finished run are its final ones; those of any other run are from its newest checkpoint. `RUN@best`
-    names the checkpoint with the lowest validation loss (`save.keep_best`). `device` is by default the run's own
-    (`run.device`). A run with `model.factory` or `model.loss` names Python code, which is
+    names the checkpoint of the best evaluation (`save.keep_best`). `device` is by default the run's own
+    (`run.device`). A run with `model.factory`, `model.loss` or its own metrics names Python code, which is
     imported only with `trust=True`: set this only if you trust the author. If the run's checkpoints are outside its
     folder (`save.to`), they are opened only if they are in one of `allowed_locations`, which are paths and URLs; the
     same applies to its `data.cache`, in place of which the default is used.

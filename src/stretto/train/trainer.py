@@ -17,6 +17,7 @@ from stretto.base.improvement import Improvement
 from stretto.base.keys import derive_key
 from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
+from stretto.base.score import Score, ScoreMode
 from stretto.base.state import State
 from stretto.base.window import Window
 from stretto.blocks.check_widths import check_inputs
@@ -229,14 +230,15 @@ class Trainer:
         """Return whether this rank has made a request that is not in `trainer.requested` yet."""
         return request in self._requests
 
-    def record_loss(self, loss: float) -> None:
+    def record_loss(self, loss: float, *, name: str = "loss", mode: ScoreMode = "min") -> None:
         """Tell the trainer the validation loss after its last step, for `patience` and the plateau schedule.
 
-        All ranks must do so, before they save that step. A second loss of the same step has no effect.
+        All ranks must do so, before they save that step. A second loss of the same step has no effect. To go by a
+        metric instead, give its value, its `name`, and as `mode` whether lower or higher is better: `min` or `max`.
         """
         if not self.config.uses_evaluations or self.improvement.last_step == self.step:
             return
-        self.improvement = self.improvement.add(self.step, loss)
+        self.improvement = self.improvement.add(self.step, Score(loss, name, mode))
         num_since = self.improvement.num_since
         if self.config.schedule == "plateau" and num_since and num_since % self.config.plateau_patience == 0:
             self.num_reductions += 1

@@ -41,6 +41,7 @@ def check_trusted(config: RunConfig, location: str, trust: bool, *, opens_data: 
     code = {
         "model.factory": config.model.factory,
         "model.loss": config.model.loss if config.model.has_own_loss else None,
+        "metrics.names": next((spec for spec in config.metrics.names if ":" in spec), None),
         "data.factory": config.data.factory if opens_data else None,
     }
     for name, value in code.items():

@@ -10,7 +10,7 @@ from rich.table import Table
 from stretto.base.errors import DataError
 from stretto.base.run_folder import split_best
 from stretto.base.units import pluralize
-from stretto.checkpoint.best import best_name, read_losses
+from stretto.checkpoint.best import best_name, read_scores
 from stretto.checkpoint.checkpoint import (
     GENERATIONS,
     Checkpoint,
@@ -50,9 +50,10 @@ def _run_tables(storage: Storage) -> Group:
     claims = read_claims(storage)
     names = sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation))
     lineage_names = lineage(claims, names)
-    losses = read_losses(storage, names)
-    best = best_name({name: loss for name, loss in losses.items() if name in lineage_names})
-    table = Table("checkpoint", "step", "saved", "MB", "val loss", "", title=storage.location)
+    scores = read_scores(storage, names)
+    best = best_name({name: score for name, score in scores.items() if name in lineage_names})
+    score_name = "loss" if best is None else scores[best].name.replace("_", " ")
+    table = Table("checkpoint", "step", "saved", "MB", f"val {score_name}", "", title=storage.location)
     for name in names:
         try:
             manifest = Checkpoint.open(storage, str(name)).manifest
@@ -61,8 +62,9 @@ def _run_tables(storage: Storage) -> Group:
             saved_at, size = "?", "damaged"
         marks = ["abandoned"] if name not in lineage_names else ["newest"] if name == lineage_names[0] else []
         marks += ["best"] if name == best else []
-        val_loss = f"{losses[name]:.4f}" if name in losses else ""
-        table.add_row(str(name), f"{name.step:,}", saved_at, size, val_loss, ", ".join(marks))
+        is_listed = best is not None and name in scores and scores[name].name == scores[best].name
+        value = f"{scores[name].value:.4f}" if is_listed else ""
+        table.add_row(str(name), f"{name.step:,}", saved_at, size, value, ", ".join(marks))
     launches = Table("generation", "resumed from", "ranks", "host", "time", title="launches")
     for generation, claim in sorted(claims.items()):
         resumed_from, time = claim.resumed_from or "the beginning", format_time(claim.time)

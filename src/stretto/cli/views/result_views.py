@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from stretto.measure.verify import Verification
     from stretto.prepare.prepare_job import OnProgress
     from stretto.prepare.prepare_job import Progress as PrepareProgress
+    from stretto.train.metrics.class_table import ClassTable
     from stretto.train.trained_model import TrainedModel
 
 
@@ -49,6 +50,8 @@ def evaluate_and_show(trained: "TrainedModel", data: Path | str) -> None:
         evaluation = trained.evaluate(data, show)
     if not console.is_terminal:
         console.print(f"{data}: {evaluation}")
+        if evaluation.class_table is not None:
+            console.print(class_table(evaluation.class_table))
         return
     table = Table("metric", "value", title=str(data))
     table.add_row("loss", f"{evaluation.loss:.4f}")
@@ -56,6 +59,17 @@ def evaluate_and_show(trained: "TrainedModel", data: Path | str) -> None:
         table.add_row(name.replace("_", " "), f"{value:,.4f}")
     table.add_row(target_name(evaluation.target_kind), f"{evaluation.num_targets:,}")
     console.print(table)
+    if evaluation.class_table is not None:
+        console.print(class_table(evaluation.class_table))
+
+
+def class_table(scores: "ClassTable") -> Table:
+    """Return a table with the scores of each class."""
+    table = Table("class", "precision", "recall", "F1", "support")
+    for row in scores:
+        figures = (f"{value:.4f}" for value in (row.precision, row.recall, row.f1))
+        table.add_row(row.name, *figures, f"{row.support:,}")
+    return table
 
 
 def verification_table(verification: "Verification") -> Table:

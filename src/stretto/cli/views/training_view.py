@@ -51,11 +51,12 @@ def train_and_show(run: Run) -> None:
 def _describe_early_stop(run: Run) -> str:
     improvement = run.trainer.improvement
     evaluations = pluralize(improvement.num_since, "evaluation")
-    text = f"stopped early: {evaluations} without a lower validation loss"
-    if improvement.best_loss is None:  # none was finite
+    comparison = "lower" if run.metrics.mode == "min" else "higher"
+    text = f"stopped early: {evaluations} without a {comparison} validation {improvement.name.replace('_', ' ')}"
+    if improvement.best is None:  # none was finite
         return text
     name = f" ({run.folder}@best)" if run.config.save.keep_best else ""
-    return f"{text} than the {improvement.best_loss:.4f} of step {improvement.best_step}{name}"
+    return f"{text} than the {improvement.best:.4f} of step {improvement.best_step}{name}"
 
 
 def _output_locations(run: Run) -> str:

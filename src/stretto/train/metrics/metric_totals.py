@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError
+from stretto.base.metric_names import BUILT_IN_METRICS, CLASS_METRICS, PER_CLASS
 from stretto.base.strict_model import suggest_name
 from stretto.base.task import Task, has_classes
 from stretto.mesh.world import World
@@ -21,9 +22,6 @@ Metrics = Mapping[str, object] | Sequence[str]
 
 MetricResult = float | ClassTable
 
-PER_CLASS = "per_class"
-CLASS_METRICS = ("accuracy", "f1", PER_CLASS)
-BUILT_IN_METRICS = (*CLASS_METRICS, "mae")
 # Names of other figures in the log line of an evaluation.
 _RESERVED = ("kind", "step", "loss", "num_targets")
 _MAX_TABLE_CLASSES = 1000

@@ -52,10 +52,15 @@ def step_of(values: Mapping[str, object]) -> int:
 
 
 def iter_scalars(kind: str, values: Mapping[str, object]) -> Iterator[Scalar]:
-    """Yield a line's finite numbers, also those of lists with one per rank, and a step's speed; skip other values."""
+    """Yield a line's finite numbers, also those of lists with one per rank, and a step's speed; skip other values.
+
+    The numbers of a table have the names of its row and column, as in `per_class/cat/f1`.
+    """
     for name, value in {**values, **_speed(kind, values)}.items():
         if _is_number(value):
             yield Scalar(kind, name, None, float(value))
+        elif isinstance(value, Mapping):
+            yield from iter_scalars(kind, {f"{name}/{key}": item for key, item in value.items()})
         elif isinstance(value, list | tuple):
             numbers = [float(number) for number in value if _is_number(number)]
             if len(numbers) == len(value):

@@ -1,0 +1,18 @@
+"""The names of built-in metrics, and of the other figures of an evaluation."""
+
+from stretto.base.score import ScoreMode
+
+PER_CLASS = "per_class"  # a table, and not a number
+CLASS_METRICS = ("accuracy", "f1", PER_CLASS)
+BUILT_IN_METRICS = (*CLASS_METRICS, "mae")
+
+SCORE_MODES: dict[str, ScoreMode] = {
+    "loss": "min",
+    "perplexity": "min",
+    "bits_per_byte": "min",
+    "accuracy": "max",
+    "f1": "max",
+    "mae": "min",
+}
+"""Whether a lower or a higher value is better, for each figure with a name of stretto's."""
+EVERY_EVALUATION = ("loss", "perplexity", "bits_per_byte", "accuracy")  # has these, if the data and the loss allow it
