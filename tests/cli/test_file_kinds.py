@@ -44,11 +44,23 @@ def write_table(path: Path) -> list[str]:
     return ["--horizon", "4", "--context", "16"]
 
 
+def write_tabs(path: Path) -> list[str]:
+    path.write_text("text\tlabel\n" + "so it was, good\tgood\nit was bad\tbad\n" * (NUM_ROWS // 2))
+    return []
+
+
+def write_semicolons(path: Path) -> list[str]:
+    path.write_text("\n".join(["time;load, MW", *(f"{row};{row % 7},5" for row in range(300))]))
+    return ["--horizon", "4", "--context", "16"]
+
+
 KINDS: dict[str, Callable[[Path], list[str]]] = {
     "a.npz": write_npz,
     "a.jsonl.gz": write_notes,
     "a.txt.bz2": write_book,
     "a.csv.zst": write_table,
+    "a.tsv": write_tabs,
+    "a.csv": write_semicolons,
 }
 
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 
 from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.errors import DataError
-from stretto.prepare import records
+from stretto.prepare import csv_cells, records
+from stretto.prepare.record_sample import sample_records
 from stretto.prepare.records import cut_records, list_paths, read_rows
 
 RECORDS = [{"text": f"wörd {number}", "label": number % 3} for number in range(50)]
@@ -87,6 +88,34 @@ def test_a_blank_line_in_several_columns_is_not_a_row(tmp_path: Path) -> None:
     assert read(tmp_path / "a.csv", None) == [{"x": "1", "y": "2"}, {"x": "3", "y": "4"}]
 
 
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.tsv", "x\ty, z\n1\t2,5\n", {"x": "1", "y, z": "2,5"}),
+        ("a.tsv", "x\n1,5; 2\n", {"x": "1,5; 2"}),
+        ("a.csv", "x\ty\n1\t2\n", {"x": "1", "y": "2"}),
+        ("a.csv", "x;y\r\n1,5;-1.234,5e3\r\n", {"x": "1.5", "y": "-1234.5e3"}),
+        ("a.csv", "x;load, MW\n1,2,3;2, or 3\n", {"x": "1,2,3", "load, MW": "2, or 3"}),
+        ("a.csv", "x|y\n1|2\n", {"x": "1", "y": "2"}),
+        ("a.csv", 'x,y|z|w\n"1,5",2\n', {"x": "1,5", "y|z|w": "2"}),
+        ("a.csv", '"a;b;c",y\n1,2\n', {"a;b;c": "1", "y": "2"}),
+    ],
+)
+def test_the_separator_is_found_in_the_header(
+    name: str, content: str, expected: dict[str, str], tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content.encode())
+    assert read(tmp_path / name, None) == [expected]
+    assert sample_records(tmp_path / name).records == (expected,)
+
+
+def test_a_bad_row_between_semicolons_spoils_only_itself(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('x;y\n1;2\n"a"b;3\n4,5;6\n')
+    (part,) = cut_records([tmp_path / "a.csv"], None)
+    first, bad, last = read_rows(part)
+    assert first.record == {"x": "1", "y": "2"} and bad.problem and last.record == {"x": "4.5", "y": "6"}
+
+
 def test_only_the_requested_columns_are_read(tmp_path: Path) -> None:
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(RECORDS), tmp_path / "a.parquet")
     (part,) = cut_records([tmp_path / "a.parquet"], None)
@@ -135,7 +164,11 @@ def test_a_bad_csv_row_has_a_problem(content: bytes, problem: str, tmp_path: Pat
 @pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("a.txt", b"x", r"a\.txt: its suffix '\.txt' is not one of \.jsonl, \.ndjson, \.csv, \.parquet, \.npz, \.npy"),
+        (
+            "a.txt",
+            b"x",
+            r"a\.txt: its suffix '\.txt' is not one of \.jsonl, \.ndjson, \.csv, \.tsv, \.parquet",
+        ),
         ("a.jsonl", b"", r"a\.jsonl is empty; leave it out"),
         ("a.csv", b"a,b\n", r"a\.csv has a header but no rows; leave it out"),
         ("a.csv", b"1,2\n3,4\n", "its first line is blank or has only numbers and times; write the column names"),
@@ -201,7 +234,7 @@ def test_a_csv_line_or_cell_that_is_too_long_is_an_error(
 ) -> None:
     (tmp_path / "a.csv").write_bytes(b"a,b\n" + content)
     assert read(tmp_path / "a.csv", None)[-1] == {"a": "5", "b": "6"}
-    monkeypatch.setattr(records, "MAX_READ_BYTES", 900)
+    monkeypatch.setattr(csv_cells, "MAX_READ_BYTES", 900)
     with pytest.raises(
         DataError, match=r"a\.csv, row 2: a line or cell is longer than .* MiB, or a quote is open; fix"
     ):
@@ -210,7 +243,7 @@ def test_a_csv_line_or_cell_that_is_too_long_is_an_error(
 
 def test_a_csv_header_that_is_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.csv").write_bytes(b"a," + b"b" * 1000 + b"\n1,2\n")
-    monkeypatch.setattr(records, "MAX_READ_BYTES", 900)
+    monkeypatch.setattr(csv_cells, "MAX_READ_BYTES", 900)
     with pytest.raises(DataError, match=r"its header line can't be read \(the line is longer than 128 MiB\); fix it"):
         read(tmp_path / "a.csv", None)
 

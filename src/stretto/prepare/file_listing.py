@@ -19,7 +19,7 @@ Format = Literal["text", "jsonl", "csv", "parquet", "npz", "datasets"]
 _MAX_FILES = 100_000  # a folder with more files is probably a whole disk or home folder, not data
 _SNIFF_BYTES = 1 << 16  # read from each file to tell text from binary data
 _ARCHIVE_SUFFIXES = {".xz", ".zip", ".tar", ".tgz", ".7z", ".rar"}
-_CONVERT_TO = {".json": "JSONL, one record per line", ".tsv": "CSV", ".xlsx": "CSV", ".xls": "CSV", ".arrow": "Parquet"}
+_CONVERT_TO = {".json": "JSONL, one record per line", ".xlsx": "CSV", ".xls": "CSV", ".arrow": "Parquet"}
 _DOC_PREFIXES = ("readme", "licen", "notice", "changelog", "citation", "copying")  # licen: license, licence
 _SPLITS = {"train": ("train", "training"), "valid": ("valid", "validation", "val", "dev", "eval"), "test": ("test",)}
 # Control bytes that don't occur in text, whether in UTF-8 or in an older 8-bit encoding.

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from stretto.prepare.csv_cells import is_utf8
 from stretto.prepare.options import NanPolicy, ValueType
-from stretto.prepare.records import is_utf8, shorten
+from stretto.prepare.records import shorten
 from stretto.prepare.row_reader import BadRowError, missing_field
 from stretto.store.vocabulary import Level, split_symbols
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from stretto.base.errors import DataError
 from stretto.prepare.compression import ExpandedFile, is_compressed, open_binary
+from stretto.prepare.csv_cells import csv_cells, csv_reader, find_separator, read_header
 from stretto.prepare.field_summary import FieldSummary, infer_fields
 from stretto.prepare.npz_file import ArrayFile
 from stretto.prepare.records import (
@@ -17,14 +18,11 @@ from stretto.prepare.records import (
     ParsedRow,
     RecordPart,
     batch_records,
-    csv_cells,
-    csv_reader,
     csv_row,
     find_format,
     open_dataset,
     open_parquet,
     parse_line,
-    read_header,
     read_rows,
     unreadable,
 )
@@ -125,18 +123,17 @@ def _sample_lines(path: Path, is_csv: bool) -> _SampledRows:
         raise DataError(f"{path} has no line break in its first {MAX_BYTES >> 20} MiB; write one row per line")
     tail = b"" if is_complete else _read_end(path)
     if is_csv:
-        reader = _csv_reader(content)
+        text, last_text = (part.decode("utf-8-sig", errors="surrogateescape") for part in (content, tail))
+        separator = find_separator(path, io.StringIO(text, newline="").readline())
+        reader = csv_reader(io.StringIO(text, newline=""), path, separator)
         header = read_header(path, reader)
-        first, last = _csv_rows(header, reader), _csv_rows(header, _csv_reader(tail))
+        last_reader = csv_reader(io.StringIO(last_text, newline=""), path, separator)
+        first, last = _csv_rows(header, reader), _csv_rows(header, last_reader)
     else:
         first, last = _jsonl_rows(content), _jsonl_rows(tail)
     # Exact if the whole file was read, else extrapolated from the mean length of a row.
     num_rows = len(first) if is_complete else round(len(first) * num_bytes / max(len(content), 1))
     return first[:_MAX_ROWS], (last or first[_MAX_ROWS:])[-_TAIL_ROWS:], num_rows
-
-
-def _csv_reader(content: bytes) -> Iterator[list[str]]:
-    return csv_reader(io.StringIO(content.decode("utf-8-sig", errors="surrogateescape"), newline=""))
 
 
 def _csv_rows(header: list[str], reader: Iterator[list[str]]) -> list[ParsedRow]:

@@ -1,23 +1,22 @@
 """Records: the rows of JSONL, CSV, Parquet and array files and of Hugging Face datasets, read in parts."""
 
-import csv
 import json
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TextIO
+from typing import Any, Literal, NamedTuple
 
 from stretto.base.bounded_read import MAX_READ_BYTES, bounded_lines, parse_json, read_bounded
 from stretto.base.errors import DataError
 from stretto.base.extras import install_command
 from stretto.base.locations import is_allowed
 from stretto.prepare.compression import content_suffix, is_compressed, open_binary, open_text
+from stretto.prepare.csv_cells import LINE_TOO_LONG, READ_LIMIT, csv_cells, csv_reader, is_utf8, read_header
 from stretto.prepare.file_stamp import file_stamp
 from stretto.prepare.npz_file import ArrayFile
 from stretto.prepare.text_files import TextFiles
-from stretto.prepare.time_formats import looks_like_time
 
 RecordFormat = Literal["jsonl", "csv", "parquet", "npz", "datasets"]
 
@@ -25,14 +24,13 @@ FORMATS: dict[str, RecordFormat] = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
     ".csv": "csv",
+    ".tsv": "csv",
     ".parquet": "parquet",
     ".npz": "npz",
     ".npy": "npz",
 }
 _BATCH_ROWS = 1024
 _READ_BYTES = 1 << 20
-_LIMIT = f"{MAX_READ_BYTES >> 20} MiB"
-_LINE_TOO_LONG = f"the line is longer than {_LIMIT}"
 # The csv module's error messages for a quote that is never closed, and for a cell above the limit.
 _UNCLOSED_QUOTE, _CELL_TOO_LONG = "unexpected end of data", "field larger than field limit"
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -139,7 +137,7 @@ def check_compression(path: Path) -> None:
 def _cut(path: Path, format: RecordFormat, part_bytes: int) -> Iterator[RecordPart]:
     if format == "csv":
         with open_text(path) as file:
-            read_header(path, csv_reader(file))  # rejects a bad header before any work starts
+            read_header(path, csv_reader(file, path))  # rejects a bad header before any work starts
         yield RecordPart(path, format, 0, 0, path.stat().st_size)
     elif format == "jsonl" and is_compressed(path):
         yield RecordPart(path, format, 0, sys.maxsize, path.stat().st_size)
@@ -171,7 +169,7 @@ def _jsonl_rows(part: RecordPart) -> Iterator[ParsedRow]:
             if line is None:
                 if not is_compressed(part.path):
                     bytes_left = part.stop - file.tell()
-                yield ParsedRow(index, {}, _LINE_TOO_LONG)
+                yield ParsedRow(index, {}, LINE_TOO_LONG)
             else:
                 bytes_left -= len(line)
                 if not index and not part.start:
@@ -198,51 +196,10 @@ def parse_line(index: int, line: bytes) -> ParsedRow:
     return ParsedRow(index, record)
 
 
-def csv_reader(text: TextIO) -> Iterator[list[str]]:
-    """Return a reader for CSV text; a line or cell of more than `MAX_READ_BYTES` characters is a csv.Error."""
-    csv.field_size_limit(MAX_READ_BYTES)  # the default, 131,072 characters, is too low for a long text
-    return csv.reader(_csv_lines(text), strict=True)
-
-
-def _csv_lines(text: TextIO) -> Iterator[str]:
-    while line := text.readline(MAX_READ_BYTES + 1):
-        if len(line) > MAX_READ_BYTES:
-            raise csv.Error(_LINE_TOO_LONG)
-        yield line
-
-
-def read_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
-    """Return the names of the columns; reject a header line that doesn't name each column."""
-    try:
-        header = next(reader, [])
-    except csv.Error as error:
-        raise DataError(f"{path}: its header line can't be read ({error}); fix it") from None
-    separator = next((mark for mark in ";\t|" if len(header) == 1 and mark in header[0]), None)
-    if separator is not None:
-        raise DataError(f"{path}: its columns are separated by {separator!r}; use commas")
-    for name in header:
-        if not name or not is_utf8(name) or header.count(name) > 1:
-            raise DataError(f"{path}: the column name {name!r} is empty, repeated or not UTF-8; rename it")
-    if not header or all(_is_number(name) or looks_like_time(name) for name in header):
-        raise DataError(f"{path}: its first line is blank or has only numbers and times; write the column names there")
-    return header
-
-
-def csv_cells(reader: Iterator[list[str]]) -> Iterator[tuple[list[str], str]]:
-    """Yield the cells of each row and an empty string, or no cells and the reason why the row can't be read."""
-    while True:
-        try:
-            yield next(reader), ""
-        except StopIteration:
-            return
-        except csv.Error as error:
-            yield [], str(error)
-
-
 def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
     index, is_blank = 0, False
     with open_text(part.path) as file:
-        reader = csv_reader(file)
+        reader = csv_reader(file, part.path)
         header = read_header(part.path, reader)
         for cells, problem in csv_cells(reader):
             # With one column, a blank line is an empty cell, except at the end: yield it only if another line follows.
@@ -250,12 +207,14 @@ def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
                 yield csv_row(index, header, [""])
                 index += 1
             is_blank = not cells and not problem
-            if problem.startswith((_UNCLOSED_QUOTE, _CELL_TOO_LONG, _LINE_TOO_LONG)):
+            if problem.startswith((_UNCLOSED_QUOTE, _CELL_TOO_LONG, LINE_TOO_LONG)):
                 # Not just one bad row: the rest of the file can't be split into rows.
                 where = f"{part.path}, row {part.row_number(index):,}"
                 if problem == _UNCLOSED_QUOTE:
                     raise DataError(f"{where}: a quote is opened in this row and never closed; fix the file")
-                raise DataError(f"{where}: a line or cell is longer than {_LIMIT}, or a quote is open; fix the file")
+                raise DataError(
+                    f"{where}: a line or cell is longer than {READ_LIMIT}, or a quote is open; fix the file"
+                )
             if not is_blank:
                 yield csv_row(index, header, cells, problem)
                 index += 1
@@ -273,23 +232,6 @@ def csv_row(index: int, header: list[str], cells: list[str], problem: str = "") 
         if not cell.isascii() and not is_utf8(cell):
             return ParsedRow(index, {}, f"the cell in column {name!r} is not UTF-8")
     return ParsedRow(index, dict(zip(header, cells, strict=True)))
-
-
-def is_utf8(text: str) -> bool:
-    """Return whether a text can be encoded as UTF-8: not if it has surrogates, as made by `open_text` of bad bytes."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _lines_before(path: Path, stop: int) -> int:
@@ -352,7 +294,7 @@ def batch_records(batch: Any, path: Path) -> list[dict[str, Any]]:  # noqa: ANN4
     """Return the rows of a batch; raise if a row is larger than a line of a text file may be."""
     sizes = (batch.slice(row, 1).nbytes for row in range(batch.num_rows))
     if batch.nbytes > MAX_READ_BYTES and max(sizes) > MAX_READ_BYTES:
-        raise DataError(f"{path} has a row of more than {_LIMIT}; split it into several rows")
+        raise DataError(f"{path} has a row of more than {READ_LIMIT}; split it into several rows")
     records: list[dict[str, Any]] = batch.to_pylist()
     return records
 
