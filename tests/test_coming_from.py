@@ -6,13 +6,18 @@ import re
 import runpy
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+import stretto
 from helpers.code_lines import count_code_lines
 from helpers.output import without_gloo_lines
 from stretto.checkpoint import find_checkpoint
+from stretto.data import prepare_text
 from stretto.launch.rank_environment import free_port
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +66,12 @@ def alone(name: str, capsys: pytest.CaptureFixture[str]) -> str:
     capsys.readouterr()
     runpy.run_path(str(FILES / name))
     return capsys.readouterr().out
+
+
+def function(name: str, function_name: str) -> Callable[..., Any]:
+    """A function of a script, which is not run as such; `spawn` sends it to ranks by value."""
+    found: Callable[..., Any] = runpy.run_path(str(FILES / name))[function_name]
+    return found
 
 
 def losses(printed: str) -> list[float]:
@@ -120,8 +131,35 @@ def test_two_stages_have_the_losses_of_a_layer_on_each_device(
 ) -> None:
     monkeypatch.chdir(data)
     before = losses(alone("layers_before.py", capsys))
-    after = losses(on_two_ranks(data, str(FILES / "layers_after.py")))
-    assert len(before) == 10 and after == pytest.approx(before, rel=1e-4)
+    after = stretto.spawn(function("layers_after.py", "train"), ranks=2)[0]
+    assert len(before) == 10 and after == pytest.approx(before, rel=1e-5)
+    # The figures that the guide shows.
+    page = (ROOT / "docs" / "coming-from" / "layer-per-gpu.md").read_text()
+    assert all(f"| {step} | {before[step - 1]:.5f} | {before[step - 1]:.5f} |" in page for step in (1, 5, 10)), before
+
+
+def test_arrays_are_fitted_as_by_keras(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(data)
+    loss, predictions, y = fit_arrays()
+    assert loss < 0.25 * y.var()
+    assert np.square(predictions - y).mean() == pytest.approx(loss, rel=1e-5)
+
+
+@pytest.mark.peers
+def test_keras_itself_fits_the_arrays_about_as_well(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = peer("STRETTO_TENSORFLOW_PYTHON")
+    (before,) = losses(finish(start(data, str(FILES / "keras_before.py"), python=python, TF_CPP_MIN_LOG_LEVEL="3")))
+    monkeypatch.chdir(data)
+    after, _, y = fit_arrays()
+    assert before < 0.25 * y.var() and after < 1.5 * before
+
+
+def fit_arrays() -> tuple[float, Any, Any]:
+    """The validation loss and predictions of keras_after.py on one rank, and the targets."""
+    series = np.load("series.npz")
+    parts = [array[rows] for rows in (slice(192), slice(192, None)) for array in (series["x"], series["y"])]
+    loss, predictions = function("keras_after.py", "fit")(*parts)
+    return loss, predictions, parts[-1]
 
 
 @pytest.mark.long
@@ -159,23 +197,24 @@ def test_lanes_have_the_losses_of_lightning_on_one_device_and_keep_them_on_two(
     found = re.findall(continuing, finish(start(data, before, "2", python=python)))
     assert len(found) == 3 and min(int(streams) for _, streams in found[1:]) < 8
     monkeypatch.chdir(data)
-    assert losses(alone("lightning_after.py", capsys)) == pytest.approx(one, rel=1e-4)
-    assert losses(on_two_ranks(data, str(FILES / "lightning_after.py"))) == pytest.approx(one, rel=1e-4)
+    assert train_on_lanes(1) == pytest.approx(one, rel=1e-4)
+    assert train_on_lanes(2) == pytest.approx(one, rel=1e-4)
 
 
-def test_lanes_train_from_weights_that_come_along(
-    data: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    from safetensors.torch import load_file, save_file
-
+@pytest.mark.long
+def test_lanes_have_the_same_losses_on_one_rank_and_on_two(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(data)
-    if not Path("layers.safetensors").exists():
-        alone("layers_before.py", capsys)
-    # Lightning's model has one layer, here with the weights of the other guide's first.
-    there = {name.replace("layers.0.", "lstm."): tensor for name, tensor in load_file("layers.safetensors").items()}
-    save_file({name: tensor for name, tensor in there.items() if "layers" not in name}, "tbptt.safetensors")
-    found = losses(alone("lightning_after.py", capsys))
-    assert len(found) == 10 and found[-1] < found[0]
+    one = train_on_lanes(1)
+    assert len(one) == 10 and one[-1] < one[0]
+    assert train_on_lanes(2) == pytest.approx(one, rel=1e-4)
+
+
+def train_on_lanes(ranks: int) -> list[float]:
+    if not Path("data/book").exists():
+        prepare_text(["book.txt"], "data/book")
+    train = function("lightning_after.py", "train")
+    result: list[float] = train() if ranks == 1 else stretto.spawn(train, ranks=ranks)[0]
+    return result
 
 
 def peer(variable: str) -> str:

@@ -1,32 +1,31 @@
-"""The same with lanes: each rank carries and saves the state of its own lanes.
+"""The same with lanes: each rank carries the state of its own lanes.
 
-python lightning_after.py    # reads book.txt and tbptt.safetensors
-torchrun --nproc-per-node 2 lightning_after.py
+python lightning_after.py [RANKS]    # reads book.txt
 """
 
+import sys
 from pathlib import Path
 
-from safetensors.torch import load_file
+import torch
 
 import stretto
-from stretto import nn
-from stretto.data import Corpus, Lanes, prepare_text
+from stretto import data, nn
 
-with stretto.world() as world:
-    layout = stretto.Layout(replicas=world.size)
-    model = nn.Stack([nn.Embedding(256, 64), nn.LSTM(64, 64), nn.Linear(64, 256)])
-    # Load your weights: both models have the same layers in the same order.
-    weights = load_file("tbptt.safetensors")
-    for block, name in zip(model, ["embedding", "lstm", "head"], strict=True):
-        for key, tensor in block.state_dict().items():
-            tensor.copy_(weights[f"{name}.{key.split('.')[-1]}"])
-    engine = stretto.make_engine(model, nn.CrossEntropy(), layout, world)
 
-    if world.is_rank_zero and not Path("data/book").exists():
-        prepare_text(["book.txt"], "data/book")
-    world.barrier()  # wait until rank 0 has written the data
+def train() -> list[float]:
+    with stretto.world() as world:
+        torch.manual_seed(0)
+        model = nn.Stack([nn.Pointwise(torch.nn.Embedding(256, 64)), nn.LSTM(64, 64), nn.Linear(64, 256)])
+        layout = stretto.Layout(replicas=world.size)
+        engine = stretto.make_engine(model, torch.nn.CrossEntropyLoss(), layout, world)
+        windows = data.Lanes(data.Corpus.open("data/book"), lanes=16, window=64)
+        trainer = stretto.Trainer(engine, windows, stretto.TrainConfig(lr=3e-3, schedule="constant"))
+        return [report.loss for report in trainer]
 
-    windows = Lanes(Corpus.open("data/book"), lanes=16, window=64)
-    for report in stretto.Trainer(engine, windows, stretto.TrainConfig(lr=3e-3, schedule="constant")):
-        if world.is_rank_zero:
-            print(f"step {report.step}  loss {report.loss:.5f}")
+
+if __name__ == "__main__":
+    if not Path("data/book").exists():
+        data.prepare_text(["book.txt"], "data/book")
+    losses, *_ = stretto.spawn(train, ranks=int(sys.argv[1]) if sys.argv[1:] else 2)
+    for step, loss in enumerate(losses, 1):
+        print(f"step {step}  loss {loss:.5f}")

@@ -1,6 +1,6 @@
 """Truncated backpropagation through time in Lightning 2, by hand. Needs lightning.
 
-python lightning_before.py [DEVICES]    # reads book.txt, writes tbptt.safetensors: the weights it started from
+python lightning_before.py [DEVICES]    # reads book.txt
 """
 
 import sys
@@ -9,7 +9,6 @@ from pathlib import Path
 import lightning as L
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -48,7 +47,6 @@ if __name__ == "__main__":
     devices = int(sys.argv[1]) if sys.argv[1:] else 1
     torch.manual_seed(0)
     model = Model()
-    save_file(model.state_dict(), "tbptt.safetensors")
     book = torch.tensor(list(Path("book.txt").read_bytes()))
     # Sixteen streams of 640 steps as five batches of 128 steps, one after the other.
     streams = [text.view(16, 5, 128).transpose(0, 1) for text in (book[:-1], book[1:])]
