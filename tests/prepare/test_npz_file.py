@@ -146,8 +146,8 @@ def test_arrays_are_prepared_as_sequences(tmp_path: Path) -> None:
     x, y, lengths = draw.normal(size=(40, 6, 2)), draw.integers(3, size=40), draw.integers(1, 7, size=40)
     path = save(tmp_path / "a.npz", X=x, y=y, lengths=lengths)
     (stored,) = prepare_sequences(path, tmp_path / "data", SequenceOptions(label="targets"))
-    assert stored.fields.labels is not None and stored.fields.labels.names == ("0", "1", "2")
+    assert stored.fields.targets is not None and stored.fields.targets.names == ("0", "1", "2")
     rows = [(0, row) for row in range(40)]
-    assert stored.read_labels(rows).tolist() == y.tolist()
+    assert list(map(int, stored.read_row_targets(rows))) == y.tolist()
     for row, values in enumerate(stored.read(stored.step_ranges(rows))):
         assert np.array_equal(values, x[row, : lengths[row]].astype(np.float32))

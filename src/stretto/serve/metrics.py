@@ -46,7 +46,7 @@ def compute_metrics(path: Path | str) -> dict[str, float]:
 
 def _as_list(values: Sequence[float | None] | float | None) -> Sequence[float | None]:
     """Return the values of all time steps; a row's only value becomes a list of one."""
-    return values if isinstance(values, list) else [values]
+    return [values] if values is None or isinstance(values, int | float) else values
 
 
 def _score_channel(
