@@ -51,6 +51,23 @@ def summary(folder: Path) -> list[tuple[int, float, float | None]]:
     return [(line["step"], line["loss"], line.get("learning_rate")) for line in kept]
 
 
+def test_a_run_shows_its_state_last_losses_and_best_checkpoint_in_a_notebook(data: Path, tmp_path: Path) -> None:
+    run = Run(config_for(data, tmp_path / "run"))
+    assert "<td>state</td><td>not started</td>" in run._repr_html_() and "loss" not in run._repr_html_()
+    events = run.events()
+    for event in events:
+        if isinstance(event, StepReport) and event.step == 4:
+            break
+    assert "<td>after step 4, 20% done</td>" in run._repr_html_()
+    steps = {event.step: event.loss for event in events if isinstance(event, StepReport)}
+    table = run._repr_html_()
+    assert "<td>stopped early after step 6</td>" in table
+    assert f"<td>training loss</td><td>{steps[6]:.4f} after step 6</td>" in table
+    evaluations = {step: loss for step, loss, lr in summary(tmp_path / "run") if lr is None}
+    assert f"<td>validation loss</td><td>{evaluations[6]:.4f} after step 6</td>" in table
+    assert f"<td>best checkpoint</td><td>step 2, validation loss {evaluations[2]:.4f}</td>" in table
+
+
 def test_a_run_stops_after_evaluations_without_improvement(data: Path, tmp_path: Path) -> None:
     run = Run(config_for(data, tmp_path / "run"))
     events = events_of(run)

@@ -28,6 +28,7 @@ from stretto.train.events import EvaluationReport, Event, PreemptedError, log_li
 from stretto.train.log import LogWriter, has_evaluation, open_log_writer
 from stretto.train.plan_check import PlanCheck, predicted_seconds
 from stretto.train.rank_monitor import RankMonitor
+from stretto.train.run_table import run_table
 from stretto.train.save_policy import SavePolicy
 from stretto.train.signals import on_interrupt, on_preemption_signal
 from stretto.train.start import check_same_data, checkpoint_location, prepare_run
@@ -104,6 +105,10 @@ class Run:
     def is_finished(self) -> bool:
         """Whether earlier launches have already trained, evaluated and written everything."""
         return self.trainer.is_done and not any(self._unfinished)
+
+    def _repr_html_(self) -> str:
+        """Return a table for notebooks: the run's state, its last losses and its best checkpoint."""
+        return run_table(self.folder, self.config.layout, self.trainer, self.checkpoints.location)
 
     def close(self) -> None:
         """Release the locks on the run's folder and checkpoints; `events` does so at its end."""
