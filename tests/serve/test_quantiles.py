@@ -104,15 +104,18 @@ def test_a_run_learns_the_quantiles_of_noise_and_the_commands_give_them(
     )
     assert main(["train", "run.toml"]) == 0
     capsys.readouterr()
-    assert main(["predict", "run", "--out", "out.jsonl"]) == 0
+    assert main(["predict", "run"]) == 0
     said = capsys.readouterr().out
     # The 0.1 and 0.9 quantiles of the noise are 1.28 standard deviations from the mean.
     assert float(said.split("coverage of load, 0.1 to 0.9")[1].split()[0]) == pytest.approx(0.8, abs=0.05)
-    lines = [json.loads(line)["forecast"] for line in Path("out.jsonl").read_text().splitlines()]
+    lines = [json.loads(line)["forecast"] for line in Path("run/predictions.jsonl").read_text().splitlines()]
     means = {name: np.mean([line[name] for line in lines]) for name in ("load@0.1", "load@0.5", "load@0.9")}
     assert means == pytest.approx({"load@0.1": 87.2, "load@0.5": 100, "load@0.9": 112.8}, abs=2.5)
-    assert main(["forecast", "run", "--data", "load.csv", "--out", "next.csv"]) == 0
+    assert main(["forecast", "run", "--data", "load.csv", "--out", "next.csv", "--html", "next.html"]) == 0
     assert "load@0.1" in capsys.readouterr().out
+    assert main(["report", "run"]) == 0
+    for page in ("next.html", "run/report.html"):
+        assert "median, in the band from quantile 0.1 to 0.9" in Path(page).read_text()
     lines = Path("next.csv").read_text().splitlines()
     assert lines[0] == "series,step,load@0.1,load@0.5,load@0.9" and len(lines) == 3
     assert main(["forecast", "run", "--data", "load.csv", "--steps", "3"]) == 2

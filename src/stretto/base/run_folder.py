@@ -11,6 +11,7 @@ runs/book/
     weights.safetensors    the final weights
     nonfinite/             batches whose loss or gradient was not finite
     sinks.json             what trackers (sinks) need to resume; their own files are in tensorboard/, mlflow/ and wandb/
+    predictions.jsonl      what `stretto predict` writes, unless --out names another file
     report.html            what `stretto report` writes; with --compare, compare.html
 """
 
@@ -32,6 +33,7 @@ CHECKPOINTS = "checkpoints"
 WEIGHTS = "weights.safetensors"
 NONFINITE = "nonfinite"
 SINK_STATE = "sinks.json"
+PREDICTIONS = "predictions.jsonl"
 REPORT = "report.html"
 COMPARISON = "compare.html"
 BEST = "@best"  # after the location of a run: its checkpoint with the best validation loss or metric

@@ -26,7 +26,7 @@ _MAX_DOTS = 60  # with more points than this, a line has dots only at isolated p
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a chart. If a point is the mean of several values, `low` and `high` are their minimum and maximum."""
+    """A line of a chart, with a band from `low` to `high` if given: a minimum and maximum, or two quantiles."""
 
     name: str
     color: int  # index of a color class
@@ -76,13 +76,17 @@ def line_chart(
     from_zero: bool = False,
     marks: Sequence[Mark] = (),
     is_large: bool = False,
+    is_linear: bool = False,
 ) -> Html:
-    """Return a chart with one view per x axis, all with the same lines. Lines without a finite value are left out."""
+    """Return a chart with one view per x axis, all with the same lines. Lines without a finite value are left out.
+
+    The y axis is logarithmic if values differ much, unless `is_linear`.
+    """
     shown = [line for line in lines if any(map(math.isfinite, line.y))]
     if not shown:
         return join(heading(title), tag("p", "No finite value was logged."))
     height = _LARGE if is_large else _SMALL
-    y = _y_scale(shown, from_zero)
+    y = _y_scale(shown, from_zero, is_linear)
     views = []
     for index, axis in enumerate(x_axes):
         points = [point for line in shown for point in zip(line.x[index], line.y, strict=True)]
@@ -187,10 +191,12 @@ def ticks(x: Scale, y: float) -> list[Html]:
     return parts
 
 
-def _y_scale(lines: Sequence[Line], from_zero: bool) -> Scale:
+def _y_scale(lines: Sequence[Line], from_zero: bool, is_linear: bool) -> Scale:
     values = [value for line in lines for value in line.y if math.isfinite(value)]
     for line in lines:
         values += _without_outliers(line.low) + _without_outliers(line.high)
+    if is_linear:
+        return linear(min(values), max(values), 4)
     return choose_scale(min(values), max(values), 4, from_zero=from_zero)
 
 

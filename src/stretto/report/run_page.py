@@ -8,6 +8,7 @@ from stretto.report.checkpoint_inventory import read_checkpoint_inventory
 from stretto.report.classes import classes_section
 from stretto.report.curves import curves
 from stretto.report.failures import checkpoints_section, failures_section
+from stretto.report.forecast_page import forecast_section
 from stretto.report.markup import Html, tag
 from stretto.report.page import definition_list, note, page, section
 from stretto.report.plan_comparison import plan_comparison_section
@@ -37,6 +38,7 @@ def render_run(
     # The keys are the anchor of each section and the text of the link to it.
     sections: dict[tuple[str, str], Html | None] = {
         ("curves", "Curves"): section("curves", "Training curves", charts),
+        ("forecasts", "Forecasts"): forecast_section(record),
         ("configuration", "Configuration"): configuration_section(record, inventory),
         ("timeline", "Timeline"): step_section(record),
         ("balance", "Load balance"): balance_section(record),

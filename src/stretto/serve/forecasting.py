@@ -13,12 +13,12 @@ from stretto.base.errors import ConfigError
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.serve.extended_series import ExtendedSeries, extend_series
-from stretto.serve.prediction_dataset import check_outputs, column_names
+from stretto.serve.prediction_dataset import check_outputs
 from stretto.serve.source import FieldNames, ensure_prepared, open_source
 from stretto.store.corpus import Corpus
 from stretto.train.feed import make_forecast_transform
 from stretto.train.trained_model import TrainedModel
-from stretto.windows.forecast import ForecastTransform, Values
+from stretto.windows.forecast import ForecastTransform, Values, column_names
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class SeriesForecast:
     # NaN where the value one season earlier is missing
     values: NDArray[np.float32]
     quantiles: tuple[float, ...] = ()
+    history: NDArray[np.float32] | None = None  # the known values of these channels, `[start, channels]`
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -71,9 +72,9 @@ def forecast(
             (values,) = source.read(source.step_ranges([row]))
             series = extend_series(values, transform, steps, f"series {number}", data_spec.channels.names)
             predicted = _roll_forward(trained, transform, series, steps)
-            yield SeriesForecast(
-                number, series.num_known, names, predicted if quantiles else predicted[..., 0], quantiles
-            )
+            history = series.values[: series.num_known, list(transform.target_channels)]
+            predicted = predicted if quantiles else predicted[..., 0]
+            yield SeriesForecast(number, series.num_known, names, predicted, quantiles, history)
 
 
 def _check_steps(steps: int, transform: ForecastTransform, *, has_quantiles: bool) -> None:

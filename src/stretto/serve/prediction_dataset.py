@@ -20,7 +20,7 @@ from stretto.store.corpus import Corpus
 from stretto.store.sequences import Sequences, StepRange
 from stretto.train.data_spec import DataSpec
 from stretto.train.feed import is_scaled, make_forecast_transform
-from stretto.windows.forecast import ForecastTransform
+from stretto.windows.forecast import ForecastTransform, column_names
 from stretto.windows.items import InputItems, Items, NextTokenItems, RowId, SlidingWindows, pad
 from stretto.windows.labeled_items import LabeledItems, unscale_targets
 
@@ -308,13 +308,6 @@ class SeriesRows(_SequenceRows):
 
     def _values(self, indices: Sequence[int]) -> list[NDArray[Any]]:
         return self.source.read(self.step_ranges(indices))
-
-
-def column_names(channels: Sequence[str], quantiles: Sequence[float]) -> tuple[str, ...]:
-    """Return the names of a forecast's columns: the channels, or each with its quantiles, as `load@0.1`."""
-    if not quantiles:
-        return tuple(channels)
-    return tuple(f"{channel}@{quantile}" for channel in channels for quantile in quantiles)
 
 
 def check_outputs(y: Tensor, num_outputs: int) -> Tensor:

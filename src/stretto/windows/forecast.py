@@ -154,6 +154,13 @@ class ForecastTransform:
         return scaled
 
 
+def column_names(channels: Sequence[str], quantiles: Sequence[float]) -> tuple[str, ...]:
+    """Return the names of a forecast's columns: the channels, or each with its quantiles, as `load@0.1`."""
+    if not quantiles:
+        return tuple(channels)
+    return tuple(f"{channel}@{quantile}" for channel in channels for quantile in quantiles)
+
+
 def _find_channels(option: str, names: Sequence[str] | str, channels: Channels, location: str) -> tuple[int, ...]:
     """Return the indices of the channels that an option names."""
     names = [names] if isinstance(names, str) else list(names)

@@ -15,7 +15,7 @@ from pathlib import Path
 from stretto.base.disk import refuse_existing
 from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
-from stretto.base.run_folder import split_best
+from stretto.base.run_folder import PREDICTIONS, split_best
 from stretto.cli.parser import Parser, add_model_arguments
 from stretto.prepare.options import split_names
 
@@ -92,4 +92,4 @@ def _output_path(run: str, out: Path | None) -> Path:
     folder, _ = split_best(run)
     if is_remote(folder) or not Path(folder).is_dir():
         raise ConfigError(f"{folder} is not a local folder; choose where to write the predictions with --out=FILE")
-    return Path(folder) / "predictions.jsonl"
+    return Path(folder) / PREDICTIONS
