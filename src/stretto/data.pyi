@@ -35,6 +35,7 @@ from stretto.windows.labeled_items import LabeledItems as LabeledItems
 from stretto.windows.lanes import Lanes as Lanes
 from stretto.windows.loader import WindowSource as WindowSource
 from stretto.windows.loader import read_ahead as read_ahead
+from stretto.windows.table import Horizon as Horizon
 from stretto.windows.table import from_table as from_table
 
 __all__: list[str]

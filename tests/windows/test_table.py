@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from stretto.data import ArrayItems, Batches, Position, Task, from_arrays, from_table
+from stretto.data import ArrayItems, Batches, Horizon, Position, Task, from_arrays, from_table
 from stretto.errors import DataError
 
 pa = pytest.importorskip("pyarrow")
@@ -80,6 +80,30 @@ def test_a_horizon_of_other_columns_than_the_inputs() -> None:
     np.testing.assert_allclose(items.targets.rows[3][0], [price[5], load[5], np.nan, np.nan])
     assert np.isnan(items.targets.rows[3][1]).all()
     assert from_table(TABLE, ["load", "wind"], horizon=3).task.num_outputs == 6, "by default all inputs"
+
+
+def test_the_known_future_of_a_horizon_is_an_input_of_each_time_step() -> None:
+    hour = np.arange(20)
+    columns = {"who": ["a"] * 12 + ["b"] * 6 + ["c"] * 2, "load": hour * 1.0, "price": hour * 10.0, "size": hour // 12}
+    load = [None if step in (10, 11, 17) else float(step) for step in range(20)]  # not known yet
+    table = pa.table({**columns, "load": pa.array(load)})
+    horizon = Horizon(2, known_future="price")
+    items = from_table(table, ["load", "size"], "load", by="who", horizon=horizon)
+    assert items.task == Task("channels", 3 + 2, "horizon", 2)
+    # Series c is too short; of the others, the last two time steps have no known future.
+    assert items.inputs.lengths.tolist() == [10, 4] and items.targets is not None
+    np.testing.assert_array_equal(items.inputs[0][-1], [9, 0, 90, 100, 110])
+    np.testing.assert_array_equal(items.inputs[1][0], [12, 1, 120, 130, 140])
+    np.testing.assert_array_equal(items.targets.rows[0][-2:], [[9, np.nan], [np.nan, np.nan]])
+    np.testing.assert_array_equal(items.targets.rows[1], [[13, 14], [14, 15], [15, 16], [16, np.nan]])
+    assert from_table(table, ["load", "price"], by="who", horizon=horizon).task == Task("channels", 4, "horizon", 2)
+    for names, targets, steps, message in (
+        (["price"], (), 2, "known_future=.'price'. leaves no target, or names one"),
+        (["load"], "price", 2, "known_future=.'price'. leaves no target, or names one"),
+        (["load"], (), 12, "no series has more than horizon=12 time steps"),
+    ):
+        with pytest.raises(DataError, match=message):
+            from_table(table, names, targets, by="who", horizon=Horizon(steps, known_future=["price"]))
 
 
 def test_a_table_of_sequences_has_lists() -> None:

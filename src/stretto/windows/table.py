@@ -1,6 +1,7 @@
 """from_table: rows from a DataFrame, an Arrow table or a Hugging Face dataset."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -15,6 +16,20 @@ from stretto.windows.row_inputs import RowInputs
 from stretto.windows.row_targets import RowTargets, check_kind
 
 
+@dataclass(frozen=True)
+class Horizon:
+    """How many time steps to forecast, and the columns whose values over these time steps are known ahead of time."""
+
+    steps: int
+    known_future: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        if self.steps < 1:
+            raise DataError(f"horizon={self.steps} must be at least 1")
+        if isinstance(self.known_future, str):
+            object.__setattr__(self, "known_future", [self.known_future])
+
+
 def from_table(
     table: object,
     inputs: str | Sequence[str],
@@ -22,7 +37,7 @@ def from_table(
     *,
     by: str | None = None,
     time: str | None = None,
-    horizon: int | None = None,
+    horizon: int | Horizon | None = None,
     target_kind: TargetKind | None = None,
     classes: int | Sequence[str] | None = None,
 ) -> ArrayItems:
@@ -33,7 +48,8 @@ def from_table(
     result cuts into shorter ones. `targets` are columns, which need not be inputs: a column of integers, booleans or
     text has a class per time step, columns of floats have values per time step. If `target_kind` is per row, the last
     time step of a series counts. With `horizon`, the targets of a time step are the next `horizon` values of the target
-    columns, by default of all inputs.
+    columns, by default of all inputs. `Horizon(24, known_future=["price"])` adds inputs: these columns and their next
+    24 values. Then a row ends where these are not known; to forecast, let the table continue past the last target.
 
     A table of sequences: `inputs` is a column of lists, and `targets` a column with a target per row, or of lists.
 
@@ -43,7 +59,9 @@ def from_table(
     columns = ArrowColumns.of(table)
     input_names = [inputs] if isinstance(inputs, str) else list(inputs)
     target_names = [targets] if isinstance(targets, str) else list(targets)
-    columns.check_names([*input_names, *target_names, *(name for name in (by, time) if name is not None)])
+    horizon = Horizon(horizon) if isinstance(horizon, int) else horizon
+    known_names = [] if horizon is None else list(horizon.known_future)
+    columns.check_names([*input_names, *target_names, *known_names, *(name for name in (by, time) if name is not None)])
     if not input_names:
         raise DataError("inputs name no columns; name at least one")
     if columns.is_list(input_names[0]):
@@ -54,13 +72,15 @@ def from_table(
             raise DataError("inputs and targets of a table of sequences are one column each; name one")
         target_rows = columns.rows(target_names[0]) if target_names else None
         return from_arrays(columns.rows(input_names[0]), target_rows, target_kind=target_kind, classes=classes)
-    values = np.stack([columns.inputs(name) for name in input_names], axis=1)
     series = _find_series(columns, by, time)
-    rows = [values[steps] for steps in series]
     if horizon is not None:
         if target_kind not in (None, "horizon"):
-            raise DataError(f"target_kind={target_kind!r} can't be combined with horizon={horizon}; leave out one")
-        return _forecast_items(columns, rows, series, target_names or input_names, horizon)
+            raise DataError(
+                f"target_kind={target_kind!r} can't be combined with horizon={horizon.steps}; leave out one"
+            )
+        return _forecast_items(columns, input_names, target_names, series, horizon)
+    values = np.stack([columns.inputs(name) for name in input_names], axis=1)
+    rows = [values[steps] for steps in series]
     target_kind = target_kind or _default_kind(columns, target_names)
     check_kind(target_kind)
     table_targets = _target_steps(columns, target_names, target_kind)
@@ -75,16 +95,42 @@ def _default_kind(columns: ArrowColumns, names: list[str]) -> TargetKind:
 
 
 def _forecast_items(
-    columns: ArrowColumns, rows: list[Array], series: list[IntArray], names: list[str], horizon: int
+    columns: ArrowColumns, inputs: list[str], targets: list[str], series: list[IntArray], horizon: Horizon
 ) -> ArrayItems:
-    """Return series whose targets at each time step are the next `horizon` values of the columns `names`."""
-    if horizon < 1:
-        raise DataError(f"horizon={horizon} must be at least 1")
+    """Return series whose targets at each time step are the next values of the columns `targets`."""
+    known_future = list(horizon.known_future)
+    targets = targets or [name for name in inputs if name not in known_future]
+    if not targets or {*targets} & {*known_future}:
+        raise DataError(f"known_future={known_future} leaves no target, or names one; name other targets")
+    target_values = np.stack([columns.numbers(name) for name in targets], axis=1)
+    future = [_future(target_values[steps], horizon.steps) for steps in series]
+    if known_future:
+        rows = _known_rows(columns, inputs, series, horizon)
+        future = [steps[: len(steps) - horizon.steps] for steps in future if len(steps) > horizon.steps]
+    else:
+        values = np.stack([columns.inputs(name) for name in inputs], axis=1)
+        rows = [values[steps] for steps in series]
+    row_targets = RowArrays.of(future, "targets")
+    row_inputs = RowInputs.of(rows)
+    task = Task("channels", row_inputs.num_channels, "horizon", row_targets[0].shape[1])
+    return ArrayItems(row_inputs, task, RowTargets(row_targets, "horizon", task.num_outputs))
+
+
+def _known_rows(columns: ArrowColumns, inputs: list[str], series: list[IntArray], horizon: Horizon) -> list[Array]:
+    """Return the inputs of each time step whose known future the table has: all columns, then their known future."""
+    known_future = list(horizon.known_future)
+    names = [*inputs, *(name for name in known_future if name not in inputs)]
+    # The last time steps have no inputs of their own, so values may be missing there: `RowInputs` checks the others.
     values = np.stack([columns.numbers(name) for name in names], axis=1)
-    future = RowArrays.of([_future(values[steps], horizon) for steps in series], "targets")
-    row_targets = RowTargets(future, "horizon", future[0].shape[1])
-    inputs = RowInputs.of(rows)
-    return ArrayItems(inputs, Task("channels", inputs.num_channels, "horizon", row_targets.num_outputs), row_targets)
+    known = np.stack([columns.inputs(name) for name in known_future], axis=1)
+    rows = [
+        np.concatenate([values[steps], _future(known[steps], horizon.steps)], axis=1)[: len(steps) - horizon.steps]
+        for steps in series
+        if len(steps) > horizon.steps
+    ]
+    if not rows:
+        raise DataError(f"no series has more than horizon={horizon.steps} time steps; use longer ones")
+    return rows
 
 
 def _find_series(columns: ArrowColumns, by: str | None, time: str | None) -> list[IntArray]:
