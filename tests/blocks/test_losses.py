@@ -119,6 +119,20 @@ def test_the_quantile_loss_is_least_at_the_quantile() -> None:
     assert min(totals, key=lambda guess: totals[guess]) == (0.2, 0.9)
 
 
+def test_the_coverage_of_quantiles_is_a_sum_over_the_targets_that_are_not_missing() -> None:
+    samples = torch.linspace(0, 1, 1001, dtype=torch.float64)
+    samples[500] = torch.nan
+    loss = QuantileLoss((0.2, 0.5, 0.9))
+    # Quantiles that cross are sorted.
+    y = torch.tensor([0.9, 0.5, 0.2], dtype=torch.float64).expand(1001, 3)
+    num_covered, count = loss.coverage(y, samples)
+    assert (int(num_covered), int(count)) == (701 - 1, 1000)
+    parts = [loss.coverage(y[part], samples[part]) for part in (slice(0, 300), slice(300, None))]
+    assert sum(int(covered) for covered, _ in parts) == int(num_covered)
+    flat, targets = torch.zeros(4, 2, 6), torch.zeros(4, 2, 2)
+    assert [int(number) for number in loss.coverage(flat, targets)] == [16, 16]
+
+
 def test_bf16_outputs_are_summed_in_fp32() -> None:
     y, targets = tokens()
     assert CrossEntropy()(y.bfloat16(), targets).total.dtype == torch.float32

@@ -178,6 +178,27 @@ class QuantileLoss:
             )
 
     def __call__(self, y: Tensor, targets: Tensor) -> LossSum:
+        y = self._by_quantile(y, targets)
+        error, count = _error(y, targets.unsqueeze(-1).expand_as(y))
+        # One quantile at a time: a tensor of all quantiles would have to be copied to the device.
+        losses = [
+            torch.maximum(quantile * part, (quantile - 1) * part).sum()
+            for quantile, part in zip(self.quantiles, error.unbind(-1), strict=True)
+        ]
+        return LossSum(torch.stack(losses).sum(), count)
+
+    def coverage(self, y: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        """Return how many targets lie between the lowest and the highest quantile, and how many there are.
+
+        If the model is right, their ratio is the difference of these quantiles: 0.8 for 0.1 and 0.9.
+        """
+        y = self._by_quantile(y, targets)
+        # A comparison with NaN, a missing target, is false.
+        is_covered = (y.amin(dim=-1) <= targets) & (targets <= y.amax(dim=-1))
+        return is_covered.sum(), (~targets.isnan()).sum()
+
+    def _by_quantile(self, y: Tensor, targets: Tensor) -> Tensor:
+        """Return the outputs as `[..., values, quantiles]`."""
         num_quantiles = len(self.quantiles)
         if targets.shape and y.shape == (*targets.shape[:-1], targets.shape[-1] * num_quantiles):
             y = y.reshape(*targets.shape, num_quantiles)
@@ -186,13 +207,7 @@ class QuantileLoss:
                 f"outputs {list(y.shape)} don't have {num_quantiles} quantiles for each of the targets "
                 f"{list(targets.shape)}; give the last block {num_quantiles} outputs per value"
             )
-        error, count = _error(y, targets.unsqueeze(-1).expand_as(y))
-        # One quantile at a time: a tensor of all quantiles would have to be copied to the device.
-        losses = [
-            torch.maximum(quantile * part, (quantile - 1) * part).sum()
-            for quantile, part in zip(self.quantiles, error.unbind(-1), strict=True)
-        ]
-        return LossSum(torch.stack(losses).sum(), count)
+        return y
 
 
 def _find_missing(y: Tensor, targets: Tensor) -> Tensor:
