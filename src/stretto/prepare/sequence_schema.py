@@ -47,8 +47,9 @@ def infer_sequence_schema(sample: RecordSample, hints: DataHints) -> tuple[Seque
     inputs = hints.inputs if len(hints.inputs) > 1 else ()
     sequence = hints.sequence or next(iter(hints.inputs), None) or _choose_sequence(sample, {label, *targets})
     value_type = "channels" if inputs else _value_type(sample.find(sequence))
-    if value_type == "channels" and not set(targets) & set(sample.field_names):
-        targets = ()  # channels to forecast, not fields
+    # Of channels, parts of the sequence can be named too: those to forecast.
+    if value_type == "channels" and all(name == sequence or name.startswith(f"{sequence}.") for name in targets):
+        targets = ()
     for name in targets:
         check_field("targets", name, sample.path, sample.field_names)
     label_fields = [field.name for field in sample.fields if field.could_be_label and field.name != sequence]

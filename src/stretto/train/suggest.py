@@ -23,7 +23,7 @@ from stretto.prepare.inspection import Inspection
 from stretto.prepare.prepare_data import PreparedData
 from stretto.prepare.series_schema import SeriesSchema
 from stretto.store.corpus import Corpus
-from stretto.store.sequences import Channels, Classes, Sequences, StoredTargets
+from stretto.store.sequences import Channels, Classes, Sequences, StoredTargets, TargetValues
 from stretto.train.build import build_inputs
 from stretto.windows.forecast import ForecastTransform
 from stretto.windows.items import SlidingWindows
@@ -150,7 +150,7 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
     settings = (
         Setting("data.budget", budget, f"time steps per batch: about {num_rows} rows of {mean_length:.0f} on average"),
         *([] if context is None else [Setting("data.context", context, "longer sequences are cut into several rows")]),
-        *([_SCALE_SETTING] if isinstance(values, Channels) else []),
+        *_scale_settings(sequences),
         *_model_settings(layers, hidden, num_steps, 0.3 if isinstance(targets, Classes) else 0.1),
     )
     flops = _flops(layers, hidden, min(num_inputs, hidden), outputs_per_step)
@@ -272,6 +272,15 @@ def _naive_loss(windows: SlidingWindows) -> float:
 _SCALE_SETTING = Setting(
     "data.scale", "standard", "channels are (value - mean) / std of the training data; none: as they are"
 )
+
+
+def _scale_settings(sequences: Sequences) -> list[Setting]:
+    scaled = ["channels"] if isinstance(sequences.fields.values, Channels) else []
+    scaled += ["values to predict"] if isinstance(sequences.fields.targets, TargetValues) else []
+    if scaled in ([], ["channels"]):
+        return [_SCALE_SETTING] if scaled else []
+    reason = f"{' and '.join(scaled)} are (value - mean) / std of the training data; none: as they are"
+    return [Setting("data.scale", "standard", reason)]
 
 
 def _model_settings(layers: int, hidden: int, num_steps: int, dropout: float) -> list[Setting]:
