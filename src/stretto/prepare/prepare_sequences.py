@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -18,6 +18,7 @@ from stretto.prepare.field_check import check_fields
 from stretto.prepare.options import SequenceOptions, check_level, open_like, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
 from stretto.prepare.record_parser import RecordParser, infer_parser, sort_class_names
+from stretto.prepare.record_spool import Files, Records, are_records, source_options, spool_records
 from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows
 from stretto.prepare.row_reader import OnSkipped, RowReader, SkippedRows, log_skipped_rows
 from stretto.prepare.shard_writer import (
@@ -56,7 +57,7 @@ _SAMPLED_ROWS = 100  # how many records the kind of targets is inferred from
 
 
 def prepare_sequences(
-    files: Sequence[Path | str] | Path | str,
+    files: Files | Records,
     folder: Path | str,
     options: SequenceOptions = SequenceOptions(),
     *,
@@ -64,7 +65,7 @@ def prepare_sequences(
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
 ) -> list[Sequences]:
-    """Write the records of files, or of saved Hugging Face datasets, as sequences to `folder`.
+    """Write the records of files, of saved Hugging Face datasets, or of Python, as sequences to `folder`.
 
     Files are JSONL, CSV or Parquet, or `.npz` or `.npy`, in which a record is a row of the arrays. Each record is one
     sequence, in the field `options.sequence`. Text becomes tokens: bytes, characters or words (`level`). Unless
@@ -76,11 +77,21 @@ def prepare_sequences(
     integer or boolean), a number or a list of numbers for the sequence, or a list with a class, a number or a list of
     numbers for each time step. `target_kind` says which, if it can't be inferred. null is a target that is missing.
 
+    In place of files, give an iterable of dicts, which is read once, one record at a time; or rows such as those of
+    `from_arrays`, `from_dataset` or `from_table`, with the targets that they have. Both are first written to a
+    temporary file beside `folder`.
+
     With `validation_fraction`, sequences are drawn at random for `folder/valid`; the others go to `folder/train`.
     Vocabulary and statistics come from the training split, unless `vocabulary` or `like` names other prepared data.
     Returns each split's sequences.
     """
-    paths = list_paths(files)
+    if are_records(files):
+        options = source_options(files, options)
+        with spool_records(files, folder) as path:
+            return prepare_sequences(
+                path, folder, options, workers=workers, on_progress=on_progress, on_skipped=on_skipped
+            )
+    paths = list_paths(cast("Files", files))
     parts = cut_records(paths, options.shard_bytes)
     shared = open_like(options.like)
     if options.bad_rows == "error":

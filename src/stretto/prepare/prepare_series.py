@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from datetime import date, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +18,7 @@ from stretto.prepare.field_check import check_fields
 from stretto.prepare.options import BadRowPolicy, NanPolicy, SeriesOptions, open_like
 from stretto.prepare.prepare_job import OnProgress, PartResult, open_job
 from stretto.prepare.record_parser import FLOAT32_MAX, parse_number, to_number
+from stretto.prepare.record_spool import Files, Records, are_records, spool_records
 from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows, shorten
 from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, log_skipped_rows, missing_field
 from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
@@ -31,7 +32,7 @@ _MAX_ROWS_SAMPLED = 1000  # at most this many rows are read to see which columns
 
 
 def prepare_series(
-    files: Sequence[Path | str] | Path | str,
+    files: Files | Records,
     folder: Path | str,
     options: SeriesOptions = SeriesOptions(),
     *,
@@ -39,15 +40,23 @@ def prepare_series(
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
 ) -> list[Sequences]:
-    """Write the rows of CSV, Parquet or JSONL files, or of saved Hugging Face datasets, as series to `folder`.
+    """Write the rows of files, of saved Hugging Face datasets, or of Python, as series to `folder`.
 
-    Each row is one time step. A file is one series; with `by`, consecutive rows with the same value in that column are
-    one. The channels are `columns`, by default all whose first value in the first file is a number, except `by` and
-    `time`. `time` must not decrease within a series. With `validation_fraction`, the end of each series goes to
+    Files are CSV, Parquet or JSONL. Each row is one time step. A file is one series; with `by`, consecutive rows with
+    the same value in that column are one. The channels are `columns`, by default all whose first value in the first
+    file is a number, except `by` and `time`. In place of files, give an iterable of dicts, one per row, which is read
+    once.
+
+    `time` must not decrease within a series. With `validation_fraction`, the end of each series goes to
     `folder/valid` and the rest to `folder/train`, from which the statistics are computed. With `like`, columns and
     statistics come from that data. `known_future` and `static` name the channels that a forecast knows ahead of time.
     """
-    paths = list_paths(files)
+    if are_records(files):
+        with spool_records(files, folder) as path:
+            return prepare_series(
+                path, folder, options, workers=workers, on_progress=on_progress, on_skipped=on_skipped
+            )
+    paths = list_paths(cast("Files", files))
     parts = cut_records(paths, None)
     shared, columns = open_like(options.like), options.columns
     channels = None if shared is None else _shared_channels(shared, options)

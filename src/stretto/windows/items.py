@@ -1,7 +1,7 @@
 """Items: the rows that batches are made from (in memory, sequences of tokens, or sliding windows)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -85,6 +85,31 @@ class Items(ABC):
     def digest(self) -> str:
         """A hash by which a resumed run recognizes its data; by default of the task and the number of rows only."""
         return fingerprint([str(self.task), list(self.shard_sizes), self.longest])
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield each row as a record with `inputs` and, unless they are the next token, `targets`.
+
+        `prepare_sequences` writes them to a store. Classes have their names, and missing targets are None.
+        """
+        for shard, size in enumerate(self.shard_sizes):
+            for start in range(0, size, _ROWS_PER_READ):
+                lengths = self.lengths(shard, start, min(size, start + _ROWS_PER_READ)).tolist()
+                for index, length in enumerate(lengths, start):
+                    x, targets = self.read([(shard, index)], length, inputs=True, targets=True)
+                    assert x is not None and targets is not None
+                    yield self._record(x[:, 0], targets[:, 0])
+
+    def _record(self, x: Tensor, targets: Tensor) -> dict[str, Any]:
+        task = self.task
+        if task.targets == "next_token":
+            return {"inputs": [*x.tolist(), *targets[-1:].tolist()]}
+        targets = targets[-1] if task.is_per_row else targets
+        if not task.has_classes:
+            values = np.where(targets.isnan(), None, targets.numpy())  # type: ignore[call-overload]
+            return {"inputs": x.tolist(), "targets": values.tolist()}
+        names = self.labels or [str(number) for number in range(task.num_outputs)]
+        named = [None if number == IGNORE_INDEX else names[number] for number in targets.reshape(-1).tolist()]
+        return {"inputs": x.tolist(), "targets": named[0] if task.is_per_row else named}
 
     def find_longest(self) -> RowId:
         """Return the longest row, for a message."""
