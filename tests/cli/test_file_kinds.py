@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import numpy as np
@@ -54,6 +55,13 @@ def write_semicolons(path: Path) -> list[str]:
     return ["--horizon", "4", "--context", "16"]
 
 
+def write_dates(path: Path) -> list[str]:
+    start = datetime(2025, 12, 31, 14)
+    times = [(start + timedelta(hours=row)).strftime("%d.%m.%Y %H:%M") for row in range(300)]
+    path.write_text("\n".join(["when;load", *(f"{time};{row % 24},5" for row, time in enumerate(times))]))
+    return ["--horizon", "4", "--context", "48"]
+
+
 KINDS: dict[str, Callable[[Path], list[str]]] = {
     "a.npz": write_npz,
     "a.jsonl.gz": write_notes,
@@ -61,6 +69,7 @@ KINDS: dict[str, Callable[[Path], list[str]]] = {
     "a.csv.zst": write_table,
     "a.tsv": write_tabs,
     "a.csv": write_semicolons,
+    "dates.csv": write_dates,
 }
 
 
@@ -76,3 +85,27 @@ def test_a_file_is_trained_on_and_predicted_without_an_edit(name: str, capsys: p
     assert predictions
     if "label" in predictions[0]:
         assert len(predictions) == NUM_ROWS
+
+
+def test_dates_that_could_be_read_in_two_ways_are_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("a.csv").write_text("when,load\n" + "".join(f"0{row}/01/2025,{row}\n" for row in range(1, 10)))
+    assert main(["init", "a.csv"]) == 2
+    said = capsys.readouterr().err
+    assert "set --time-format='%d/%m/%Y' or --time-format='%m/%d/%Y'" in said and said.count("\n") == 1
+    assert (
+        main(
+            [
+                "init",
+                "a.csv",
+                "--time-format=%d/%m/%Y",
+                "--horizon",
+                "1",
+                "--context",
+                "2",
+                "--validation-fraction",
+                "0",
+            ]
+        )
+        == 0
+    )
+    assert "one row every 1 d" in capsys.readouterr().out

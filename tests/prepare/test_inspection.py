@@ -281,7 +281,7 @@ def test_a_random_walk_has_no_period(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "written",
-    ["%Y-%m", "%d/%m/%Y", "%m/%d/%Y %H:%M", "%d.%m.%Y %H:%M:%S", "%Y-%m-%d %I:%M:%S %p", "%YQ%m", "%b-%y", "%B %d, %Y"],
+    ["%Y-%m", "%d/%m/%y", "%YQ%m", "%b-%y", "%B %d, %Y"],
 )
 def test_times_that_cannot_be_parsed_leave_the_rows_in_the_order_of_the_file(written: str, tmp_path: Path) -> None:
     rows = ([f'"{when.strftime(written)}"', row % 7] for row, when in enumerate(hours(90, days=5)))

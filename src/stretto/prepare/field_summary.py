@@ -9,9 +9,9 @@ from statistics import fmean
 from typing import Any, Literal
 
 from stretto.prepare.record_parser import infer_list_type, parse_number
-from stretto.prepare.time_formats import looks_like_time, parse_time
+from stretto.prepare.time_formats import find_time_formats, looks_like_time, parse_time
 
-# An `unparsed time` looks like a time, but its format is not supported: 01/03/2012 could be in January or in March.
+# An `unparsed time` looks like a time, but its format is unknown: 01/03/2012 could be in January or in March.
 # A `category` is a boolean, or one of a few short texts.
 FieldType = Literal["text", "category", "number", "time", "unparsed time", "tokens", "channels", "empty", "other"]
 
@@ -36,6 +36,7 @@ class FieldSummary:
     num_unique: int = 0  # distinct values; 0 for lists
     mean_length: float = 0.0  # characters of a text, or elements of a list
     is_integer: bool = False  # whether all numbers are integers
+    time_formats: tuple[str, ...] = ()  # of times that are not ISO; several if day and month can't be told apart
     has_nan: bool = False  # whether a value is NaN or infinite, or NA in a CSV file
 
     @property
@@ -68,13 +69,15 @@ class FieldSummary:
         return self.type in ("tokens", "channels") or (self.type == "number" and self.num_unique > 1)
 
 
-def infer_fields(records: Sequence[Mapping[str, Any]], is_csv: bool) -> tuple[FieldSummary, ...]:
-    """Return a summary of each field, in order of first appearance."""
+def infer_fields(
+    records: Sequence[Mapping[str, Any]], is_csv: bool, time_format: str | None = None
+) -> tuple[FieldSummary, ...]:
+    """Return a summary of each field, in order of first appearance; `time_format` says how times are written."""
     names = dict.fromkeys(name for record in records for name in record)
-    return tuple(_infer_field(name, [record.get(name) for record in records], is_csv) for name in names)
+    return tuple(_infer_field(name, [record.get(name) for record in records], is_csv, time_format) for name in names)
 
 
-def _infer_field(name: str, values: Sequence[object], is_csv: bool) -> FieldSummary:
+def _infer_field(name: str, values: Sequence[object], is_csv: bool, time_format: str | None) -> FieldSummary:
     present = [value for value in values if not (value is None or (isinstance(value, str) and not value.strip()))]
     summary = FieldSummary(name, "other", len(present), len(values) - len(present))
     if not present:
@@ -97,11 +100,19 @@ def _infer_field(name: str, values: Sequence[object], is_csv: bool) -> FieldSumm
     if len(texts) < len(present):
         return summary
     summary = replace(summary, num_unique=len(set(texts)), mean_length=fmean(map(len, texts)))
+    if formats := _find_formats(texts, time_format):
+        return replace(summary, type="time" if len(formats) == 1 else "unparsed time", time_formats=formats)
     if sum(map(looks_like_time, texts)) > _MIN_TIME_FRACTION * len(texts):
         return replace(summary, type="unparsed time")
     is_repetitive = summary.num_unique <= min(len(texts) / 2, _MAX_CLASSES)
     is_category = is_repetitive and summary.mean_length < _MAX_CATEGORY_CHARS
     return replace(summary, type="category" if is_category else "text")
+
+
+def _find_formats(texts: Sequence[str], time_format: str | None) -> tuple[str, ...]:
+    if time_format is None:
+        return find_time_formats(texts)
+    return (time_format,) if all(parse_time(text, time_format) is not None for text in texts) else ()
 
 
 def _as_list(value: object, is_csv: bool) -> list[Any] | None:

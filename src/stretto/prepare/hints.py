@@ -21,6 +21,7 @@ class DataHints:
     has_label: bool = True  # False: there are no targets. True: if `label` and `targets` are not set, infer them
     time: str | None = None  # column with the time of a row
     by: str | None = None  # column that names the series of a row
+    time_format: str | None = None  # how times are written, in directives of strptime
     inputs: tuple[str, ...] = ()  # instead of `sequence`: fields with a list of numbers each, the channels
     targets: tuple[str, ...] = ()  # instead of `label`: fields with classes or values, per row or time step
     target_kind: TargetKind | None = None  # what the targets are

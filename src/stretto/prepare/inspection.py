@@ -19,6 +19,7 @@ from stretto.prepare.sequence_schema import (
     list_sequence_fields,
 )
 from stretto.prepare.series_schema import SeriesSchema, infer_series_schema
+from stretto.prepare.time_formats import check_time_format
 from stretto.store.vocabulary import Level
 
 
@@ -94,7 +95,9 @@ def _inspect_text(listing: Listing, hints: DataHints) -> Inspection:
 
 
 def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
-    sample = sample_records(listing.paths[0])
+    if hints.time_format is not None:
+        check_time_format(hints.time_format)
+    sample = sample_records(listing.paths[0], hints.time_format)
     named = [(name, getattr(hints, name)) for name in ("sequence", "label", "time", "by")]
     for name, value in (*named, *(("inputs", value) for value in hints.inputs)):
         if value is not None:
@@ -134,7 +137,7 @@ def _estimate_num_rows(listing: Listing, sample: RecordSample) -> int:
 def _infer_kind(sample: RecordSample, hints: DataHints) -> DataKind:
     if hints.sequence or hints.label:
         return "sequences"
-    if hints.time or hints.by:
+    if hints.time or hints.by or hints.time_format:
         return "series"
     sequence_fields = list_sequence_fields(sample)
     has_numbers = any(field.type == "number" for field in sample.fields)

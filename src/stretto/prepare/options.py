@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 
 from stretto.base.errors import DataError
 from stretto.base.task import GIVEN_TARGET_KINDS, TargetKind
+from stretto.prepare.time_formats import check_time_format
 from stretto.store.index import Store
 from stretto.store.sequences import Sequences, SharedProperties
 from stretto.store.vocabulary import VOCABULARY_FILE, Level, Vocabulary, parse_vocabulary, vocabulary_bytes
@@ -48,6 +49,8 @@ class PrepareOptions:
                 raise DataError(f"{item.name}={value!r} is not allowed; choose from {', '.join(choices)}")
             if item.name == "validation_fraction" and not 0 <= value < 1:
                 raise DataError(f"validation_fraction={value} is not in [0, 1); use a fraction such as 0.1")
+            if item.name == "time_format" and value is not None:
+                check_time_format(value)
             if item.name == "shard_bytes" and value < 1:
                 raise DataError(f"shard_bytes={value} must be at least 1")
 
@@ -69,6 +72,7 @@ _MAX_SYMBOLS_HELP = "maximum size of the vocabulary: the unknown symbol and the 
 _SPLIT_HELP = "to use for validation, such as 0.1; writes FOLDER/train and FOLDER/valid (default: 0)"
 _BAD_ROWS_HELP = "a row that can't be read is an error, or is skipped (default: error)"
 _SHARD_BYTES_HELP = "approximate bytes of input in one shard (default: 64 MiB); a CSV or compressed file is one shard"
+_TIME_FORMAT_HELP = "how times are written, in directives of Python's strptime (default: ISO 8601, or inferred)"
 _NAN_HELP = "a NaN or an infinity (in CSV also NA) is an error, or a missing value (default: error)"
 
 
@@ -149,6 +153,7 @@ class SeriesOptions(PrepareOptions):
         (), "columns whose values are known ahead of time, such as prices or a calendar", "A,B,...", type=split_names
     )
     static: Sequence[str] = option((), "columns that are constant within a series", "A,B,...", type=split_names)
+    time_format: str | None = option(None, _TIME_FORMAT_HELP, "FORMAT")
     like: Path | str | SharedProperties | None = option(None, f"{_LIKE_HELP} columns and statistics", "FOLDER")
     validation_fraction: float = option(0.0, f"final fraction of each series {_SPLIT_HELP}", "FRACTION", type=float)
     bad_rows: BadRowPolicy = option("error", _BAD_ROWS_HELP, choices=get_args(BadRowPolicy))

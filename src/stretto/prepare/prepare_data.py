@@ -98,6 +98,7 @@ def _make_options(
         time=schema.time,
         known_future=schema.known_future,
         static=schema.static,
+        time_format=schema.time_format,
         bad_rows=bad_rows,
         nan=nan or schema.nan,
     )

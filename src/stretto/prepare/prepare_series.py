@@ -22,7 +22,7 @@ from stretto.prepare.record_spool import Files, Records, are_records, spool_reco
 from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows, shorten
 from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, log_skipped_rows, missing_field
 from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
-from stretto.prepare.time_formats import parse_time
+from stretto.prepare.time_formats import ambiguous_format, find_time_formats, parse_time
 from stretto.store.sequences import CHANNEL_DTYPE, Channels, Origin, Sequences, SharedProperties
 
 Timestamp = float | datetime
@@ -71,7 +71,10 @@ def prepare_series(
     if columns is None:
         columns = _numeric_columns(parts[0], {options.by, options.time})
     columns = [*columns, *(name for name in (*known_future, *static) if name not in columns)]
-    parser = _StepParser(_check_columns(columns, options), options.by, options.time, options.nan, static)
+    time_format = options.time_format or _find_time_format(parts[0], options.time)
+    parser = _StepParser(
+        _check_columns(columns, options), options.by, options.time, options.nan, static=static, time_format=time_format
+    )
     splits = ("train", "valid") if options.validation_fraction else ("",)
     task = _WriteSeries(parser, splits, options.validation_fraction, options.bad_rows)
     with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
@@ -80,7 +83,8 @@ def prepare_series(
         channels = make_channels(parser.columns, shards[splits[0]], channels)
         channels = channels.model_copy(update={"known_future": known_future, "static": static})
         for split in splits:
-            write_store(job, split, shards[split], channels, origin=Origin(by=parser.by, time=parser.time))
+            origin = Origin(by=parser.by, time=parser.time, time_format=parser.time_format)
+            write_store(job, split, shards[split], channels, origin=origin)
         job.finish()
     if skipped.num_rows:
         on_skipped(skipped)
@@ -146,6 +150,20 @@ def _is_number(value: object, is_csv: bool) -> bool | None:
     return True if math.isfinite(number) else None
 
 
+def _find_time_format(part: RecordPart, time: str | None) -> str | None:
+    """Return how the times of a file's first rows are written; None for ISO 8601 and numbers."""
+    if time is None:
+        return None
+    values = [row.record.get(time) for row in islice(read_rows(part, [time]), _MAX_ROWS_SAMPLED)]
+    texts = [value for value in values if isinstance(value, str) and value.strip()]
+    if not texts or parse_timestamp(texts[0], part.format == "csv") is not None:
+        return None
+    formats = find_time_formats(texts)
+    if len(formats) > 1:
+        raise DataError(ambiguous_format(part.path, time, texts[0], formats))
+    return next(iter(formats), None)
+
+
 @dataclass(frozen=True)
 class _StepParser:
     """Parses a row into one time step of a series."""
@@ -155,6 +173,7 @@ class _StepParser:
     time: str | None
     nan: NanPolicy
     static: tuple[str, ...] = ()  # columns that are constant within a series
+    time_format: str | None = None
 
     @property
     def fields(self) -> list[str]:
@@ -187,15 +206,19 @@ class _StepParser:
         value = record.get(self.time)
         if value is None or value == "":
             raise missing_field(record, self.time)
-        timestamp = parse_timestamp(value, is_csv)
+        timestamp = parse_timestamp(value, is_csv, self.time_format)
+        if timestamp is None and self.time_format is not None:
+            raise BadRowError(f"{self.time!r} is {shorten(value)}, not a time in time_format={self.time_format!r}")
         if timestamp is None:
             problem = f"{self.time!r} is {shorten(value)}, neither a number nor a time such as 2025-01-31T12:00:00"
-            raise BadRowError(problem)
+            raise BadRowError(problem, "fix it, say how times are written with time_format=FORMAT")
         return timestamp
 
 
-def parse_timestamp(value: object, is_csv: bool) -> Timestamp | None:
+def parse_timestamp(value: object, is_csv: bool, time_format: str | None = None) -> Timestamp | None:
     """Return a value as a time, which is a datetime or a number; None if it is neither."""
+    if time_format is not None and isinstance(value, str | int):
+        return parse_time(str(value), time_format)
     if isinstance(value, datetime):
         return value
     if isinstance(value, date):

@@ -2,7 +2,7 @@
 
 import io
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -46,28 +46,32 @@ class RecordSample:
     records: tuple[Mapping[str, Any], ...]  # from the beginning of the file; bad rows are left out
     last_records: tuple[Mapping[str, Any], ...]
     num_rows: int  # in the whole file, approximately
+    time_format: str | None = None  # how times are written, if known
 
     @cached_property
     def fields(self) -> tuple[FieldSummary, ...]:
         """A summary of each field; the last rows count too, since a file may be sorted by class."""
-        with_last = {field.name: field for field in infer_fields([*self.records, *self.last_records], self.is_csv)}
+        with_last = {field.name: field for field in self._infer([*self.records, *self.last_records])}
         # If the last rows change a field's type, ignore them: those of a CSV file may start within a quoted cell.
         return tuple(
             with_last[field.name] if with_last[field.name].type == field.type else field
-            for field in infer_fields(self.records, self.is_csv)
+            for field in self._infer(self.records)
         )
 
     def find(self, name: str) -> FieldSummary:
         """Return the summary of a field."""
         return next(field for field in self.fields if field.name == name)
 
+    def _infer(self, records: Sequence[Mapping[str, Any]]) -> tuple[FieldSummary, ...]:
+        return infer_fields(records, self.is_csv, self.time_format)
+
     @property
     def field_names(self) -> tuple[str, ...]:
         return tuple(field.name for field in self.fields)
 
 
-def sample_records(path: Path) -> RecordSample:
-    """Read the beginning and the end of a file of records."""
+def sample_records(path: Path, time_format: str | None = None) -> RecordSample:
+    """Read the beginning and the end of a file of records; `time_format` says how times are written, if known."""
     format = find_format(path)
     if format == "parquet":
         first, last, num_rows = _sample_parquet(path)
@@ -82,7 +86,7 @@ def sample_records(path: Path) -> RecordSample:
     records, last_records = (tuple(row.record for row in rows if not row.problem) for rows in (first, last))
     if not records:
         raise DataError(f"{path}: none of its first rows can be read (the first: {first[0].problem}); fix the file")
-    return RecordSample(path, format == "csv", records, last_records, num_rows)
+    return RecordSample(path, format == "csv", records, last_records, num_rows, time_format)
 
 
 class Beginning(NamedTuple):

@@ -21,6 +21,7 @@ from stretto.prepare.time_axis import (
     median_interval,
     parse_timestamps,
 )
+from stretto.prepare.time_formats import ambiguous_format
 
 # The usual names of a column that names the series of a row.
 _BY_NAMES = ("id", "unique_id", "series", "series_id", "meter", "station", "sensor", "unit", "store", "item", "symbol")
@@ -32,6 +33,7 @@ class SeriesSchema:
 
     columns: tuple[str, ...]  # the channels
     time: str | None = None  # column with the time of a row
+    time_format: str | None = None  # how the times are written; None: ISO 8601, or numbers
     by: str | None = None  # column that names the series of a row
     seconds: float | None = None  # median time from one row to the next; None if unknown
     period: int = 0  # seasonal period in rows, such as 24 for hourly rows; 0 if there is none
@@ -44,7 +46,11 @@ class SeriesSchema:
 def infer_series_schema(sample: RecordSample, time: str | None, by: str | None) -> tuple[SeriesSchema, list[str]]:
     """Return how the table is read as series, and notes on what was inferred."""
     time = time or _choose_time(sample)
-    by = by or _choose_by(sample, time)
+    if time is None and sample.time_format is not None:
+        problem = f"time_format={sample.time_format!r} matches no column of {sample.path}"
+        raise DataError(f"{problem}; fix it, or name the column with time=COLUMN")
+    time_format = None if time is None else _find_time_format(sample, time)
+    by = by or _choose_by(sample, time, time_format)
     channels = [field for field in sample.fields if field.type == "number" and field.name not in (time, by)]
     if not channels:
         excluded = " and ".join(name for name in (time, by) if name is not None)
@@ -60,13 +66,15 @@ def infer_series_schema(sample: RecordSample, time: str | None, by: str | None) 
     if with_nan:
         notes.append(f"NA, NaN or infinity in {', '.join(with_nan)}: read as missing values (nan=error rejects them)")
     first_series = [row for row in sample.records if by is None or row.get(by) == sample.records[0].get(by)]
-    seconds = None if time is None else median_interval(parse_timestamps(first_series, time, sample.is_csv))
+    times = [] if time is None else parse_timestamps(first_series, time, sample.is_csv, time_format)
+    seconds = median_interval(times)
     numbers = [[parse_number(row.get(field.name), sample.is_csv) for field in channels] for row in first_series]
     values = np.array(numbers, np.float64)
     values[np.isinf(values)] = np.nan
     schema = SeriesSchema(
         columns=tuple(field.name for field in channels),
         time=time,
+        time_format=time_format,
         by=by,
         seconds=seconds,
         period=infer_period(seconds, values),
@@ -81,14 +89,16 @@ def _file_order_note(unparsed_time: str | None, records: Sequence[Mapping[str, A
         return "no column of times was found: rows are time steps in the order of the file (time=COLUMN names one)"
     example = next((record[unparsed_time] for record in records if record.get(unparsed_time)), "")
     return (
-        f"times in {unparsed_time!r} ({example}) can't be parsed, because they are not written like "
-        "2025-01-31T12:00:00: rows are time steps in the order of the file (season=N sets the seasonal period)"
+        f"times in {unparsed_time!r} ({example}) can't be parsed: rows are time steps in the order of the file "
+        "(time_format=FORMAT says how times are written, season=N sets the seasonal period)"
     )
 
 
 def _choose_time(sample: RecordSample) -> str | None:
-    times = [field.name for field in sample.fields if field.type == "time"]
+    times = [field.name for field in sample.fields if field.type == "time" or field.time_formats]
     numbers = [field.name for field in sample.fields if field.type == "number"]
+    if not times and sample.time_format is not None:
+        return None
     if not times:
         usual = [name for name in numbers if name.lower() in TIME_NAMES]
         times = [
@@ -108,9 +118,26 @@ def _choose_time(sample: RecordSample) -> str | None:
     return (usual or times)[0]
 
 
-def _choose_by(sample: RecordSample, time: str | None) -> str | None:
+def _find_time_format(sample: RecordSample, time: str) -> str | None:
+    """Return how the times in a column are written; None for ISO 8601 and numbers."""
+    formats = next((field.time_formats for field in sample.fields if field.name == time), ())
+    example = next((record[time] for record in sample.records if record.get(time)), "")
+    if len(formats) > 1:
+        raise AmbiguousInputError(
+            ambiguous_format(sample.path, time, example, formats),
+            "time_format",
+            f"How are the dates in {time!r}, such as {example}, written?",
+            formats,
+        )
+    given = sample.time_format
+    if given is not None and not parse_timestamps(sample.records, time, sample.is_csv, given):
+        raise DataError(f"time_format={given!r} does not match {time!r} ({example}) in {sample.path}; fix it")
+    return given or next(iter(formats), None)
+
+
+def _choose_by(sample: RecordSample, time: str | None, time_format: str | None) -> str | None:
     """Return the column that names the series of a row, or None if all rows are one series."""
-    candidates, mixed = _list_series_columns(sample, time)
+    candidates, mixed = _list_series_columns(sample, time, time_format)
     if mixed and not candidates:
         raise DataError(
             f"{sample.path}: rows of different series are mixed; sort them by {mixed[0]!r}, then by {time!r}, "
@@ -128,10 +155,12 @@ def _choose_by(sample: RecordSample, time: str | None) -> str | None:
     return next(iter(usual or candidates), None)
 
 
-def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[str], list[str]]:
+def _list_series_columns(
+    sample: RecordSample, time: str | None, time_format: str | None
+) -> tuple[list[str], list[str]]:
     """Return the columns that could name the series: those whose series are contiguous, and those whose series mix."""
     records = sample.records
-    times = [] if time is None else parse_timestamps(records, time, sample.is_csv)
+    times = [] if time is None else parse_timestamps(records, time, sample.is_csv, time_format)
     # With several series, time jumps back where the next one starts, or repeats if their rows are mixed.
     has_several = is_decreasing_anywhere(times) or has_many_repeats(times)
     named = [field for field in sample.fields if field.type in ("category", "text") or field.name.lower() in _BY_NAMES]
@@ -149,16 +178,21 @@ def _list_series_columns(sample: RecordSample, time: str | None) -> tuple[list[s
                 continue
             if is_grouped(records, field.name):
                 grouped.append(field.name)
-            elif time is not None and has_several and field in named and _separates_series(sample, field.name, time):
+            elif (
+                time is not None
+                and has_several
+                and field in named
+                and _separates_series(sample, field.name, time, time_format)
+            ):
                 mixed.append(field.name)
     return grouped, mixed
 
 
-def _separates_series(sample: RecordSample, by: str, time: str) -> bool:
+def _separates_series(sample: RecordSample, by: str, time: str, time_format: str | None) -> bool:
     """Return whether time neither decreases nor often repeats among the rows with the same value in column `by`."""
     for value in {str(record.get(by)) for record in sample.records}:
         rows = [record for record in sample.records if str(record.get(by)) == value]
-        times = parse_timestamps(rows, time, sample.is_csv)
+        times = parse_timestamps(rows, time, sample.is_csv, time_format)
         if is_decreasing_anywhere(times) or has_many_repeats(times):
             return False
     return True

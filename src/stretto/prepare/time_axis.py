@@ -28,9 +28,9 @@ _PERIODS = (
 )
 
 
-def parse_timestamps(records: Records, time: str, is_csv: bool) -> list[Timestamp]:
+def parse_timestamps(records: Records, time: str, is_csv: bool, time_format: str | None = None) -> list[Timestamp]:
     """Return the times in the column `time`; rows without a valid time are left out."""
-    timestamps = (parse_timestamp(record.get(time), is_csv) for record in records)
+    timestamps = (parse_timestamp(record.get(time), is_csv, time_format) for record in records)
     return [timestamp for timestamp in timestamps if timestamp is not None]
 
 

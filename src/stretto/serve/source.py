@@ -72,7 +72,9 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
                 raise DataError(f"{file} has no column {name!r}, which the run was trained on; use a table that has it")
         by = fields.by or (origin.by if origin.by in names else None)
         time = origin.time if origin.time in names else None
-        prepare_series(file, folder, SeriesOptions(by=by, time=time, like=shared, nan="missing"))
+        time_format = None if time is None else origin.time_format
+        series = SeriesOptions(by=by, time=time, time_format=time_format, like=shared, nan="missing")
+        prepare_series(file, folder, series)
     elif content_suffix(Path(file)) in FORMATS:
         names = _field_names(file)
         inputs = (fields.sequence,) if fields.sequence else tuple(name for name in origin.inputs if name in names)

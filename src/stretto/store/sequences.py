@@ -125,6 +125,7 @@ class Origin(StrictModel):
     targets: tuple[str, ...] = Field((), strict=False)
     by: str | None = None  # the column that identifies a series
     time: str | None = None
+    time_format: str | None = None  # how the times are written; None: ISO 8601, or numbers
 
 
 class SequencesFields(StrictModel):

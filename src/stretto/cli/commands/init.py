@@ -49,6 +49,7 @@ _OPTION_KINDS: dict[str, tuple[str, ...]] = {
     "label": ("sequences",),
     "no_label": ("sequences",),
     "time": ("series",),
+    "time_format": ("series",),
     "by": ("series",),
     "inputs": ("sequences",),
     "targets": ("series", "sequences"),
@@ -93,6 +94,7 @@ def _add_data_options(parser: Parser) -> None:
     help_text = "sequences: what --targets are, if that is ambiguous"
     add("--target-kind", choices=GIVEN_TARGET_KINDS, metavar="KIND", help=help_text)
     add("--time", metavar="COLUMN", help="series: column of times")
+    add("--time-format", metavar="FORMAT", help="series: how times are written, in directives of Python's strptime")
     add("--by", metavar="COLUMN", help="series: column that names the series of a row")
     add("--bad-rows", choices=["error", "skip"], help="an unreadable row is an error, or is skipped (default: error)")
     add("--nan", choices=["error", "missing"], help="NaN is an error, or is missing (default: error; series: inferred)")
@@ -110,8 +112,8 @@ def run(options: argparse.Namespace) -> None:
     """Inspect the files, ask questions, prepare the data, and write the TOML file."""
     _check_values(options)
     console = make_console()
-    hint_names = ("kind", "format", "level", "sequence", "label", "has_label", "time", "by", "target_kind")
-    hints = DataHints(**{name: getattr(options, name) for name in hint_names})
+    names = ("kind", "format", "level", "sequence", "label", "has_label", "time", "by", "time_format", "target_kind")
+    hints = DataHints(**{name: getattr(options, name) for name in names})
     hints = replace(hints, inputs=options.inputs or (), targets=options.targets or ())
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and not options.yes
     prompter = _Prompter(console, options.paths, options.valid or [], is_interactive=is_interactive)
