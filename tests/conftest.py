@@ -21,7 +21,8 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """With `-m strict`, ranks use the strict backend: NCCL's rules on the CPU."""
+    """With `-m strict`, ranks use the strict backend: NCCL's rules on the CPU. W&B is offline, also with a login."""
+    os.environ["WANDB_MODE"] = "offline"
     expression = config.option.markexpr
     if "strict" in expression and "not strict" not in expression:
         os.environ[BACKEND_VARIABLE] = STRICT

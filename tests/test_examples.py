@@ -20,9 +20,9 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 SECONDS = 200
 
 
-def run(folder: Path, *command: str) -> str:
+def run(folder: Path, *command: str, **variables: str) -> str:
     """Run a command in a folder, which is its home too (for caches), one thread per process; return what it printed."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "HOME": str(folder)}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "HOME": str(folder), **variables}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -128,3 +128,25 @@ def test_arrays_are_learned_on_two_ranks_that_python_starts(tmp_path: Path) -> N
     assert result["loss"] < 0.02, "the variance of y is about 0.5"
     code = script.read_text().split('"""', 2)[2].splitlines()
     assert sum(bool(line.strip()) for line in code) <= 30
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_optuna_prunes_trials_that_fall_behind_and_finds_better_ones(tmp_path: Path) -> None:
+    result = json.loads(run(tmp_path, sys.executable, str(EXAMPLES / "10_optuna.py")).splitlines()[-1])
+    assert result["trials"] == 8 == len([*tmp_path.glob("runs/optuna/*/log.jsonl")])
+    assert 1 <= result["pruned"] <= 6
+    assert result["loss"] < 0.62, "0.69 is that of a guess"
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_a_trial_of_a_wandb_sweep_takes_the_agents_arguments_and_run(tmp_path: Path) -> None:
+    # As the agent of W&B starts it: options, and the id of the run that it has made.
+    script = str(EXAMPLES / "11_wandb_sweep.py")
+    command = ["env", "-u", "WANDB_MODE", "-u", "WANDB_API_KEY", sys.executable, script, "--lr=0.01", "--hidden=32"]
+    printed = run(tmp_path, *command, WANDB_RUN_ID="trial7", WANDB_SWEEP_ID="sweep1")
+    result = json.loads(printed.splitlines()[-1])
+    assert result["folder"] == "runs/sweep/trial7" and result["mae"] < 0.15
+    assert "hidden = 32" in (tmp_path / result["folder"] / "config.toml").read_text()
+    assert len([*tmp_path.glob("runs/sweep/trial7/wandb/offline-run-*-trial7")]) == 1

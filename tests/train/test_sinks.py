@@ -31,6 +31,7 @@ from stretto.train import LoggingConfig, open_sinks
 from stretto.train.sinks.sink import iter_scalars
 from stretto.train.sinks.state import SinkState
 from stretto.train.sinks.tensorboard import TensorBoardSink
+from stretto.train.sinks.wandb import find_mode
 
 NUMBERS = st.one_of(st.integers(-(2**40), 2**40), st.floats(), st.booleans(), st.none(), st.text(max_size=3))
 STEP = {"step": 1, "loss": 2.0, "num_targets": 30, "data_seconds": 1, "compute_seconds": 3.0, "optimizer_seconds": 1.0}
@@ -350,3 +351,22 @@ def test_a_full_disk_leaves_no_partial_record(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     sink.write("step", {"step": 3, "loss": 3.0})
     assert [one.step for one in read_events(tmp_path).Scalars("step/loss")] == [1, 3]
+
+
+def test_wandb_is_offline_only_without_a_login(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WANDB_MODE", "WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    file = tmp_path / "netrc"
+    monkeypatch.setenv("NETRC", str(file))
+    assert find_mode() == "offline"
+    file.write_text("machine elsewhere login user password key\n")
+    assert find_mode() == "offline"
+    file.write_text("machine api.wandb.ai login user password key\n")
+    file.chmod(0o600)
+    assert find_mode() is None, "W&B decides, so it is online unless `wandb offline` was called"
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    assert find_mode() == "offline"
+    monkeypatch.delenv("WANDB_MODE")
+    file.unlink()
+    monkeypatch.setenv("WANDB_API_KEY", "key")
+    assert find_mode() is None

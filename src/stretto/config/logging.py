@@ -15,7 +15,8 @@ class LoggingConfig(StrictModel):
     tensorboard: bool = False
     """Write event files to the folder `tensorboard` in the run's folder."""
     wandb_project: Name | None = None
-    """Weights & Biases project; logs offline, to the run's folder, unless WANDB_MODE says otherwise."""
+    """Weights & Biases project; logs to its server if you are logged in (`wandb login`), else offline, to the run's
+    folder. WANDB_MODE says otherwise."""
     mlflow_experiment: Name | None = None
     """MLflow experiment; logs to the run's folder, or to MLFLOW_TRACKING_URI if that is set."""
     prometheus_port: int | None = Field(None, ge=1, le=65535)

@@ -118,7 +118,7 @@ class Run:
 
     def events(
         self, on_window: OnWindow = lambda fraction: None, on_first_interrupt: Callable[[], None] = lambda: None
-    ) -> Iterator[Event]:
+    ) -> Generator[Event]:
         """Train to the end and yield reports; `on_window` is called with the fraction of an evaluation that is done.
 
         On SIGTERM or SIGUSR1, the run saves after the current step and raises PreemptedError. On Ctrl-C, it saves too

@@ -1,9 +1,11 @@
-"""Weights & Biases: logs to a W&B run, by default offline, in files that the user can upload."""
+"""Weights & Biases: logs to a W&B run; without a login offline, in files that the user can upload."""
 
+import netrc
 import os
 import uuid
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from stretto.train.sinks.sink import RunStatus, Sink, iter_scalars, step_of
 from stretto.train.sinks.state import SinkState
@@ -26,11 +28,12 @@ class WandbSink(Sink):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
         import wandb
 
-        mode = os.environ.get("WANDB_MODE", "offline")
+        mode = find_mode()
         state, state_key = SinkState(folder), f"wandb {project}"
-        run_id = state.read(state_key) or uuid.uuid4().hex[:16]
+        # The agent of a sweep has made a run, and its id, before it starts this process.
+        run_id = state.read(state_key) or os.environ.get("WANDB_RUN_ID") or uuid.uuid4().hex[:16]
         settings = wandb.Settings(
-            mode=mode,
+            **({} if mode is None else {"mode": mode}),
             silent=True,
             console="off",
             save_code=False,
@@ -68,3 +71,19 @@ class WandbSink(Sink):
 
     def close(self, status: RunStatus) -> None:
         self._run.finish(exit_code=0 if status == "finished" else 1)
+
+
+def find_mode() -> str | None:
+    """Return the mode to log in: WANDB_MODE, or offline without a login; None if W&B's own settings decide."""
+    mode = os.environ.get("WANDB_MODE")
+    if mode:
+        return mode
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return None
+    host = urlsplit(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    path = Path(os.environ.get("NETRC", "~/.netrc")).expanduser()
+    try:
+        is_logged_in = netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        is_logged_in = False
+    return None if is_logged_in else "offline"
