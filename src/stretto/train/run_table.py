@@ -58,7 +58,7 @@ def _parsed_lines(log: Path) -> Iterator[dict[str, Any]]:
     if not log.exists():
         return
     with log.open("rb") as file:
-        for line in bounded_lines(file):
+        for line in filter(None, bounded_lines(file)):
             try:
                 yield json.loads(line)
             except ValueError:
