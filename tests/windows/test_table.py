@@ -29,7 +29,7 @@ INPUTS = np.stack([COLUMNS["load"], COLUMNS["wind"].astype(float)], axis=1)
 
 
 class OnlyAStream:
-    """What polars and others offer: nothing but the PyCapsule interface."""
+    """What a library may offer: nothing but the PyCapsule interface."""
 
     def __init__(self, table: Any) -> None:  # noqa: ANN401
         self.table = table
@@ -41,7 +41,8 @@ class OnlyAStream:
 def tables(columns: dict[str, Any]) -> list[Any]:
     pandas, datasets = pytest.importorskip("pandas"), pytest.importorskip("datasets")
     table = pa.table(columns)
-    return [table, OnlyAStream(table), pandas.DataFrame(columns), datasets.Dataset.from_dict(columns)]
+    frames = [pandas.DataFrame(columns), pytest.importorskip("polars").DataFrame(columns)]
+    return [table, OnlyAStream(table), *frames, datasets.Dataset.from_dict(columns)]
 
 
 def assert_same(actual: ArrayItems, expected: ArrayItems) -> None:
@@ -57,6 +58,35 @@ def test_every_kind_of_table_gives_the_same_series() -> None:
     expected = from_arrays([INPUTS[B], INPUTS[A]], [price[B], price[A]])
     for table in tables({**COLUMNS, "wind": COLUMNS["wind"].astype(float)}):
         assert_same(from_table(table, ["load", "wind"], "price", by="who", time="when"), expected)
+
+
+def test_the_types_of_polars_are_understood() -> None:
+    polars = pytest.importorskip("polars")
+    price, state = COLUMNS["price"][:, None], np.array(COLUMNS["state"])
+    kinds = {
+        "who": polars.Categorical,
+        "when": polars.Int32,
+        "wind": polars.Float32,
+        "state": polars.Enum(["on", "off"]),
+    }
+    frame = polars.DataFrame(COLUMNS).with_columns(polars.col(name).cast(kind) for name, kind in kinds.items())
+    # In several chunks, and by date and time.
+    frame = polars.concat([frame[:5], frame[5:]], rechunk=False).with_columns(
+        date=polars.datetime(2025, 1, 1) + polars.duration(hours=polars.col("when"))
+    )
+    for time in ("when", "date"):
+        for name, values in (("price", price), ("state", state)):
+            expected = from_arrays([INPUTS[B], INPUTS[A]], [values[B], values[A]])
+            assert_same(from_table(frame, ["load", "wind"], name, by="who", time=time), expected)
+    missing = frame.with_columns(
+        price=polars.when(polars.col("when") == 20).then(None).otherwise("price"),
+        state=polars.when(polars.col("when") == 20).then(None).otherwise("state"),
+    )
+    for name in ("price", "state"):
+        window = Batches(from_table(missing, ["load"], name), max_rows=1).read(Position())
+        assert window.targets is not None
+        is_missing = window.targets.isnan() if name == "price" else window.targets == -100
+        assert is_missing.flatten().tolist() == [True] + [False] * (NUM_STEPS - 1)
 
 
 def test_text_and_integers_are_classes_and_the_last_step_counts_per_row() -> None:

@@ -124,12 +124,14 @@ class ArrowColumns:
         return self.classes(name)
 
     def _texts(self, name: str) -> Array:
+        kind, types, column = self._type(name), self.arrow.types, self.table.column(name)
+        # What polars calls a Categorical or an Enum: text already, but pyarrow can't cast it.
+        is_category = types.is_dictionary(kind) and types.is_string_view(kind.value_type)
         try:
-            column = self.table.column(name).cast(self.arrow.large_string())
+            texts = column if is_category else column.cast(self.arrow.large_string())
         except (self.arrow.ArrowInvalid, self.arrow.ArrowNotImplementedError):
-            kind = self._type(name)
             raise DataError(f"column {name!r} has values of type {kind}, which are not classes; convert them") from None
-        return np.array(column.to_pylist(), dtype=object)
+        return np.array(texts.to_pylist(), dtype=object)
 
     def _type(self, name: str) -> Any:  # noqa: ANN401
         return self.table.schema.field(name).type
