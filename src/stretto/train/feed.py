@@ -227,8 +227,8 @@ def make_forecast_transform(sequences: Sequences, data: DataConfig) -> ForecastT
         targets=data.targets,
         masks=data.masks,
         scale=is_scaled(data),
-        known_future=data.known_future,
-        static=data.static,
+        known_future=data.known_future or None,
+        static=data.static or None,
     )
 
 

@@ -58,8 +58,8 @@ class ForecastTransform:
         targets: Sequence[str] = (),
         masks: bool = False,
         scale: bool = True,
-        known_future: Sequence[str] = (),
-        static: Sequence[str] = (),
+        known_future: Sequence[str] | None = None,
+        static: Sequence[str] | None = None,
     ) -> "ForecastTransform":
         """Return a transform for the channels named in `targets`, with the data's saved mean and std.
 
@@ -70,8 +70,10 @@ class ForecastTransform:
         if not isinstance(values, Channels):
             raise DataError(f"{sequences.location} holds tokens, not channels; use data.feed='batches' or 'lanes'")
         location = sequences.location
-        future_indices = _find_channels("known_future", known_future or values.known_future, values, location)
-        static_indices = _find_channels("static", static or values.static, values, location)
+        known_future = values.known_future if known_future is None else known_future
+        static = values.static if static is None else static
+        future_indices = _find_channels("known_future", known_future, values, location)
+        static_indices = _find_channels("static", static, values, location)
         target_indices = _find_channels("target", targets, values, location)
         for index in {*future_indices, *static_indices} & {*target_indices} or {*future_indices} & {*static_indices}:
             raise DataError(

@@ -203,7 +203,10 @@ class InputItems(_SequenceItems):
         has_channels = isinstance(self.sequences.fields.values, Channels)
         if not has_channels:
             return None
-        return ForecastTransform.from_sequences(self.sequences, masks=self.masks, scale=self.scale)
+        # A row has no horizon, so that nothing is known ahead of it.
+        return ForecastTransform.from_sequences(
+            self.sequences, masks=self.masks, scale=self.scale, known_future=(), static=()
+        )
 
     def inputs(self, step_ranges: Sequence[StepRange], num_steps: int) -> Tensor:
         """Return the inputs in some ranges `[time, batch, ...]`, padded to `num_steps` time steps."""

@@ -362,7 +362,9 @@ def _print_result(console: Console, inspection: Inspection, suggestion: "Suggest
     if inspection.kind == "text":
         commands.append(("generate", folder, "text from the model"))
     if inspection.kind == "series":
-        commands.append(("forecast", folder, "the values after the end of the data"))
+        known = ", ".join(config.data.known_future)
+        needs = f"; --data: a file that has {known} past the end" if known else ""
+        commands.append(("forecast", folder, f"the values after the end of the data{needs}"))
     console.print("next")
     for command, path, comment in commands:
         console.print(f"  stretto {command} {shlex.quote(path)}  # {comment}")
