@@ -399,6 +399,14 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
+                "<file>: --static=<name> is both <x> and <x> in <series>; leave it out of static or, if these are several "
+                "series, <what to do>",
+                "A static column is constant within a series, such as the size of a shop.",
+                "Leave the column out of `static`; or say with `by` which column tells the series apart.",
+                "stretto prepare series meters.csv --out new --static load",
+                DataError,
+            ),
+            ErrorCase(
                 "--like=<folder> has tokens, not channels; use different data",
                 "`--like` takes channels and statistics from other prepared series.",
                 "Use a folder that `stretto prepare series` wrote.",
@@ -673,6 +681,13 @@ ERROR_SECTIONS = (
                 "`data.targets` lists the channels to predict.",
                 "Use one of the listed names.",
                 "stretto train meters.toml --data.targets heat",
+                DataError,
+            ),
+            ErrorCase(
+                "data.train=<folder>: known_future and static name all channels, so nothing is left to forecast; name fewer",
+                "What is known ahead of time is an input only.",
+                "Leave the channels that you want to forecast out of `data.known_future` and `data.static`.",
+                "stretto train meters.toml --data.known_future load",
                 DataError,
             ),
             ErrorCase(
