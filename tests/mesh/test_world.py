@@ -12,6 +12,7 @@ import torch
 from helpers.rank_pool import RankPool, RankPools, RanksFailedError
 from stretto import World, world
 from stretto.errors import ConfigError, MeshError
+from stretto.mesh.all_gather import all_gather
 from stretto.mesh.device import peak_memory
 
 WHOLE = {
@@ -107,3 +108,20 @@ def test_collectives_give_every_rank_the_same_values_and_rank_0_all_of_them(pool
     gathered, texts, values = zip(*pools[3].run(collect), strict=True)
     assert gathered == ([[], [1.0], [2.0, 2.0]], None, None)
     assert set(texts) == {"grüße"} and values == ([1.0, 1.0],) * 3
+
+
+def gather_tensors(world: World) -> list[list[torch.Tensor]]:
+    own = [torch.arange(6).view(2, 3), torch.tensor([], dtype=torch.bool), None][world.rank]
+    scalar = None if world.rank == 1 else torch.tensor(0.5 + world.rank, dtype=torch.bfloat16)
+    return [all_gather(world, own), all_gather(world, scalar), all_gather(world, None)]
+
+
+def test_tensors_of_different_shapes_and_dtypes_are_gathered_on_every_rank(pools: RankPools) -> None:
+    for own, scalars, nothing in pools[3].run(gather_tensors):
+        assert own[0].tolist() == [[0, 1, 2], [3, 4, 5]] and own[0].dtype == torch.int64
+        assert own[1].shape == (0,) and own[1].dtype == torch.bool and len(own) == 2
+        assert [(float(tensor), tensor.shape, tensor.dtype) for tensor in scalars] == [
+            (0.5, (), torch.bfloat16),
+            (2.5, (), torch.bfloat16),
+        ]
+        assert nothing == []

@@ -169,6 +169,19 @@ def test_metrics_in_any_layout_equal_those_computed_by_hand(kind: TargetKind, po
                 assert evaluation.metrics["accuracy"] == evaluation.accuracy, "that of the loss"
 
 
+def message_on_rank(world: World) -> str:
+    engine = make_engine(model("class_per_row"), CrossEntropy(), Layout(stages=2), world, seed=1)
+    with pytest.raises(ConfigError) as error:
+        evaluate(engine, batches("class_per_row"), metrics={"x": MulticlassF1Score(NUM_CLASSES, average="none")})
+    return str(error.value)
+
+
+def test_a_metric_that_can_not_be_computed_is_the_same_error_on_every_rank(pools: RankPools) -> None:
+    first, second = pools[2].run(message_on_rank)
+    assert first == second
+    assert first.startswith("metrics['x'] computed a Tensor of shape [4], not one number")
+
+
 def local(kind: TargetKind) -> LocalEngine:
     return LocalEngine(initialize(model(kind), 1), CrossEntropy() if has_classes(kind) else SquaredError())
 

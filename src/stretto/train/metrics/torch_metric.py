@@ -102,6 +102,8 @@ class TorchMetric:
 
     def _check_states(self, world: World) -> None:
         """Raise on every rank if ranks have different numbers of states: gathering them would hang."""
+        if world.is_single_rank:
+            return
         num_states = 0
 
         def count(tensor: Tensor, group: object = None) -> list[Tensor]:
