@@ -42,6 +42,21 @@ def test_an_error_keeps_its_type_and_gets_the_dashes(parser: Parser) -> None:
         raise DataError("max_symbols=1 is too small")
 
 
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--max-symbol", "did you mean --max-symbols?"),
+        ("--lr", "did you mean --train.lr?"),
+        ("-label", "did you mean --label?"),
+        ("--tag", "see `stretto test --help`"),
+    ],
+)
+def test_only_a_similar_option_is_suggested(option: str, hint: str, parser: Parser) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parser.parse_all([option])
+    assert str(caught.value) == f"{option} is not an option of `stretto test`; {hint}"
+
+
 def test_an_empty_argument_is_rejected(parser: Parser) -> None:
     with pytest.raises(ConfigError, match="is not an argument of `stretto test`"):
         parser.parse_all([""])

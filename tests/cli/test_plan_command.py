@@ -63,7 +63,9 @@ def test_a_model_that_is_too_small_stays_on_one_device(run_toml: Path, capsys: p
 def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "run.toml", "--hardware", "H100", "--devices", "16", "--nodes", "2"]) == 0
     said = capsys.readouterr().out
-    assert "16 x H100 80 GB SXM on 2 nodes, estimated from the data sheet" in said.replace("\n", " ").replace("  ", " ")
+    assert "16 x H100 80 GB SXM on 2 nodes, fp32, estimated from the data sheet" in " ".join(said.split())
+    assert "memory includes 688 MB for each NCCL communicator of a rank" in said
+    assert "stay on one device" in said and "[layout]" not in said, "there is nothing to set"
     assert "speed-up over the fastest way to run on one device, with adjacent recurrent layers fused" in said
     assert main(["profile", "run.toml", "--hardware", "A100", "--out", "a100.json"]) == 0
     files = ["--json", "plan.json", "--html", "plan.html"]
@@ -74,6 +76,31 @@ def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pyt
         "the fastest way to run on one device, with adjacent recurrent layers fused"
     )
     assert f"Speed-up over {plan['speed_up_over']}." in Path("plan.html").read_text()
+
+
+def test_a_data_sheet_has_a_speed_for_each_precision(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    large = ["--hardware", "H100", "--model.hidden", "2048", "--model.layers", "8", "--data.lanes", "64"]
+    seconds = {}
+    for name, options in {
+        "fp32": [],
+        "tf32": ["--run.tf32", "true"],
+        "bf16": ["--run.precision", "bf16", "--run.tf32", "true"],
+    }.items():
+        assert main(["plan", "run.toml", "--json", "plan.json", *large, *options]) == 0
+        assert f"H100 80 GB SXM, {name}, estimated" in " ".join(capsys.readouterr().out.split())
+        plan = json.loads(Path("plan.json").read_text())
+        assert plan["precision"] == name
+        seconds[name] = plan["one_device"]["seconds"]
+    assert seconds["fp32"] > 2 * seconds["tf32"] > 2 * seconds["bf16"]
+
+
+def test_a_plan_says_if_dropout_keeps_layers_apart(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    options = ["--hardware", "H100", "--devices", "8", "--model.dropout", "0.1", "--model.layers", "8"]
+    sizes = ["--model.hidden", "2048", "--data.lanes", "64", "--run.precision", "bf16"]
+    assert main(["plan", "run.toml", *options, *sizes]) == 0
+    said = capsys.readouterr().out
+    assert "where layers run one by one because of the dropout between them; a deep nn.LSTM" in said
+    assert "times as fast as one device, which runs the layers one by one (" in said
 
 
 @pytest.mark.parametrize(
@@ -141,8 +168,9 @@ def test_a_rank_is_measured_on_its_own_device(run_toml: Path, monkeypatch: pytes
 def test_a_profile_of_another_model_is_an_error(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "run.toml", "--profile", "nowhere.json"]) == 2
     assert "--profile=nowhere.json is not a file; create it with `stretto profile --out`" in capsys.readouterr().err
-    assert main(["plan", "run.toml", "--hardware", "Z80"]) == 2
-    assert "--hardware=Z80 is unknown; choose from A100, H100" in capsys.readouterr().err
+    for command in ("plan", "profile"):
+        assert main([command, "run.toml", "--hardware", "Z80", "--data.train", "absent"]) == 2, "before data is opened"
+        assert "--hardware=Z80 is unknown; choose from A100, H100" in capsys.readouterr().err
     save_profile(profile([kind()] * 2), Path("two.json"))
     assert main(["plan", "run.toml", "--profile", "two.json"]) == 2
     assert "the number of blocks in two.json is 2, but that of this model is 4" in capsys.readouterr().err

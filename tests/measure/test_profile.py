@@ -98,7 +98,7 @@ def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: 
         load_profile(tmp_path / "bad.json")
     old = measured[0].model_dump(mode="json") | {"version": 0, "a field that version 3 lacks": 1}
     (tmp_path / "old.json").write_text(json.dumps(old))
-    with pytest.raises(PlanError, match="version: 0 is not 8; make it with"):
+    with pytest.raises(PlanError, match="version: 0 is not 9; make it with"):
         load_profile(tmp_path / "old.json")
 
 
@@ -213,7 +213,7 @@ def test_a_profile_is_derived_from_a_data_sheet(byte_corpus: Corpus) -> None:
     derived = derive_profile(A100, shapes, 8, 16)
     assert derived.is_estimated and derived.weight_bytes == 4 * sum(w.numel() for w in model().parameters())
     assert [derived.kinds[name].cast_bytes for name in derived.blocks] == [0, 6 * lstm.weights, 6 * lstm.weights, 0]
-    assert all(kind.cast_bytes == 0 for kind in derive_profile(A100, shapes, 8, 16, is_half=False).kinds.values())
+    assert all(kind.cast_bytes == 0 for kind in derive_profile(A100, shapes, 8, 16, arithmetic="fp32").kinds.values())
     # Sixteen sequential steps need at least as many kernel launches.
     assert CostModel(derived).chunk_cost(1, 2, 8, 16).forward > 16 * A100.launch_seconds
     assert find_plan(derived, find_workload(Lanes(byte_corpus, 8, 16)), Cluster(16, 2)).chosen.layout.num_ranks == 1

@@ -38,7 +38,10 @@ class Parser(argparse.ArgumentParser):
             name = unknown[0].split("=")[0]
             known = [option for option in self._option_string_actions if option not in ("-h", "--help")]
             similar = [option for option in known if option.endswith("." + name.lstrip("-"))]  # --train.lr for --lr
-            similar = similar or difflib.get_close_matches(name, known, n=1)
+            # Without the dashes, which all options have: they would make `--as` similar to `--json`.
+            by_word = {option.lstrip("-"): option for option in known}
+            words = [] if similar else difflib.get_close_matches(name.lstrip("-"), by_word, n=1)
+            similar += [by_word[word] for word in words]
             section_options = [option for option in known if option.startswith(f"{name}.")]
             hint = f"did you mean {similar[0]}?" if similar else f"see `{self.prog} --help`"
             if section_options:

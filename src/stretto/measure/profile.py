@@ -114,6 +114,7 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
         memory=profile_input.device_memory,
         fingerprint=profile_input.fingerprint,
         notes={"torch": torch.__version__, "python": platform.python_version(), "measured": time.strftime("%F")},
+        precision=profile_input.precision if profile_input.is_cpu else profile_input.arithmetic,
         kinds=kinds,
         blocks=tuple(name_kinds(profile_input.model)),
         fused_blocks=find_fused(list(profile_input.model)),

@@ -28,6 +28,7 @@ from stretto.measure.workload import find_workload
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
+from stretto.plan.hardware import Arithmetic
 from stretto.plan.profile import VERSION
 from stretto.plan.workload import Workload
 from stretto.windows.loader import WindowSource
@@ -77,6 +78,11 @@ class ProfileInput:
             "threads": self.threads if self.is_cpu else 0,
         }
         return fingerprint_of(facts)[:16]
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """How a GPU computes matrix products: in `precision`, or with TF32 if torch may use that for RNNs in fp32."""
+        return "tf32" if self.precision == "fp32" and fp32_precisions()["rnn"] == "tf32" else self.precision
 
     @property
     def is_cpu(self) -> bool:

@@ -23,14 +23,21 @@ def advise(plan: Plan) -> str:
             f"use {layout}, the fastest that uses all devices; one device alone would be {1 / speed_up:.2f} times as "
             f"fast: {_bottleneck(plan, chosen)}"
         )
+    one_by_one = ", which runs the layers one by one" if plan.has_dropout_between_layers else ""
     return (
-        f"use {layout}: {speed_up:.2f} times as fast as one device ({speed_up / num_ranks:.0%} of linear scaling); "
+        f"use {layout}: {speed_up:.2f} times as fast as one device{one_by_one} "
+        f"({speed_up / num_ranks:.0%} of linear scaling); "
         f"{_bottleneck(plan, chosen)}{_idle_devices(plan)}"
     )
 
 
 def describe_baseline(profile: Profile) -> str:
     """Return what speed-ups are relative to."""
+    if profile.has_dropout_between_layers:
+        return (
+            "the best layout on one device, where layers run one by one because of the dropout between them; a deep "
+            "nn.LSTM, which draws its dropout inside one call, may be faster on one GPU"
+        )
     if not profile.fused_blocks:
         return "the best layout on one device"
     return "the fastest way to run on one device, with adjacent recurrent layers fused (one call, as in a deep nn.LSTM)"

@@ -7,9 +7,13 @@ the time to launch kernels. Recurrent layers in one call overlap: see `_recurren
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
+from typing import Literal
 
 from stretto.base.errors import PlanError
 from stretto.plan.profile import CostPoint, KindCosts, Link, Profile
+
+Arithmetic = Literal["bf16", "fp16", "fp32", "tf32"]
+"""How matrix products are computed: as `run.precision` says, or in fp32 with `run.tf32`."""
 
 
 @dataclass(frozen=True)
@@ -18,13 +22,15 @@ class Hardware:
 
     name: str
     memory: float  # bytes
-    flops: float  # per second, dense bf16
-    fp32_flops: float  # per second, without tensor cores: exact fp32, not TF32
+    flops: float  # per second, dense bf16 or fp16
+    tf32_flops: float  # per second, dense
+    fp32_flops: float  # per second, without tensor cores: exact fp32
     bandwidth: float  # of memory, bytes per second
     intra_node: Link  # between devices of one node
     inter_node: Link  # between nodes, per device
     source: str  # where these figures come from
     utilization: float = 0.5  # fraction of peak arithmetic that a large matrix product reaches
+    arithmetic: Arithmetic = "bf16"
     element_size: int = 2  # bytes per element of a matrix product
     launch_seconds: float = 5e-6  # per kernel, and so per time step of a recurrent layer
 
@@ -43,21 +49,24 @@ KNOWN_HARDWARE = {
         name="A100 80 GB SXM",
         memory=80e9,
         flops=312e12,
+        tf32_flops=156e12,
         fp32_flops=19.5e12,
         bandwidth=2.039e12,
         intra_node=Link(latency=3e-6, bandwidth=300e9),
         inter_node=Link(latency=5e-6, bandwidth=25e9),
-        source=f"NVIDIA A100 data sheet (312 TFLOP/s bf16, 19.5 fp32, 2,039 GB/s, NVLink 600 GB/s); {_LINKS}",
+        source=f"NVIDIA A100 data sheet (312 TFLOP/s bf16, 156 TF32, 19.5 fp32, 2,039 GB/s, NVLink 600 GB/s); {_LINKS}",
     ),
     "H100": Hardware(
         name="H100 80 GB SXM",
         memory=80e9,
         flops=989e12,
+        tf32_flops=494.5e12,
         fp32_flops=67e12,
         bandwidth=3.35e12,
         intra_node=Link(latency=3e-6, bandwidth=450e9),
         inter_node=Link(latency=5e-6, bandwidth=50e9),
-        source=f"NVIDIA H100 data sheet (989 TFLOP/s bf16 dense, 67 fp32, 3.35 TB/s, NVLink 900 GB/s); {_LINKS}",
+        source="NVIDIA H100 data sheet (989 TFLOP/s bf16 dense, 494.5 TF32 dense, 67 fp32, 3.35 TB/s, "
+        f"NVLink 900 GB/s); {_LINKS}",
     ),
 }
 
@@ -91,14 +100,16 @@ def derive_profile(
     num_steps: int,
     *,
     fused_blocks: Sequence[int] = (),
-    is_half: bool = True,
+    arithmetic: Arithmetic = "bf16",
 ) -> Profile:
     """Estimate a model's profile with fp32 weights and AdamW, for up to `num_rows` rows and `num_steps` time steps.
 
     `fused_blocks` are the indices of the blocks that can run in one call with the block before them.
     """
-    if not is_half:
-        hardware = replace(hardware, flops=hardware.fp32_flops, element_size=4)
+    if arithmetic in ("fp32", "tf32"):
+        flops = hardware.fp32_flops if arithmetic == "fp32" else hardware.tf32_flops
+        hardware = replace(hardware, flops=flops, element_size=4)
+    hardware = replace(hardware, arithmetic=arithmetic)
     shapes = list(dict.fromkeys(blocks))
     names = {shape: f"{shape.name}-{index}" for index, shape in enumerate(shapes)}
     # All rows, half, a quarter and so on: the slope of the cost changes where memory stops limiting a matrix product.
@@ -109,6 +120,7 @@ def derive_profile(
         device=hardware.name,
         memory=hardware.memory,
         notes={"source": hardware.source, "assumed": _assumptions(hardware)},
+        precision=arithmetic,
         is_estimated=True,
         kinds={names[shape]: _derive_kind(hardware, shape, rows, steps, lengths.get(shape, 1)) for shape in shapes},
         blocks=tuple(names[shape] for shape in blocks),
@@ -138,7 +150,7 @@ def _longest_runs(blocks: Sequence[BlockShape], fused_blocks: Collection[int]) -
 
 def _assumptions(hardware: Hardware) -> str:
     return (
-        f"{'bf16' if hardware.element_size == 2 else 'fp32'} matrix products at {hardware.utilization:.0%} of peak; "
+        f"{hardware.arithmetic} matrix products at {hardware.utilization:.0%} of peak; "
         f"at each time step, {hardware.launch_seconds * 1e6:.0f} us of overhead and one read of all recurrent weights; "
         f"adjacent recurrent layers of a stage in one call; {COMMUNICATOR_BYTES / 1e6:.0f} MB per NCCL communicator; "
         f"gradients in fp32, all-reduced during {GPU_OVERLAP:.0%} of the last backward"

@@ -15,7 +15,7 @@ from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
 from stretto.base.strict_model import StrictModel, first_error
 
-VERSION = 8
+VERSION = 9
 
 # Every real figure is within these bounds. Without them a plan could divide by zero or overflow.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -119,6 +119,8 @@ class Profile(StrictModel):
     """Fingerprint of hardware, torch, model, batch and settings; a run with a different one is measured again."""
     notes: dict[str, str] = Field(default_factory=dict)
     """Where the figures come from: versions, date, data sheet, assumptions; `disturbed` warns of other work."""
+    precision: str = ""
+    """How blocks were computed: `bf16`, `fp16`, `fp32` or `tf32` (fp32 with `run.tf32`); empty if unknown."""
     is_estimated: bool = False
     """True if the figures were derived from a data sheet, not measured."""
     kinds: dict[str, KindCosts]
@@ -169,6 +171,17 @@ class Profile(StrictModel):
         if all(point.forward + point.backward == 0 for point in points):
             raise ValueError("no block takes any time; at least one needs a forward or backward above 0")
         return self
+
+    @property
+    def has_dropout_between_layers(self) -> bool:
+        """Whether dropout blocks keep recurrent layers on a GPU from running in one call."""
+        classes = [name.split("-")[0] for name in self.blocks]
+        neighbors = zip(classes, classes[1:], classes[2:], strict=False)
+        is_split = any(
+            before == after and after in ("lstm", "gru") and between in ("dropout", "lockeddropout")
+            for before, between, after in neighbors
+        )
+        return is_split and not self.shares_memory  # on a CPU, one call is no faster
 
     @property
     def weight_bytes(self) -> int:

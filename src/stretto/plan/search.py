@@ -54,6 +54,7 @@ class Plan:
     rejected: tuple[Rejection, ...]
     num_layouts: int  # that were considered
     num_simulated: int  # the others were ruled out by their lower bounds, or don't fit in memory
+    has_dropout_between_layers: bool  # so that each layer runs in a call of its own, also on one device
 
     @property
     def chosen(self) -> Prediction:
@@ -138,6 +139,7 @@ class _LayoutSearch:
             rejected=tuple(Rejection(layouts, reason) for layouts, reason in self.rejected),
             num_layouts=len(layouts),
             num_simulated=num_simulated,
+            has_dropout_between_layers=self.costs.profile.has_dropout_between_layers,
         )
 
     def _simulate_best(self, layouts: Iterable[Layout], num_best: int) -> tuple[_BestByGrid, int]:

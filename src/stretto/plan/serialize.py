@@ -21,6 +21,7 @@ def plan_to_dict(plan: Plan, profile: Profile, timeline: Timeline) -> dict[str, 
     return {
         "advice": advise(plan),
         "device": profile.device,
+        "precision": profile.precision,
         "is_estimated": profile.is_estimated,
         "devices": plan.cluster.devices,
         "nodes": plan.cluster.nodes,
@@ -91,7 +92,16 @@ def _layout_to_dict(layout: Layout) -> dict[str, Any]:
 
 def layout_toml(layout: Layout) -> str:
     """Return the `[layout]` section of a run's TOML file, without fields that have their default value."""
+    return dump_section("layout", _toml_fields(layout))
+
+
+def layout_has_fields(layout: Layout) -> bool:
+    """Return whether `layout_toml` is more than a header."""
+    return bool(_toml_fields(layout))
+
+
+def _toml_fields(layout: Layout) -> dict[str, Any]:
     values = layout.model_dump(mode="json", exclude_defaults=True)
     if layout.stages == 1:
         values.pop("blocks", None)  # the only stage holds all blocks anyway
-    return dump_section("layout", values)
+    return values

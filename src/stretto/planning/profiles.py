@@ -79,14 +79,13 @@ def derive_from_data_sheet(hardware: str, profile_input: ProfileInput) -> Profil
     """Estimate the profile that the model would have on `hardware`, a device with a built-in data sheet."""
     workload = profile_input.workload
     shapes = block_shapes(profile_input.model, profile_input.windows)
-    is_half = profile_input.precision != "fp32"
     return derive_profile(
         find_hardware(hardware),
         shapes,
         workload.max_rows,
         workload.num_steps,
         fused_blocks=find_fused(list(profile_input.model)),
-        is_half=is_half,
+        arithmetic=profile_input.arithmetic,
     )
 
 

@@ -6,7 +6,7 @@ from stretto.plan.cluster import Cluster
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
-from stretto.plan.serialize import layout_toml
+from stretto.plan.serialize import layout_has_fields, layout_toml
 from stretto.plan.timeline import Timeline
 from stretto.plan.workload import Workload
 from stretto.report.bar_rows import stacked_bar_chart
@@ -27,8 +27,9 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
         note(_describe(plan, profile, workload)),
         section("phases", "Time per step", figure(_phases_chart(plan), "full-width")),
         section("layouts", "Best layouts", note(f"Speed-up over {describe_baseline(profile)}."), _table(plan)),
-        section("toml", "Config of the chosen layout", tag("pre", layout_toml(plan.chosen.layout))),
     ]
+    if layout_has_fields(plan.chosen.layout):
+        parts.append(section("toml", "Config of the chosen layout", tag("pre", layout_toml(plan.chosen.layout))))
     if plan.chosen.layout.stages > 1:
         chart = gantt(layout_name(plan.chosen), stage_names(timeline), bars_from_timeline(timeline))
         parts += [
@@ -42,12 +43,14 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
 
 
 def describe_devices(cluster: Cluster, profile: Profile) -> str:
-    """Return the devices of a cluster, such as `16 x H100 on 2 nodes` or `2 processes on one x86_64 CPU`."""
+    """Return the devices of a cluster and the precision: `16 x H100 on 2 nodes, bf16`, or `2 processes on one CPU`."""
     nodes = f"{cluster.nodes} nodes" if cluster.nodes > 1 else ""
+    precision = f", {profile.precision}" if profile.precision else ""
     if profile.shares_memory:
         processes = "process" if cluster.devices == 1 else "processes"
-        return f"{cluster.devices} {processes} on {f'{nodes}, each with ' if nodes else ''}one {profile.device}"
-    return f"{cluster.devices} x {profile.device}{f' on {nodes}' if nodes else ''}"
+        machine = f"{f'{nodes}, each with ' if nodes else ''}one {profile.device}"
+        return f"{cluster.devices} {processes} on {machine}{precision}"
+    return f"{cluster.devices} x {profile.device}{f' on {nodes}' if nodes else ''}{precision}"
 
 
 def _describe(plan: Plan, profile: Profile, workload: Workload) -> str:

@@ -17,6 +17,7 @@ from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError
 from stretto.cli.config_options import add_config_options, load_run_config
 from stretto.cli.parser import Parser
+from stretto.plan.hardware import find_hardware
 
 if TYPE_CHECKING:
     from stretto.config.run import RunConfig
@@ -45,6 +46,7 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Measure if necessary, search, and print the plan."""
     config = load_run_config(options)
+    _check_hardware(options)
     from stretto.cli.quantities import parse_bytes
     from stretto.cli.views.console import make_console
     from stretto.cli.views.plan_tables import show_plan
@@ -79,6 +81,17 @@ def run(options: argparse.Namespace) -> None:
         _write("--html", options.html, plan_page(plan, profile, workload, timeline, str(options.config)))
 
 
+def _check_hardware(options: argparse.Namespace) -> None:
+    """Raise if `--hardware` is invalid, before torch is imported."""
+    if options.hardware is None:
+        return
+    if options.profile is not None:
+        raise ConfigError(
+            f"--hardware={options.hardware} and --profile={options.profile} both choose the profile; leave one out"
+        )
+    find_hardware(options.hardware)
+
+
 def _choose_profile(options: argparse.Namespace, config: "RunConfig", profile_input: "ProfileInput") -> "Profile":
     from stretto.cli.quantities import parse_link
     from stretto.planning.profiles import derive_from_data_sheet, find_profile
@@ -90,10 +103,6 @@ def _choose_profile(options: argparse.Namespace, config: "RunConfig", profile_in
         if text is not None
     }
     if options.hardware is not None:
-        if options.profile is not None:
-            raise ConfigError(
-                f"--hardware={options.hardware} and --profile={options.profile} both choose the profile; leave one out"
-            )
         profile = derive_from_data_sheet(options.hardware, profile_input)
     else:
         if options.profile is not None and not options.profile.is_file():

@@ -19,6 +19,7 @@ from stretto.cli.config_options import add_config_options, load_run_config
 from stretto.cli.parser import Parser
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
+from stretto.plan.hardware import find_hardware
 
 if TYPE_CHECKING:
     from stretto.mesh.world import World
@@ -42,6 +43,8 @@ def run(options: argparse.Namespace) -> None:
     for name, value, minimum in (("ranks", options.ranks, 1), ("threads", options.threads, 0)):
         if value is not None and value < minimum:
             raise ConfigError(f"--{name}={value} must be at least {minimum}")
+    if options.hardware is not None:
+        find_hardware(options.hardware)  # report an unknown name before torch is imported
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
     from stretto.cli.views.console import make_console
     from stretto.mesh.launch_info import find_launch_info

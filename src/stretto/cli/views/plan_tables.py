@@ -11,7 +11,7 @@ from stretto.plan.draw import draw_text
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
-from stretto.plan.serialize import layout_toml
+from stretto.plan.serialize import layout_has_fields, layout_toml
 from stretto.plan.timeline import Timeline
 from stretto.report.plan_page import LAYOUT_HEADERS, describe_devices, layout_cells
 
@@ -27,6 +27,9 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
     if "disturbed" in profile.notes:
         console.print(f"note: {profile.notes['disturbed']}; measure again with `stretto profile`")
     console.print(f"speed-up over {describe_baseline(profile)}", soft_wrap=True)
+    if profile.communicator_bytes:
+        size = format_bytes(profile.communicator_bytes)
+        console.print(f"memory includes {size} for each NCCL communicator of a rank", soft_wrap=True)
     layouts = [prediction.layout for prediction in plan.best[:_MAX_ROWS]]
     if any(layout.recompute for layout in layouts):
         console.print("* recomputes activations")
@@ -43,7 +46,8 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
         console.print(f"\na step of one replica, {format_seconds(timeline.seconds)}: F forward, B backward, . waiting")
         console.print(draw_text(timeline, width), soft_wrap=True)
     console.print(f"\n{advise(plan)}", soft_wrap=True)
-    console.print(f"\n{layout_toml(chosen.layout)}", soft_wrap=True)
+    if layout_has_fields(chosen.layout):
+        console.print(f"\n{layout_toml(chosen.layout)}", soft_wrap=True)
 
 
 def _table(plan: Plan, title: str) -> Table:
