@@ -76,6 +76,7 @@ def test_ranks_connect_in_both_directions() -> None:
     result = run("connect")
     assert result.result == "passed", result
     assert [link["ranks"] for link in result.figures["links"]] == ["0-1"] and result.figures["sum_of_ranks"] == 1
+    assert "highest latency" in result.message and "lowest bandwidth" in result.message
 
 
 @pytest.mark.long
@@ -138,8 +139,12 @@ def test_without_a_gpu_the_error_names_the_backend_for_cpus(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert main(["doctor", "--gpu"]) == 2
-    expected = "torch finds no GPU, so there is nothing to check; use --backend=strict, which runs on CPUs"
-    assert capsys.readouterr().err == f"stretto: error: {expected}\n"
+    said = capsys.readouterr()
+    assert said.err == (
+        "stretto: error: torch finds no GPU, so there is nothing to check; `stretto doctor` says why, and "
+        "`stretto doctor --gpu --backend strict` runs the checks on CPUs\n"
+    )
+    assert said.out == "", "it fails before the first check"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -171,7 +176,11 @@ def test_all_checks_pass_on_the_strict_backend(tmp_path: Path) -> None:
     assert bf16["difference"] <= bf16["tolerance"] < 0.04 and bf16["bf16_losses"] != bf16["fp32_losses"]
     results = {check["name"]: check["result"] for check in report["checks"]}
     assert {name for name, result in results.items() if result != "passed"} <= {"fp16"}
-    assert done.stdout.splitlines()[-1] == "stretto-doctor.json has all figures; paste it into an issue"
+    assert done.stdout.splitlines()[-2:] == [
+        "no GPU was tested: the ranks ran on CPUs, under NCCL's rules",
+        "stretto-doctor.json has all figures",
+    ]
+    assert set(report["machine"]) == {"date", "os", "cpu", "command"} and all(report["machine"].values())
 
 
 @pytest.mark.gpu

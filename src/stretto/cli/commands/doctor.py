@@ -115,7 +115,11 @@ def _check_gpus(options: argparse.Namespace) -> None:
     console.print(f"{summarize(report)}; backend {report.backend}")
     with explain_write_errors(f"--output={path}"):
         write_atomic(path, report.to_json().encode())
-    console.print(f"{path} has all figures; paste it into an issue", soft_wrap=True)
+    if report.backend != "nccl":
+        rules = ", under NCCL's rules" if report.backend == "strict" else ""
+        console.print(f"no GPU was tested: the ranks ran on CPUs{rules}")
+    wants_issue = report.has_failures or report.backend == "nccl"
+    console.print(f"{path} has all figures{'; paste it into an issue' if wants_issue else ''}", soft_wrap=True)
     if report.has_failures:
         raise ProblemsFoundError
 

@@ -40,7 +40,9 @@ def run(world: World, name: str, folder: Path) -> CheckResult:
     figures = {f"{precision}_losses": losses, "fp32_losses": expected, "difference": difference, "tolerance": tolerance}
     figure = f"loss {losses[-1]:.4f}, fp32 {expected[-1]:.4f}"
     after = f"after {_NUM_STEPS} steps on {world.device} the loss is {losses[-1]:.4f} in {precision}"
-    comparison = f"{expected[-1]:.4f} in fp32: a difference of {difference:.1%} (tolerance {tolerance:.1%})"
+    comparison = (
+        f"{expected[-1]:.4f} in fp32: a difference of {100 * difference:.2g}% (tolerance {100 * tolerance:.2g}%)"
+    )
     if not (math.isfinite(difference) and difference <= tolerance):
         return CheckResult("failed", f"{after}, but {comparison}", figure, figures)
     return CheckResult("passed", f"{after} and {comparison}", figure, figures)

@@ -31,6 +31,7 @@ class GpuReport:
     num_ranks: int  # how many ranks the largest checks could use
     versions: dict[str, Any]
     checks: list[CheckResult]
+    machine: dict[str, str] = field(default_factory=dict)  # date, os, cpu, command
 
     @property
     def has_failures(self) -> bool:

@@ -10,6 +10,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.scratch import make_scratch_folder
 from stretto.base.units import pluralize
 from stretto.launch.gpu_checks.catalog import CHECKS, KILLED_PEER, VERSIONS, GpuCheck
+from stretto.launch.gpu_checks.describe import describe_machine
 from stretto.launch.gpu_checks.killed_peer import kill_peer
 from stretto.launch.gpu_checks.rank_job import RankJob
 from stretto.launch.gpu_checks.result import RESULT_FILE, Backend, CheckResult, GpuReport
@@ -32,16 +33,16 @@ def diagnose_gpus(
     use: by default, all GPUs, or 4 on CPUs. `on_check` is called with the name of each check before it runs, and
     `on_result` with its result.
     """
-    on_check(VERSIONS.name)
     versions = run_ranks(VERSIONS, 1, "gloo", "cpu")
+    backend, num_ranks = _choose_ranks(backend, ranks, versions)  # raises if there is no GPU, before any check
+    on_check(VERSIONS.name)
     on_result(versions)
-    backend, num_ranks = _choose_ranks(backend, ranks, versions)
     results = [versions]
     for check in CHECKS[1:]:
         on_check(check.name)
         results.append(run_gpu_check(check, num_ranks, backend))
         on_result(results[-1])
-    return GpuReport(backend, num_ranks, versions.figures, results)
+    return GpuReport(backend, num_ranks, versions.figures, results, describe_machine(backend, num_ranks))
 
 
 def run_gpu_check(check: GpuCheck, num_ranks: int, backend: Backend, *, seconds: float = CHECK_SECONDS) -> CheckResult:
@@ -81,7 +82,10 @@ def _choose_ranks(backend: Backend | None, ranks: int | None, versions: CheckRes
     num_gpus = len(versions.figures["gpus"])
     if not num_gpus or "nccl" not in versions.figures["backends"]:
         missing = "torch finds no GPU" if not num_gpus else "this build of torch has no NCCL"
-        raise ConfigError(f"{missing}, so there is nothing to check; use backend=strict, which runs on CPUs")
+        raise ConfigError(
+            f"{missing}, so there is nothing to check; `stretto doctor` says why, and "
+            "`stretto doctor --gpu --backend strict` runs the checks on CPUs"
+        )
     if ranks is not None and ranks > num_gpus:
         raise ConfigError(f"ranks={ranks}, but this machine has {pluralize(num_gpus, 'GPU')}; use at most {num_gpus}")
     return "nccl", ranks or num_gpus
