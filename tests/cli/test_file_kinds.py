@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 
 from stretto.cli.main import main
 
@@ -78,6 +79,10 @@ KINDS: dict[str, Callable[[Path], list[str]]] = {
 )
 def test_a_file_is_trained_on_and_predicted_without_an_edit(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     options = KINDS[name](Path(name))
+    check_run(name, options, capsys)
+
+
+def check_run(name: str, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", name, "--name", "a", *options]) == 0, capsys.readouterr().err
     assert main(["train", "run.toml", "--train.steps", "2", "--train.warmup", "0"]) == 0, capsys.readouterr().err
     assert main(["predict", "runs/a", "--data", name]) == 0, capsys.readouterr().err
@@ -109,3 +114,16 @@ def test_dates_that_could_be_read_in_two_ways_are_asked_for(capsys: pytest.Captu
         == 0
     )
     assert "one row every 1 d" in capsys.readouterr().out
+
+
+@pytest.mark.long
+def test_a_url_is_trained_on_and_predicted_without_an_edit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    options = write_notes(Path("a.jsonl.gz"))
+    filesystem = MemoryFileSystem()
+    filesystem.pipe("/bucket/a.jsonl.gz", Path("a.jsonl.gz").read_bytes())
+    check_run("memory://bucket/a.jsonl.gz", options, capsys)
+    assert "fetch   memory://bucket/a.jsonl.gz" in capsys.readouterr().out
+    filesystem.rm("/bucket", recursive=True)

@@ -50,7 +50,8 @@ class RemoteFolder(NamedTuple):
         try:
             return cls(*url_to_fs(location, **options))
         except ImportError as error:
-            remedy = install_command("s3") if is_s3 else "install it"
+            is_http = location.startswith(("http://", "https://"))
+            remedy = install_command("s3") if is_s3 else install_command("http") if is_http else "install it"
             raise DataError(f"{location} needs a package that is not installed ({error}); {remedy}") from error
         except ValueError as error:
             raise DataError(f"{location} is not a supported URL ({error}); use a folder or a different URL") from error
@@ -62,7 +63,7 @@ class RemoteFolder(NamedTuple):
         if path.startswith(("http://", "https://")):
             # A web server may ignore the requested range and send the whole file, so it is read piece by piece.
             buffer = io.BytesIO()
-            self.filesystem.get_file(path, buffer, callback=_size_limit(max_bytes, error))
+            self.filesystem.get_file(path, buffer, callback=size_limit(max_bytes, error))
             return buffer.getvalue()
         content = bytes(self.filesystem.cat_file(path, start=0, end=max_bytes + 1))
         if len(content) > max_bytes:
@@ -71,7 +72,7 @@ class RemoteFolder(NamedTuple):
 
     def download(self, name: str, path: Path, max_bytes: int, error: DataError) -> None:
         """Copy a file to a local path; raise the error as soon as there are more than `max_bytes`."""
-        self.filesystem.get_file(join(self.root, name), str(path), callback=_size_limit(max_bytes, error))
+        self.filesystem.get_file(join(self.root, name), str(path), callback=size_limit(max_bytes, error))
 
     def cat_ranges(self, names: Sequence[str], byte_ranges: Sequence[tuple[int, int]]) -> list[bytes | Exception]:
         """Return one range (start, stop) of each file, or the error that reading it raised."""
@@ -80,7 +81,7 @@ class RemoteFolder(NamedTuple):
         return list(self.filesystem.cat_ranges(paths, list(starts), list(stops), on_error="return"))
 
 
-def _size_limit(max_bytes: int, error: DataError) -> Any:  # noqa: ANN401 - fsspec has no types
+def size_limit(max_bytes: int, error: DataError) -> Any:  # noqa: ANN401 - fsspec has no types
     """Return a callback for fsspec that raises the error if a file is larger than `max_bytes`."""
     from fsspec.callbacks import Callback
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stretto.base.errors import DataError
+from stretto.prepare.downloads import localize
 from stretto.prepare.field_check import check_field
 from stretto.prepare.field_summary import FieldSummary
 from stretto.prepare.file_listing import AmbiguousInputError, Format, Listing, list_files, list_validation_files
@@ -58,13 +59,14 @@ def inspect_data(
     """Return what files or folders contain, judging by the start of the text, or by some records of the first file.
 
     `hints` says what you know already. `valid` lists the validation files; without it, they are recognized by
-    names such as `valid.csv`. Where the files can be read in several ways, an AmbiguousInputError says what to decide.
+    names such as `valid.csv`. URLs of files are downloaded. Where the files can be read in several ways, an
+    AmbiguousInputError says what to decide.
     """
     if hints.kind not in (None, "text", "sequences", "series"):
         raise DataError(f"kind={hints.kind!r} is not allowed; choose from text, sequences, series")
     listing = list_files(list_paths(paths), hints.format)
     is_text = listing.format == "text" or hints.kind == "text"
-    if validation_files := list_validation_files(map(Path, valid), listing.format, is_text):
+    if validation_files := list_validation_files(map(localize, valid), listing.format, is_text):
         ignored = (*listing.ignored, *listing.valid_paths)
         listing = replace(listing, valid_paths=validation_files, ignored=ignored, is_split_by_name=False)
     return _inspect_text(listing, hints) if is_text else _inspect_records(listing, hints)

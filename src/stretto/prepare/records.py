@@ -14,6 +14,7 @@ from stretto.base.extras import install_command
 from stretto.base.locations import is_allowed
 from stretto.prepare.compression import content_suffix, is_compressed, open_binary, open_text
 from stretto.prepare.csv_cells import LINE_TOO_LONG, READ_LIMIT, csv_cells, csv_reader, is_utf8, read_header
+from stretto.prepare.downloads import localize
 from stretto.prepare.file_stamp import file_stamp
 from stretto.prepare.npz_file import ArrayFile
 from stretto.prepare.text_files import TextFiles
@@ -67,8 +68,8 @@ class RecordPart:
 
 
 def list_paths(files: Sequence[Path | str] | Path | str) -> list[Path]:
-    """Return one path or several as a list; reject an empty list."""
-    paths = [Path(path) for path in ([files] if isinstance(files, Path | str) else files)]
+    """Return the local paths of one file or several, whose URLs are downloaded; reject an empty list."""
+    paths = [localize(file) for file in ([files] if isinstance(files, Path | str) else files)]
     if not paths:
         raise DataError("there are no files to prepare; give at least one")
     return paths

@@ -20,6 +20,7 @@ from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.window import Rows
 from stretto.mesh.world import World
+from stretto.prepare.downloads import localize
 from stretto.serve.prediction_dataset import (
     Outputs,
     PredictionDataset,
@@ -194,8 +195,9 @@ def run_batch(trained: TrainedModel, inputs: Tensor, lengths: Tensor) -> Outputs
 def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldNames | None) -> str:
     """Return a hash of everything that the results depend on: model, data and settings."""
     if is_raw(location):
-        status = Path(location).stat()
-        source = f"{Path(location).resolve()} {status.st_size} {status.st_mtime_ns} {fields or FieldNames()}"
+        file = localize(location)
+        status = file.stat()
+        source = f"{file.resolve()} {status.st_size} {status.st_mtime_ns} {fields or FieldNames()}"
     else:
         source = Store.open(location).digest
     weights = hashlib.sha256()

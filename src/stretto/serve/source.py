@@ -9,7 +9,8 @@ from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.base.scratch import make_scratch_folder
 from stretto.base.task import is_per_step
-from stretto.prepare.compression import content_suffix
+from stretto.prepare.compression import content_suffix, is_compressed
+from stretto.prepare.downloads import localize, remote_name
 from stretto.prepare.options import SequenceOptions, SeriesOptions, TextOptions
 from stretto.prepare.prepare_sequences import prepare_sequences
 from stretto.prepare.prepare_series import prepare_series
@@ -22,8 +23,11 @@ from stretto.train.data_spec import DataSpec, check_same_spec
 
 
 def is_raw(location: Path | str) -> bool:
-    """Return whether this is a file to be prepared first, rather than the folder or URL of a store."""
-    return not is_remote(location) and Path(location).is_file()
+    """Return whether this is a file to be prepared first, rather than a store; a URL is a file if it has a suffix."""
+    if not is_remote(location):
+        return Path(location).is_file()
+    path = Path(remote_name(str(location)))
+    return is_compressed(path) or content_suffix(path) in (*FORMATS, ".txt")
 
 
 def open_source(location: Path | str, data_spec: DataSpec) -> Corpus | Sequences:
@@ -61,6 +65,7 @@ class FieldNames:
 
 def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: FieldNames | None = None) -> None:
     """Prepare a file like the run's data: with the same vocabulary, or the same channels, mean and std."""
+    file = localize(file)
     task, origin, fields = data_spec.task, data_spec.origin or Origin(), fields or FieldNames()
     values = data_spec.channels or Tokens(num_tokens=task.num_inputs)  # num_inputs is the vocabulary size
     shared = SharedProperties("the run", values, _stored_targets(data_spec), data_spec.vocabulary)
@@ -75,7 +80,7 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
         time_format = None if time is None else origin.time_format
         series = SeriesOptions(by=by, time=time, time_format=time_format, like=shared, nan="missing")
         prepare_series(file, folder, series)
-    elif content_suffix(Path(file)) in FORMATS:
+    elif content_suffix(file) in FORMATS:
         names = _field_names(file)
         inputs = (fields.sequence,) if fields.sequence else tuple(name for name in origin.inputs if name in names)
         targets = fields.targets

@@ -21,6 +21,7 @@ from rich.console import Console
 
 from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError
+from stretto.base.remote import is_remote
 from stretto.base.task import GIVEN_TARGET_KINDS, has_classes, is_per_row
 from stretto.base.units import format_duration, pluralize
 from stretto.cli.parser import Parser
@@ -28,6 +29,7 @@ from stretto.cli.views.console import make_console
 from stretto.cli.views.result_views import show_preparation
 from stretto.cli.views.store_lines import describe_skipped, describe_store
 from stretto.prepare.compression import content_name
+from stretto.prepare.downloads import localize
 from stretto.prepare.file_listing import AmbiguousInputError, check_exists
 from stretto.prepare.hints import DataHints
 from stretto.prepare.inspection import Inspection, TextSchema, inspect_data
@@ -69,7 +71,7 @@ def add_arguments(parser: Parser) -> None:
     # For the notes that `run` prints about the data: they name parameters of the library.
     parser.set_defaults(add_dashes=parser.add_dashes)
     add = parser.add_argument
-    add("paths", nargs="+", type=Path, metavar="PATH", help="files, also .gz, .bz2 or .zst, or a folder of files")
+    add("paths", nargs="+", metavar="PATH", help="files (also .gz, .bz2, .zst), their URLs, or a folder of files")
     add("--out", type=Path, default=Path("run.toml"), metavar="FILE", help="file to write (default: run.toml)")
     add("--name", metavar="NAME", help="use the folders data/NAME and runs/NAME (default: the name of the first PATH)")
     add("--yes", action="store_true", help="ask no questions, and use the defaults")
@@ -82,7 +84,7 @@ def _add_data_options(parser: Parser) -> None:
     add("--kind", choices=["text", "sequences", "series"], help="what the files hold")
     formats = ["text", "jsonl", "csv", "parquet", "npz", "datasets"]
     add("--format", choices=formats, help="format of the files to use, if a folder holds several formats")
-    add("--valid", type=Path, nargs="+", metavar="FILE", help="files for validation")
+    add("--valid", nargs="+", metavar="FILE", help="files for validation, or their URLs")
     help_text = "fraction of the data for validation, if there are no files for it (default: 0.1, for series 0.2)"
     add("--validation-fraction", type=float, metavar="FRACTION", help=help_text)
     add("--level", choices=["byte", "char", "word"], help="text: what a token is")
@@ -112,11 +114,12 @@ def run(options: argparse.Namespace) -> None:
     """Inspect the files, ask questions, prepare the data, and write the TOML file."""
     _check_values(options)
     console = make_console()
+    paths, valid = _localize(console, options.paths), _localize(console, options.valid or [])
     names = ("kind", "format", "level", "sequence", "label", "has_label", "time", "by", "time_format", "target_kind")
     hints = DataHints(**{name: getattr(options, name) for name in names})
     hints = replace(hints, inputs=options.inputs or (), targets=options.targets or ())
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and not options.yes
-    prompter = _Prompter(console, options.paths, options.valid or [], is_interactive=is_interactive)
+    prompter = _Prompter(console, paths, valid, is_interactive=is_interactive)
     inspection, hints = prompter.inspect(hints)
     _check_kind(options, inspection)
     console.print(f"found   {_describe_files(inspection)}")
@@ -125,7 +128,7 @@ def run(options: argparse.Namespace) -> None:
     inspection = _add_known_columns(prompter.confirm(inspection, hints), options)
     console.print(f"task    {_describe_task(inspection)}")
     forecast, targets = prompter.choose_forecast(inspection, options)
-    name = options.name or _default_name(options.paths[0])
+    name = options.name or _default_name(paths[0])
     prepared = _prepare(console, inspection, Path("data") / name, options)
     folder = Path("runs") / name
     # Importing torch takes seconds, so do it only after errors in the options have been reported.
@@ -139,7 +142,8 @@ def run(options: argparse.Namespace) -> None:
 def _check_values(options: argparse.Namespace) -> None:
     """Reject invalid paths and options before any work is done."""
     for path in options.paths:
-        check_exists(path)
+        if not is_remote(path):
+            check_exists(Path(path))
     if options.out.exists() and not options.force:
         raise ConfigError(f"--out={options.out} already exists; choose a different file, or overwrite it with --force")
     if not options.out.absolute().parent.is_dir():
@@ -158,6 +162,16 @@ def _check_values(options: argparse.Namespace) -> None:
         value, minimum = getattr(options, name), 0 if name == "season" else 1
         if value is not None and value < minimum:
             raise ConfigError(f"--{name}={value} must be at least {minimum}")
+
+
+def _localize(console: Console, locations: list[str]) -> list[Path]:
+    """Return the local paths of files; those behind URLs are downloaded."""
+    paths = []
+    for location in locations:
+        if is_remote(location):
+            console.print(f"fetch   {location}")
+        paths.append(localize(location))
+    return paths
 
 
 def _check_kind(options: argparse.Namespace, inspection: Inspection) -> None:

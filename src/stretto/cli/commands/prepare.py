@@ -9,7 +9,6 @@ example:
 """
 
 import argparse
-from pathlib import Path
 
 from stretto.cli.parser import Parser, add_prepare_options, read_prepare_options
 from stretto.cli.views.console import make_console
@@ -96,8 +95,9 @@ def make_kind_parser(kind: str) -> Parser:
         ),
     }[kind]
     parser = Parser(f"stretto prepare {kind}", description, f"example:\n  stretto prepare {example}")
-    parser.add_argument("files", nargs="+", type=Path, metavar="FILE", help=files_help)
-    # Not a Path: that would turn a URL, which must be rejected, into a local folder.
+    # Not a Path: that would turn a URL into a local folder.
+    parser.add_argument("files", nargs="+", metavar="FILE", help=f"{files_help}; paths or URLs")
+    # Not a Path either, so that a URL is rejected.
     parser.add_argument("--out", required=True, metavar="FOLDER", help="where to write the data; a new folder")
     add_prepare_options(parser, options_type)
     parser.add_argument("--workers", type=int, metavar="N", help="worker processes (default: as many as pay off)")
