@@ -103,3 +103,18 @@ def test_what_contradicts_or_is_ambiguous_is_one_sentence(capsys: pytest.Capture
     ):
         assert main(["init", "a.jsonl", *options]) == 2
         assert message in capsys.readouterr().err
+
+
+@pytest.mark.long
+def test_columns_of_a_table_are_predicted_from_other_columns(capsys: pytest.CaptureFixture[str]) -> None:
+    heat = np.abs(DRAW.normal(size=3000))
+    lines = [
+        f"{step},{value:.4f},{value * 2:.4f},{'on' if value > 0.6 else 'off'}\n" for step, value in enumerate(heat)
+    ]
+    Path("a.csv").write_text("".join(["time,heat,load,state\n", *lines]))
+    said, predictions = use("a.csv", capsys, "--inputs", "heat", "--targets", "state")
+    assert "task    predict the class 'state' of each time step" in said and "stretto forecast" not in said
+    assert load_config("run.toml").data.context == 512  # one long series becomes several rows
+    assert len(predictions) == 1 and len(predictions[0]["labels"]) == len(predictions[0]["true_labels"]) == 3000
+    assert main(["init", "a.csv", "--targets", "state", "--horizon", "3", "--force"]) == 2
+    assert "--horizon is for a forecast, but the run predicts 'state'; leave it out" in capsys.readouterr().err

@@ -20,6 +20,7 @@ from stretto.prepare.sequence_schema import (
     list_sequence_fields,
 )
 from stretto.prepare.series_schema import SeriesSchema, infer_series_schema
+from stretto.prepare.series_target_schema import choose_series_targets, target_kind_of, without_targets
 from stretto.prepare.time_formats import check_time_format
 from stretto.store.vocabulary import Level
 
@@ -106,7 +107,11 @@ def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
             check_field(name, value, sample.path, sample.field_names)
     schema: SequenceSchema | SeriesSchema
     if (hints.kind or _infer_kind(sample, hints)) == "series":
-        schema, notes = infer_series_schema(sample, hints.time, hints.by)
+        kind = target_kind_of(sample, hints)
+        inputs = sample if kind is None else without_targets(sample, hints)
+        schema, notes = infer_series_schema(inputs, hints.time, hints.by)
+        schema, target_notes = choose_series_targets(schema, hints, kind)
+        notes += target_notes
     else:
         schema, notes = infer_sequence_schema(sample, hints)
     inspection = _make_inspection(listing, schema, notes)

@@ -45,6 +45,8 @@ class PrepareOptions:
         """Raise DataError for a value that is not allowed, whatever the data."""
         for item in fields(self):
             value, choices = getattr(self, item.name), item.metadata["choices"]
+            if item.metadata["type"] is split_names and isinstance(value, str):  # a single name
+                object.__setattr__(self, item.name, (value,))
             if choices is not None and value is not None and value not in choices:
                 raise DataError(f"{item.name}={value!r} is not allowed; choose from {', '.join(choices)}")
             if item.name == "validation_fraction" and not 0 <= value < 1:
@@ -123,9 +125,6 @@ class SequenceOptions(PrepareOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("inputs", "targets"):
-            if isinstance(getattr(self, name), str):  # a single name
-                object.__setattr__(self, name, (getattr(self, name),))
         if self.label is not None and (self.targets is not None or self.target_kind not in (None, "class_per_row")):
             raise DataError(f"label={self.label} can't be combined with targets or target_kind; leave one of them out")
         if self.sequence is not None and self.inputs is not None:
@@ -146,6 +145,17 @@ class SeriesOptions(PrepareOptions):
 
     columns: Sequence[str] | None = option(
         None, "columns to use as channels (default: all columns of numbers)", "A,B,...", type=split_names
+    )
+    targets: Sequence[str] | None = option(
+        None,
+        "columns with classes or values of each row to predict, in place of a forecast",
+        "A,B,...",
+        type=split_names,
+    )
+    target_kind: TargetKind | None = option(
+        None,
+        "what the targets are (default: of each time step, inferred from the first rows)",
+        choices=GIVEN_TARGET_KINDS,
     )
     by: str | None = option(None, "column that names the series of a row (default: each file is one series)", "COLUMN")
     time: str | None = option(None, "column of times, which must not decrease within a series", "COLUMN")

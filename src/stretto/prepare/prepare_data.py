@@ -93,6 +93,8 @@ def _make_options(
             nan=nan or "error",
         )
     return SeriesOptions(
+        targets=schema.targets or None,
+        target_kind=schema.target_kind,
         columns=schema.columns,
         by=schema.by,
         time=schema.time,

@@ -3,7 +3,7 @@
 import math
 from array import array
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import date, datetime
 from itertools import islice
 from pathlib import Path
@@ -16,18 +16,19 @@ from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
 from stretto.prepare.field_check import check_fields
 from stretto.prepare.options import BadRowPolicy, NanPolicy, SeriesOptions, open_like
-from stretto.prepare.prepare_job import OnProgress, PartResult, open_job
+from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
 from stretto.prepare.record_parser import FLOAT32_MAX, parse_number, to_number
 from stretto.prepare.record_spool import Files, Records, are_records, spool_records
 from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows, shorten
-from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, log_skipped_rows, missing_field
+from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, SkippedRows, log_skipped_rows, missing_field
+from stretto.prepare.series_targets import SeriesTargets, StepTargets, make_series_targets
 from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
 from stretto.prepare.time_formats import ambiguous_format, find_time_formats, parse_time
 from stretto.store.sequences import CHANNEL_DTYPE, Channels, Origin, Sequences, SharedProperties
 
 Timestamp = float | datetime
 
-_COLUMN_OPTIONS = ("columns", "known_future", "static")  # options that name channels
+_COLUMN_OPTIONS = ("columns", "known_future", "static", "targets")
 _MAX_ROWS_SAMPLED = 1000  # at most this many rows are read to see which columns hold numbers
 
 
@@ -44,8 +45,12 @@ def prepare_series(
 
     Files are CSV, Parquet or JSONL. Each row is one time step. A file is one series; with `by`, consecutive rows with
     the same value in that column are one. The channels are `columns`, by default all whose first value in the first
-    file is a number, except `by` and `time`. In place of files, give an iterable of dicts, one per row, which is read
-    once.
+    file is a number, except `by`, `time` and `targets`. In place of files, give an iterable of dicts, one per row,
+    which is read once.
+
+    With `targets`, a model predicts these columns at each time step, from the channels up to it, instead of a forecast:
+    a class (text, integers or booleans) or values. If `target_kind` is per row, the last time step of a series counts,
+    and validation takes whole series.
 
     `time` must not decrease within a series. With `validation_fraction`, the end of each series goes to
     `folder/valid` and the rest to `folder/train`, from which the statistics are computed. With `like`, columns and
@@ -69,26 +74,52 @@ def prepare_series(
         names = [(option, name) for option in _COLUMN_OPTIONS for name in getattr(options, option) or ()]
         check_fields(parts, [*names, ("by", options.by), ("time", options.time)])
     if columns is None:
-        columns = _numeric_columns(parts[0], {options.by, options.time})
+        columns = _numeric_columns(parts[0], {options.by, options.time, *(options.targets or ())})
     columns = [*columns, *(name for name in (*known_future, *static) if name not in columns)]
-    time_format = options.time_format or _find_time_format(parts[0], options.time)
     parser = _StepParser(
-        _check_columns(columns, options), options.by, options.time, options.nan, static=static, time_format=time_format
+        _check_columns(columns, options),
+        options.by,
+        options.time,
+        options.nan,
+        static=static,
+        time_format=options.time_format or _find_time_format(parts[0], options.time),
+        targets=make_series_targets(parts, options, shared),
     )
-    splits = ("train", "valid") if options.validation_fraction else ("",)
-    task = _WriteSeries(parser, splits, options.validation_fraction, options.bad_rows)
     with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
-        learned = fingerprint(repr(parser))  # the columns, from the first file
-        shards, skipped = write_parts(job, task, parts, splits, options.validation_fraction, learned)
-        channels = make_channels(parser.columns, shards[splits[0]], channels)
-        channels = channels.model_copy(update={"known_future": known_future, "static": static})
-        for split in splits:
-            origin = Origin(by=parser.by, time=parser.time, time_format=parser.time_format)
-            write_store(job, split, shards[split], channels, origin=origin)
+        skipped = _write(job, parts, parser, options, shared)
         job.finish()
     if skipped.num_rows:
         on_skipped(skipped)
-    return [Sequences.open(Path(folder) / split) for split in splits]
+    return [Sequences.open(Path(folder) / split) for split in _splits(options)]
+
+
+def _splits(options: SeriesOptions) -> tuple[str, ...]:
+    return ("train", "valid") if options.validation_fraction else ("",)
+
+
+def _write(
+    job: Job,
+    parts: Sequence[RecordPart],
+    parser: "_StepParser",
+    options: SeriesOptions,
+    shared: SharedProperties | None,
+) -> SkippedRows:
+    if parser.targets is not None:
+        parser = replace(parser, targets=parser.targets.find_classes(job, parts, options))
+    splits, targets = _splits(options), parser.targets
+    task = _WriteSeries(parser, splits, options.validation_fraction, options.bad_rows)
+    learned = fingerprint(repr(parser))  # the columns, from the first file, and the classes
+    shards, skipped = write_parts(job, task, parts, splits, options.validation_fraction, learned)
+    like = shared.values if shared is not None and isinstance(shared.values, Channels) else None
+    channels = make_channels(parser.columns, shards[splits[0]], like)
+    known_future = tuple(options.known_future) if like is None else like.known_future
+    channels = channels.model_copy(update={"known_future": known_future, "static": parser.static})
+    stored_targets = None if targets is None else targets.describe(shards[splits[0]], shared)
+    target_columns = () if targets is None else targets.columns
+    origin = Origin(by=parser.by, time=parser.time, time_format=parser.time_format, targets=target_columns)
+    for split in splits:
+        write_store(job, split, shards[split], channels, stored_targets, origin=origin)
+    return skipped
 
 
 def _shared_channels(shared: SharedProperties, options: SeriesOptions) -> Channels:
@@ -111,8 +142,8 @@ def _check_columns(columns: Sequence[str], options: SeriesOptions) -> tuple[str,
     for name in columns:
         if list(columns).count(name) > 1:
             raise DataError(f"columns={listed} names {name!r} more than once; name each column once")
-        if name in (options.by, options.time):
-            role = "by" if name == options.by else "time"
+        if name in (options.by, options.time, *(options.targets or ())):
+            role = "by" if name == options.by else "time" if name == options.time else "targets"
             raise DataError(f"columns={listed} includes {role}={name}; leave it out of the columns")
         if name in options.known_future and name in options.static:
             raise DataError(f"known_future and static both name {name!r}; name it in one of them")
@@ -174,14 +205,19 @@ class _StepParser:
     nan: NanPolicy
     static: tuple[str, ...] = ()  # columns that are constant within a series
     time_format: str | None = None
+    targets: SeriesTargets | None = None
 
     @property
     def fields(self) -> list[str]:
-        return [*self.columns, *(name for name in (self.by, self.time) if name is not None)]
+        names = [*self.columns, *(name for name in (self.by, self.time) if name is not None)]
+        return names if self.targets is None else [*names, *self.targets.columns]
 
-    def parse(self, record: Mapping[str, Any], is_csv: bool) -> tuple[list[float], Hashable, Timestamp | None]:
-        """Return the values of a row, the name of its series, and its time."""
-        return self._values(record, is_csv), self._series_name(record), self._timestamp(record, is_csv)
+    def parse(
+        self, record: Mapping[str, Any], is_csv: bool
+    ) -> tuple[list[float], Hashable, Timestamp | None, StepTargets]:
+        """Return the values of a row, the name of its series, its time, and its targets."""
+        targets = None if self.targets is None else self.targets.parse(record, is_csv)
+        return self._values(record, is_csv), self._series_name(record), self._timestamp(record, is_csv), targets
 
     def _values(self, record: Mapping[str, Any], is_csv: bool) -> list[float]:
         for name in self.columns:
@@ -241,30 +277,45 @@ class _WriteSeries:
 
     def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
         reader = RowReader(part, self.bad_rows)
-        with open_shards(folder, self.splits, number, CHANNEL_DTYPE) as writers:
-            for steps in self._series(reader):
-                num_validation = int(len(steps) * self.validation_fraction)
-                writers[self.splits[0]].append(steps[: len(steps) - num_validation])
-                if num_validation:
-                    writers[self.splits[1]].append(steps[-num_validation:])
+        targets = self.parser.targets
+        with open_shards(
+            folder, self.splits, number, CHANNEL_DTYPE, None if targets is None else targets.dtype
+        ) as writers:
+            for index, (steps, step_targets) in enumerate(self._series(reader)):
+                encoded = None if targets is None else targets.encode(step_targets)
+                if targets is not None and targets.is_per_series:
+                    writers[self._choose_split(index)].append(steps, encoded)
+                    continue
+                num_training = len(steps) - int(len(steps) * self.validation_fraction)
+                for split, part_steps in zip(
+                    self.splits, (slice(num_training), slice(num_training, None)), strict=False
+                ):
+                    if len(steps[part_steps]):
+                        writers[split].append(steps[part_steps], None if encoded is None else encoded[part_steps])
             return finish_part(writers, reader)
 
-    def _series(self, reader: RowReader) -> Iterator[NDArray[np.float64]]:
+    def _choose_split(self, index: int) -> str:
+        """Return the split of a whole series: evenly spread ones are for validation."""
+        is_validation = int((index + 1) * self.validation_fraction) > int(index * self.validation_fraction)
+        return self.splits[-1] if is_validation else self.splits[0]
+
+    def _series(self, reader: RowReader) -> Iterator[tuple[NDArray[np.float64], list[StepTargets]]]:
         """Yield the series one by one; only the current one and the names of those before it are in memory."""
         part, parser = reader.part, self.parser
         values: array[float] = array("d")  # all steps of the current series, concatenated
+        targets: list[StepTargets] = []
         current_name, previous_time = None, None
         ended_names: set[Hashable] = set()
         rows = reader.read(lambda record: parser.parse(record, part.format == "csv"), parser.fields)
-        for row_index, (step, name, timestamp) in rows:
+        for row_index, (step, name, timestamp, step_targets) in rows:
             has_current_ended = len(values) > 0 and name != current_name
             error = None if has_current_ended else _find_order_error(previous_time, timestamp, parser.time)
             if error is not None:
                 reader.reject(row_index, error)
                 continue
             if has_current_ended:
-                yield self._steps(values, part, current_name)
-                values = array("d")
+                yield self._steps(values, part, current_name), targets
+                values, targets = array("d"), []
                 ended_names.add(current_name)
             if name in ended_names:
                 where = f"{part.path}, row {part.row_number(row_index):,}"
@@ -272,8 +323,9 @@ class _WriteSeries:
                 raise DataError(f"{where}: {problem}; sort the rows by {parser.by!r} first")
             current_name, previous_time = name, timestamp
             values.extend(step)
+            targets.append(step_targets)
         if values:
-            yield self._steps(values, part, current_name)
+            yield self._steps(values, part, current_name), targets
 
     def _steps(self, values: "array[float]", part: RecordPart, name: Hashable) -> NDArray[np.float64]:
         """Return the time steps of a series `[time, columns]`; a static value is filled in where it is missing."""

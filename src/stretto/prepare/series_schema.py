@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from stretto.base.errors import DataError
+from stretto.base.task import TargetKind
 from stretto.prepare.field_summary import TIME_NAMES
 from stretto.prepare.file_listing import AmbiguousInputError
 from stretto.prepare.options import NanPolicy
@@ -41,6 +42,13 @@ class SeriesSchema:
     has_missing: bool = False  # whether a channel has missing values
     known_future: tuple[str, ...] = ()  # channels whose values are known ahead of time
     static: tuple[str, ...] = ()  # channels that are constant within a series
+    targets: tuple[str, ...] = ()  # columns to predict at each time step or per series; empty: a forecast
+    target_kind: TargetKind | None = None  # None: a forecast
+
+    @property
+    def target_fields(self) -> tuple[str, ...]:
+        """The columns to predict at each time step or per series; empty if the future is predicted."""
+        return self.targets
 
 
 def infer_series_schema(sample: RecordSample, time: str | None, by: str | None) -> tuple[SeriesSchema, list[str]]:

@@ -69,7 +69,7 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
     task, origin, fields = data_spec.task, data_spec.origin or Origin(), fields or FieldNames()
     values = data_spec.channels or Tokens(num_tokens=task.num_inputs)  # num_inputs is the vocabulary size
     shared = SharedProperties("the run", values, _stored_targets(data_spec), data_spec.vocabulary)
-    if task.inputs == "channels" and task.targets == "horizon":
+    if task.targets == "horizon" or (isinstance(values, Channels) and not origin.inputs):
         names = _field_names(file)
         assert isinstance(values, Channels)
         for name in values.names:
@@ -78,7 +78,16 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
         by = fields.by or (origin.by if origin.by in names else None)
         time = origin.time if origin.time in names else None
         time_format = None if time is None else origin.time_format
-        series = SeriesOptions(by=by, time=time, time_format=time_format, like=shared, nan="missing")
+        columns = origin.targets if names.issuperset(origin.targets) else ()  # the true targets are optional
+        series = SeriesOptions(
+            by=by,
+            time=time,
+            time_format=time_format,
+            targets=columns or None,
+            target_kind=shared.targets.kind if columns and shared.targets is not None else None,
+            like=shared,
+            nan="missing",
+        )
         prepare_series(file, folder, series)
     elif content_suffix(file) in FORMATS:
         names = _field_names(file)
@@ -86,14 +95,14 @@ def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: 
         targets = fields.targets
         if not targets and shared.targets is not None and names.issuperset(origin.targets):
             targets = origin.targets  # the true targets are optional
-        options = SequenceOptions(
+        sequence_options = SequenceOptions(
             like=shared,
             inputs=inputs or None,
             read_as="text" if data_spec.vocabulary is not None else values.type,
             targets=targets or None,
             target_kind=shared.targets.kind if targets and shared.targets is not None else None,
         )
-        prepare_sequences(file, folder, options)
+        prepare_sequences(file, folder, sequence_options)
     elif data_spec.vocabulary is not None and task.targets == "next_token":
         prepare_text(file, folder, TextOptions(vocabulary=data_spec.vocabulary))
     else:

@@ -53,9 +53,9 @@ _OPTION_KINDS: dict[str, tuple[str, ...]] = {
     "time": ("series",),
     "time_format": ("series",),
     "by": ("series",),
-    "inputs": ("sequences",),
+    "inputs": ("sequences", "series"),
     "targets": ("series", "sequences"),
-    "target_kind": ("sequences",),
+    "target_kind": ("sequences", "series"),
     "known_future": ("series",),
     "static": ("series",),
     "horizon": ("series", "sequences of channels"),
@@ -90,17 +90,22 @@ def _add_data_options(parser: Parser) -> None:
     add("--level", choices=["byte", "char", "word"], help="text: what a token is")
     add("--max-symbols", type=int, metavar="N", help="text: maximum size of the vocabulary")
     add("--sequence", metavar="FIELD", help="sequences: field with the sequence")
-    add("--inputs", type=split_names, metavar="A,B", help="sequences: fields with a list of numbers each, the channels")
+    add(
+        "--inputs",
+        type=split_names,
+        metavar="A,B",
+        help="sequences: fields of lists, series: columns, to read as channels",
+    )
     add("--label", metavar="FIELD", help="sequences: field with the label")
     add("--no-label", dest="has_label", action="store_false", help="sequences: no label, predict the next time step")
-    help_text = "sequences: what --targets are, if that is ambiguous"
+    help_text = "what --targets are, if that is ambiguous; series: to predict each row, in place of a forecast"
     add("--target-kind", choices=GIVEN_TARGET_KINDS, metavar="KIND", help=help_text)
     add("--time", metavar="COLUMN", help="series: column of times")
     add("--time-format", metavar="FORMAT", help="series: how times are written, in directives of Python's strptime")
     add("--by", metavar="COLUMN", help="series: column that names the series of a row")
     add("--bad-rows", choices=["error", "skip"], help="an unreadable row is an error, or is skipped (default: error)")
     add("--nan", choices=["error", "missing"], help="NaN is an error, or is missing (default: error; series: inferred)")
-    help_text = "sequences: fields with classes or values to predict; forecast: columns to predict (default: all)"
+    help_text = "fields or columns to predict (default: sequences: inferred; forecast: all)"
     add("--targets", type=split_names, metavar="A,B", help=help_text)
     help_text = "forecast: columns whose values are known ahead of time, such as prices"
     add("--known-future", type=split_names, metavar="A,B", help=help_text)
@@ -249,12 +254,13 @@ class _Prompter:
         schema = inspection.schema
         forecast = {name: getattr(options, name) for name in _FORECAST_OPTIONS}
         targets = list(options.targets or ())
-        if not isinstance(schema, SeriesSchema):
+        if not isinstance(schema, SeriesSchema) or schema.targets:
             given_names = [name for name in _FORECAST_OPTIONS if getattr(options, name) is not None]
-            predicted = schema.target_fields if isinstance(schema, SequenceSchema) else ()
+            predicted = () if isinstance(schema, TextSchema) else schema.target_fields
             if given_names and predicted:
+                remedy = "add --no-label" if isinstance(schema, SequenceSchema) else "leave it out"
                 raise ConfigError(
-                    f"--{given_names[0]} is for a forecast, but the run predicts {predicted[0]!r}; add --no-label"
+                    f"--{given_names[0]} is for a forecast, but the run predicts {predicted[0]!r}; {remedy}"
                 )
             return forecast, [] if predicted else targets
         for name in targets:
@@ -337,7 +343,8 @@ def _describe_files(inspection: Inspection) -> str:
         return f"sequences: {files}, {rows}, {schema.value_type or 'no sequences'} in {names}{label}{targets}"
     by = "" if schema.by is None else f", one series per {schema.by!r}"
     names = ", ".join(schema.columns[:8]) + (", ..." if len(schema.columns) > 8 else "")
-    return f"series: {files}, {rows}{by}, numbers in {names}"
+    targets = f", targets {', '.join(map(repr, schema.targets))}" if schema.targets else ""
+    return f"series: {files}, {rows}{by}, numbers in {names}{targets}"
 
 
 def _describe_task(inspection: Inspection) -> str:
@@ -347,17 +354,20 @@ def _describe_task(inspection: Inspection) -> str:
     if isinstance(schema, SequenceSchema):
         tokens = "" if schema.level is None else f", read {schema.level} by {schema.level}"
         return f"predict {_describe_targets(schema)}{tokens}"
+    if schema.targets:
+        return f"predict {_describe_targets(schema)}"
     facts = [] if schema.seconds is None else [f"one row every {format_duration(schema.seconds)}"]
     facts += [f"seasonal period of {schema.period} rows"] if schema.period else []
     return "forecast the next values" + (f" ({', '.join(facts)})" if facts else "")
 
 
-def _describe_targets(schema: SequenceSchema) -> str:
+def _describe_targets(schema: SequenceSchema | SeriesSchema) -> str:
     names = ", ".join(map(repr, schema.target_fields))
     if schema.target_kind is None:
         return f"{names or 'the next time step'} of a sequence"
+    row = "of a sequence" if isinstance(schema, SequenceSchema) else "of a series"
     noun = "the class" if has_classes(schema.target_kind) else "the values of"
-    return f"{noun} {names} {'of a sequence' if is_per_row(schema.target_kind) else 'of each time step'}"
+    return f"{noun} {names} {row if is_per_row(schema.target_kind) else 'of each time step'}"
 
 
 def _print_result(console: Console, inspection: Inspection, suggestion: "Suggestion", out: Path) -> None:
@@ -375,7 +385,7 @@ def _print_result(console: Console, inspection: Inspection, suggestion: "Suggest
         commands.append(("predict", folder, "predictions for the validation data"))
     if inspection.kind == "text":
         commands.append(("generate", folder, "text from the model"))
-    if inspection.kind == "series":
+    if isinstance(inspection.schema, SeriesSchema) and not inspection.schema.targets:
         known = ", ".join(config.data.known_future)
         needs = f"; --data: a file that has {known} past the end" if known else ""
         commands.append(("forecast", folder, f"the values after the end of the data{needs}"))
