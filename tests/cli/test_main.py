@@ -56,7 +56,7 @@ def test_train_hints_at_one_thread_if_the_cores_are_busy(
 def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert set(schema["properties"]) == {"data", "model", "train", "layout", "run", "save", "logging"}
+    assert set(schema["properties"]) == {"data", "model", "train", "layout", "run", "save", "metrics", "logging"}
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ VALUES: dict[str, Any] = {
     "targets": ("a", "b"),
     "target_kind": "values_per_row",
     "validation_fraction": 0.5,
+    "time_format": "%d.%m.%Y",
 }
 
 
