@@ -107,7 +107,7 @@ def test_a_mistake_is_one_sentence(name: str, message: str, tmp_path: Path) -> N
 def test_a_factory_replaces_the_folders(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"data: train can't be combined with factory='.*'; leave out one"):
         config(tmp_path, "both", data={"train": "data"})
-    with pytest.raises(ConfigError, match=r"data\.context=3 has no effect with data\.feed='batches'; leave it out"):
+    with pytest.raises(ConfigError, match=r"data\.context=3 has no effect with data\.factory='.*'; leave it out"):
         Run(config(tmp_path, "both", data={"context": 3}))
     for field in ("budget", "lanes", "row_multiple"):
         with pytest.raises(ConfigError, match=rf"data\.{field}=96 has no effect, since .* returns windows"):

@@ -84,6 +84,8 @@ def _factory_feeds(factory: str, data: DataConfig, layout: Layout, seed: int) ->
 def _source_feed(name: str, source: object, data: DataConfig, seed: int) -> Feed:
     if isinstance(source, Items):
         _check_unused_fields(data, "batches", has_channels=False)
+        if data.context is not None:  # only rows of a store are cut; those in memory have `cut`
+            raise ConfigError(f"data.context={data.context} has no effect with {name}; leave it out")
         try:
             source = Batches(source, data.budget, data.max_rows, data.row_multiple, seed)
         except DataError as error:
