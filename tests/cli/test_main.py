@@ -53,6 +53,13 @@ def test_train_hints_at_one_thread_if_the_cores_are_busy(
     assert hints(6.7, "set") == []
 
 
+def test_train_hints_at_settings_that_do_not_fit_a_cpu(prepared: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "run.toml", "--train.steps", "1", "--run.precision", "fp16", "--run.tf32", "true"]) == 0
+    said = capsys.readouterr().out
+    assert "hint    run.tf32 has no effect: TF32 is for fp32 on NVIDIA GPUs\n" in said
+    assert "hint    fp16 is emulated on CPUs and slow; use bf16 or fp32 (run.precision)\n" in said
+
+
 def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     schema = json.loads(capsys.readouterr().out)

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 
 import pytest
 
-from stretto.base.errors import LostPeerError
+from stretto.base.errors import LostPeerError, MeshError
 from stretto.launch.local import RanksEndedError, _signal_error, launch_local
 from stretto.launch.parent_exit import PREEMPTED_EXIT_CODE
+from stretto.mesh.join import check_backend_variable
 
 
 def test_signal_handlers_and_environment_are_restored_when_the_ranks_have_ended() -> None:
@@ -36,6 +37,15 @@ def test_a_signal_after_the_ranks_have_ended_has_the_handler_of_the_command() ->
         assert process.stdout is not None and [process.stdout.readline() for _ in range(2)][1] == "ended\n"
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 75
+
+
+def test_an_unknown_backend_is_refused_before_ranks_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STRETTO_BACKEND", "foo")
+    expected = r"^STRETTO_BACKEND='foo' is unknown; use strict \(CPU only\), or leave it unset$"
+    with pytest.raises(MeshError, match=expected):
+        launch_local(2, ["absent"])
+    monkeypatch.setenv("STRETTO_BACKEND", "")
+    check_backend_variable()  # empty is like unset
 
 
 @pytest.mark.parametrize(

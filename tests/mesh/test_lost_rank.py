@@ -13,8 +13,9 @@ import pytest
 
 from helpers.layout_cases import Case, run_case
 from helpers.rank_pool import RankPool, RanksFailedError
-from stretto import Layout
+from stretto import Layout, load_config
 from stretto.data import Corpus
+from stretto.train.start import newest_checkpoint_name
 
 
 @pytest.mark.long
@@ -53,15 +54,15 @@ def test_a_killed_rank_of_a_run_is_named_once_and_nothing_is_left_behind(byte_co
     config = tmp_path / "run.toml"
     config.write_text(
         f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 8\nwindow = 20\n[model]\nhidden = 16\n'
-        f'[train]\nsteps = 1000000\n[run]\nmax_restarts = 0\nfolder = "{tmp_path / "run"}"\n[layout]\nstages = 2\n'
+        f"[train]\nsteps = 1000000\n[save]\nevery = 5\n"
+        f'[run]\nmax_restarts = 0\nfolder = "{tmp_path / "run"}"\n[layout]\nstages = 2\n'
     )
     process = subprocess.Popen(
         [sys.executable, "-m", "stretto", "train", str(config)],
         stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
     )  # fmt: skip
     until = time.monotonic() + 60
-    log = tmp_path / "run" / "log.jsonl"
-    while time.monotonic() < until and not (log.exists() and log.stat().st_size):
+    while time.monotonic() < until and newest_checkpoint_name(load_config(config)) is None:
         time.sleep(0.1)
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     victims = [int(pid) for pid in children if b"\0train\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
@@ -72,5 +73,6 @@ def test_a_killed_rank_of_a_run_is_named_once_and_nothing_is_left_behind(byte_co
     # Rank 0 may have had the time to report the lost rank.
     *before, last = errors.splitlines()
     assert "rank 1 was killed by SIGKILL, so the other ranks were stopped" in last
+    assert re.search(r"; step \d[\d,]* is saved, and the same command resumes from it$", last)
     assert all("rank 0 lost rank 1" in line for line in before) and len(before) <= 1
     assert not Path(f"/proc/{victims[0]}").exists()

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
+from stretto.base.errors import LostPeerError
 from stretto.cli.automatic_layout import choose_layout_locally, choose_layout_on_ranks, layout_arguments
 from stretto.cli.rank_exit import exit_on_error
 from stretto.cli.views.console import make_console
@@ -17,7 +18,7 @@ from stretto.mesh.join import world
 from stretto.mesh.launch_info import find_launch_info
 from stretto.mesh.world import World
 from stretto.train.build import build_inputs, fit_to_ranks
-from stretto.train.start import newest_checkpoint_name
+from stretto.train.start import newest_checkpoint_name, newest_checkpoint_step
 
 _DEFAULT_RESTARTS = 3
 
@@ -33,6 +34,7 @@ class RankCommand:
     progress: Callable[[], object] | None = None  # a new value means progress; by default the newest checkpoint
     secret_folder: Path | None = None  # for the ranks' secret, see `world`
     saves_plan: bool = False  # write the plan of an automatic layout to the run's folder
+    resumes: bool = False  # the same command resumes from the run's newest checkpoint
 
 
 def run_on_ranks(config: RunConfig, command: RankCommand) -> None:
@@ -65,6 +67,10 @@ def _launch(config: RunConfig, command: RankCommand) -> None:
             progress=command.progress or (lambda: newest_checkpoint_name(config)),
             on_message=lambda message: print(f"stretto: {message}", file=sys.stderr, flush=True),
         )
+    except LostPeerError as error:
+        step = newest_checkpoint_step(config) if command.resumes else None
+        hint = "" if step is None else f"; step {step:,} is saved, and the same command resumes from it"
+        raise LostPeerError(f"{error}{hint}") from None
     finally:
         # A rank that was killed during its live view leaves the cursor hidden.
         make_console().show_cursor()

@@ -18,6 +18,7 @@ from stretto.base.scratch import make_scratch_folder
 from stretto.launch.elastic_agent import ElasticAgent
 from stretto.launch.loopback import LoopbackRendezvous
 from stretto.launch.parent_exit import LAUNCHER_PID_VARIABLE, PREEMPTED_EXIT_CODE
+from stretto.mesh.join import check_backend_variable
 from stretto.mesh.secret import SECRET_VARIABLE, new_secret
 from stretto.train.signals import PREEMPTION_SIGNALS
 
@@ -50,6 +51,7 @@ def launch_local(
     When a rank is lost, all ranks are restarted, and `on_message` is called with the reason. After `max_restarts`
     restarts in a row without progress (a new value from `progress`), losing a rank again ends the run.
     """
+    check_backend_variable()
     # The agent logs each failure at length; `on_message` and our errors say what the user needs to know.
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):

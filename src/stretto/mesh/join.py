@@ -29,7 +29,7 @@ from stretto.mesh.watchdog import Watchdog
 from stretto.mesh.world import TIMEOUT, World, group_timeout
 
 BACKEND_VARIABLE = "STRETTO_BACKEND"
-"""Set to `strict`, it makes ranks on the CPU follow NCCL's rules, for tests."""
+"""Set to `strict`, it makes ranks on the CPU follow NCCL's rules, for tests; empty is like unset."""
 
 _log = logging.getLogger(__name__)
 _SINGLE_RANK = LaunchInfo(rank=0, size=1, local_rank=0, local_size=1, address="127.0.0.1", port=0)
@@ -95,15 +95,22 @@ def world(
         leave(store.unsigned, launch_info.rank, launch_info.size)
 
 
+def check_backend_variable() -> None:
+    """Raise if `STRETTO_BACKEND` has an unknown value; a launcher calls this, so that not every rank reports it."""
+    backend = os.environ.get(BACKEND_VARIABLE)
+    if backend and backend != STRICT:
+        raise MeshError(f"{BACKEND_VARIABLE}={backend!r} is unknown; use strict (CPU only), or leave it unset")
+
+
 def _find_backend(device: torch.device) -> str:
     """Return the backend for a device; `STRETTO_BACKEND=strict` replaces gloo with a model of NCCL's rules."""
-    backend = os.environ.get(BACKEND_VARIABLE)
-    if backend is None:
+    check_backend_variable()
+    if not os.environ.get(BACKEND_VARIABLE):
         return dist.get_default_backend_for_device(device)
-    if backend != STRICT or device.type != "cpu":
-        raise MeshError(f"{BACKEND_VARIABLE}={backend} is not supported on {device.type}; use strict, on the CPU only")
+    if device.type != "cpu":
+        raise MeshError(f"{BACKEND_VARIABLE}='{STRICT}' can't be used on {device.type}; leave it unset, or use the CPU")
     register_strict_backend()
-    return backend
+    return STRICT
 
 
 def _join(

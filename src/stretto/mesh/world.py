@@ -19,6 +19,7 @@ from stretto.mesh.liveness import LivenessCheck
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.signed_store import SignedStore
 from stretto.mesh.status import WAITING, StatusPublisher
+from stretto.mesh.strict import STRICT
 from stretto.mesh.topology import Topology
 from stretto.mesh.wait_timer import WaitTimer
 from stretto.mesh.watchdog import Watchdog
@@ -62,6 +63,11 @@ class World:
     def is_single_rank(self) -> bool:
         """Whether this is the only rank."""
         return self.size == 1
+
+    @property
+    def is_strict(self) -> bool:
+        """Whether ranks on the CPU follow NCCL's rules, because of `STRETTO_BACKEND=strict`."""
+        return not self.is_single_rank and dist.get_backend() == STRICT
 
     @property
     def is_rank_zero(self) -> bool:

@@ -48,11 +48,21 @@ def checkpoint_location(config: RunConfig) -> str:
 
 def newest_checkpoint_name(config: RunConfig) -> str | None:
     """Return the name of the checkpoint that a run would resume from; None if there is none, or it can't be read."""
+    checkpoint = _newest_checkpoint(config)
+    return None if checkpoint is None else checkpoint.name
+
+
+def newest_checkpoint_step(config: RunConfig) -> int | None:
+    """Return the step of the checkpoint that a run would resume from; None if there is none, or it can't be read."""
+    checkpoint = _newest_checkpoint(config)
+    return None if checkpoint is None else checkpoint.manifest.training_state.step
+
+
+def _newest_checkpoint(config: RunConfig) -> Checkpoint | None:
     try:
-        checkpoint = _find_checkpoint(config, "auto")
+        return _find_checkpoint(config, "auto")
     except (StrettoError, OSError):
         return None
-    return None if checkpoint is None else checkpoint.name
 
 
 def _find_checkpoint(config: RunConfig, resume: str, allowed_locations: Sequence[str] = ()) -> Checkpoint | None:

@@ -59,5 +59,6 @@ def run(options: argparse.Namespace) -> None:
         # With `save.to`, nodes may each have a folder of their own.
         secret_folder=config.run.folder if config.save.to is None else None,
         saves_plan=True,
+        resumes=True,
     )
     run_on_ranks(config, command)

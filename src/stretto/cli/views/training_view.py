@@ -159,8 +159,15 @@ def _print_run_summary(console: Console, run: Run) -> None:
         console.print(f"layout  {config.layout}, blocks {stages}")
     steps = run.trainer.num_steps
     length = pluralize(config.train.epochs, "epoch") if steps is None else pluralize(steps, "step")
-    console.print(f"run     {length} on {run.world.device}, {config.run.precision}, in {run.folder}")
+    backend = ", strict backend" if run.world.is_strict else ""
+    uses_tf32 = config.run.tf32 and config.run.precision == "fp32" and run.world.device.type == "cuda"
+    precision = "fp32 with TF32" if uses_tf32 else config.run.precision
+    console.print(f"run     {length} on {run.world.device}{backend}, {precision}, in {run.folder}")
+    if config.run.tf32 and not uses_tf32:
+        console.print("hint    run.tf32 has no effect: TF32 is for fp32 on NVIDIA GPUs")
     if run.world.device.type == "cpu":
+        if config.run.precision == "fp16":
+            console.print("hint    fp16 is emulated on CPUs and slow; use bf16 or fp32 (run.precision)")
         _print_load_hint(console)
     if run.resumed is not None:
         manifest = run.resumed.manifest
