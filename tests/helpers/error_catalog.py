@@ -210,13 +210,13 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --train.schedule one_cycle --train.warmup 2",
             ),
             ErrorCase(
-                "<file>: train: warmup=<n> exceeds steps=<n>; shorten the warmup",
+                "<file>: train: warmup=<n> exceeds steps=<n>; set train.warmup to at most <n>",
                 "The run would end before the warm-up does.",
                 "Lower `train.warmup`, or raise `train.steps`.",
                 "stretto train run.toml --train.warmup 9",
             ),
             ErrorCase(
-                "--<field>=<value> should be a valid boolean",
+                "--<field>=<value> should be true or false",
                 "The field is true or false.",
                 "Write `true` or `false`.",
                 "stretto train run.toml --layout.elastic maybe",
@@ -751,7 +751,8 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --layout.chunks 99",
             ),
             ErrorCase(
-                "torch finds no GPU, so there is nothing to check; use --backend=strict, which runs on CPUs",
+                "torch finds no GPU, so there is nothing to check; `stretto doctor` says why, and "
+                "`stretto doctor --gpu --backend strict` runs the checks on CPUs",
                 "`stretto doctor --gpu` checks GPUs.",
                 "If the machine has GPUs, `stretto doctor` says why torch does not find them. Else use `--backend strict`: the same checks on CPU ranks that follow NCCL's rules.",
                 "stretto doctor --gpu",

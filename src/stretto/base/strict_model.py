@@ -51,6 +51,8 @@ def describe_error(details: ErrorDetails, known_fields: Iterable[str]) -> str:
             return f"{name} is missing; set it, as it has no default"
         case "value_error":
             return f"{name}: {message}" if name else message
+        case "bool_type" | "bool_parsing":
+            return f"{name}={details['input']!r} should be true or false"
     # pydantic says: Input should be a valid integer, unable to parse string as an integer.
     return f"{name}={details['input']!r} {message.removeprefix('Input ').split(', unable')[0]}"
 

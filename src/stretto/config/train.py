@@ -112,5 +112,6 @@ class TrainConfig(StrictModel):
         if self.warmup and self.schedule == "one_cycle":
             raise ValueError(f"warmup={self.warmup} has no effect: one_cycle has a rise of its own; remove warmup")
         if self.steps is not None and self.warmup > self.steps:
-            raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}; shorten the warmup")
+            remedy = f"set train.warmup to at most {self.steps}"
+            raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}; {remedy}")
         return self
