@@ -90,7 +90,7 @@ def test_text_that_is_not_utf8_is_read_as_bytes_only(tmp_path: Path) -> None:
         ("a.tar.gz", b"x", "is compressed or an archive (.tar); unpack it first"),
         ("a.npz.gz", b"x", "is .npz in .gz, so it is compressed twice; unpack it first"),
         ("a.txt.gz", b"x", "can't be decompressed (Not a gzipped file (b'x')); copy or write it again"),
-        ("a.txt.gz", gzip.compress(b""), "is empty; choose a different file"),
+        ("a.txt.gz", gzip.compress(b"", mtime=0), "is empty; choose a different file"),
         ("a.json", b"{}", "which is not supported; convert it to JSONL"),
         ("a.csv", b"1,2\n3,4\n", "its first line is blank or has only numbers and times"),
         ("a.csv", b"2025-01-01,2\n2025-01-02,4\n", "its first line is blank or has only numbers and times"),
