@@ -50,10 +50,10 @@ def store_of(folder: Path, kind: TargetKind, validation_fraction: float = 0.0) -
     return folder / "data"
 
 
-def run_of(folder: Path, data: dict[str, object], name: str = "run") -> Run:
+def run_of(folder: Path, data: dict[str, object], name: str = "run", **model: object) -> Run:
     tree = {
         "data": {"budget": 40, **data},
-        "model": {"hidden": 8, "layers": 1},
+        "model": {"hidden": 8, "layers": 1, **model},
         "train": {"steps": 4, "lr": 0.01},
         "run": {"folder": str(folder / name), "device": "cpu"},
     }
@@ -130,6 +130,26 @@ def test_predictions_are_the_outputs_of_the_model_in_the_units_of_the_targets(ki
         )
     else:
         assert set(metrics) == {"accuracy"}
+
+
+@pytest.mark.parametrize("kind", ["values_per_row", "values_per_step"])
+def test_quantiles_of_values_are_in_their_units_in_order(kind: TargetKind, tmp_path: Path) -> None:
+    list(run_of(tmp_path, {"train": str(store_of(tmp_path, kind))}, loss="quantile", quantiles=[0.2, 0.7]).events())
+    trained = load_model(tmp_path / "run", "cpu")
+    stack = trained.raw_stack.eval()
+    for row, result in enumerate(predict(trained, tmp_path / "data")):
+        length = int(LENGTHS[row])
+        with torch.no_grad():
+            y, _ = stack(torch.from_numpy(X[row, :length])[:, None], stack.begin(Rows.of(1, length)))
+        y = y[:, 0] if kind.endswith("step") else y[-1, 0]
+        expected = np.sort(y.numpy().reshape(*y.shape[:-1], -1, 2), axis=-1).reshape(y.shape)
+        names = [f"{name}@{quantile}" for name in result["actual"] for quantile in (0.2, 0.7)]
+        assert [*result["values"]] == names
+        predicted = np.array([*result["values"].values()], np.float32).T
+        assert np.allclose(predicted, expected, rtol=1e-4, atol=1e-4)
+    write_predictions(trained, tmp_path / "data", tmp_path / "out.jsonl")
+    metrics = compute_metrics(tmp_path / "out.jsonl")
+    assert metrics.keys() >= {"pinball loss of y.0", "coverage of y.1, 0.2 to 0.7"}
 
 
 def test_data_without_targets_is_predicted_too(tmp_path: Path) -> None:

@@ -65,7 +65,7 @@ def make_prediction_dataset(
             raise ConfigError(
                 f"the run was trained on arrays ({targets}), not on a store; use stretto.serve.predict_arrays"
             )
-        return TargetRows(source, InputItems(source, data.masks, is_scaled(data)), data_spec)
+        return TargetRows(source, InputItems(source, data.masks, is_scaled(data)), data_spec, tuple(quantiles))
     forecast = make_forecast_transform(source, data)
     assert data_spec.channels is not None
     names = tuple(data_spec.channels.names[index] for index in forecast.target_channels)
@@ -120,6 +120,7 @@ class TargetRows(_SequenceRows):
 
     items: InputItems
     data_spec: DataSpec
+    quantiles: tuple[float, ...] = ()  # empty: one output for each value
 
     def inputs(self, indices: Sequence[int], num_steps: int) -> Tensor:
         return self.items.inputs(self.step_ranges(indices), num_steps)
@@ -159,17 +160,21 @@ class TargetRows(_SequenceRows):
     def _values(self, outputs: Tensor, targets: NDArray[Any] | None) -> PredictionResult:
         spec = self.data_spec.target_values
         assert spec is not None
-        values = unscale_targets(spec, outputs.float().numpy()) if self.items.scale else outputs.float().numpy()
+        # The quantiles of a value are next to each other. Those that cross are sorted, as in forecasts.
+        by_value = np.sort(outputs.float().numpy().reshape(*outputs.shape[:-1], len(spec.names), -1), axis=-1)
+        if self.items.scale:
+            by_value = unscale_targets(spec, by_value.swapaxes(-1, -2)).swapaxes(-1, -2)
+        predicted = by_value.reshape(*outputs.shape)
 
-        def by_name(array: NDArray[Any]) -> dict[str, Any]:
-            columns = zip(spec.names, array.T.tolist(), strict=True)
+        def by_name(names: Sequence[str], array: NDArray[Any]) -> dict[str, Any]:
+            columns = zip(names, array.T.tolist(), strict=True)
             return {
                 name: [_json_float(value) for value in column] if isinstance(column, list) else _json_float(column)
                 for name, column in columns
             }
 
-        result: PredictionResult = {"values": by_name(values)}
-        return result if targets is None else {**result, "actual": by_name(targets)}
+        result: PredictionResult = {"values": by_name(column_names(spec.names, self.quantiles), predicted)}
+        return result if targets is None else {**result, "actual": by_name(spec.names, targets)}
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class TrainedModel:
         stay scaled. The result shares the weights of `stack`, and is `stack` itself if there is nothing to scale.
         """
         channels, targets, data = self.data_spec.channels, self.data_spec.target_values, self.config.data
-        last = [] if targets is None or not is_scaled(data) else [_unscale_block(targets, self.stack)]
+        last = [] if targets is None or not is_scaled(data) else [self._unscale_block(targets)]
         if channels is None:
             return Stack([*self.stack, *last], first=self.stack.first) if last else self.stack
         ones, zeros = (1.0,) * len(channels.names), (0.0,) * len(channels.names)
@@ -87,7 +87,7 @@ class TrainedModel:
             spec["series"] = {name: getattr(data, name) for name in _SERIES_FIELDS}
             spec["series"]["known_future"] = self.known_future
             spec["series"]["static"] = data.static or self.data_spec.channels.static
-            spec["quantiles"] = self.config.model.predicted_quantiles
+        spec["quantiles"] = self.config.model.predicted_quantiles
         parts = {name: json.dumps(value, ensure_ascii=False) for name, value in spec.items() if value}
         return {**parts, **{name.removesuffix(".json"): content.decode() for name, content in files.items()}}
 
@@ -115,13 +115,14 @@ class TrainedModel:
         with autocast(self.stack.device, self.config.run.precision), use_tf32(self.config.run.tf32):
             yield
 
-
-def _unscale_block(targets: TargetValues, stack: Stack) -> Linear:
-    """Return a block that turns a stack's outputs, which are scaled values, into their units."""
-    block = Linear(len(targets.names), len(targets.names))
-    weight, bias = torch.tensor(targets.std).diag(), torch.tensor(targets.mean)
-    block.load_state_dict({"module.weight": weight, "module.bias": bias})
-    return block.to(stack.device, stack.dtype).requires_grad_(False)
+    def _unscale_block(self, targets: TargetValues) -> Linear:
+        """Return a block that turns the stack's outputs, which are scaled values, into their units."""
+        # The quantiles of a value are next to each other.
+        repeats = self.config.model.outputs_per_target
+        mean, std = (torch.tensor(values).repeat_interleave(repeats) for values in (targets.mean, targets.std))
+        block = Linear(len(mean), len(mean))
+        block.load_state_dict({"module.weight": std.diag(), "module.bias": mean})
+        return block.to(self.stack.device, self.stack.dtype).requires_grad_(False)
 
 
 def load_model(
