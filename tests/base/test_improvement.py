@@ -11,8 +11,10 @@ def test_evaluations_since_the_best_are_counted() -> None:
     assert improvement.best == 1.0 and improvement.last_step == 7
 
 
-def test_a_metric_may_be_better_if_it_is_higher_and_another_figure_starts_anew() -> None:
+def test_a_metric_may_be_better_if_it_is_higher_and_a_different_metric_or_mode_restarts_the_comparison() -> None:
     improvement = Improvement().add(1, Score(0.5))
     for step, value in enumerate((0.3, 0.7, 0.6), 2):
         improvement = improvement.add(step, Score(value, "f1", "max"))
-    assert improvement == Improvement(name="f1", best=0.7, best_step=3, last_step=4, num_since=1)
+    assert improvement == Improvement(name="f1", mode="max", best=0.7, best_step=3, last_step=4, num_since=1)
+    improvement = improvement.add(5, Score(0.8, "f1", "min"))
+    assert improvement == Improvement(name="f1", mode="min", best=0.8, best_step=5, last_step=5)

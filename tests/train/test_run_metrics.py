@@ -109,6 +109,15 @@ def test_a_run_that_goes_by_a_metric_stops_early_and_resumes_as_if_uninterrupted
     assert evaluations(tmp_path / "run") == evaluations(tmp_path / "whole")
     steps = [find_checkpoint(f"{tmp_path / name}@best").manifest.training_state.step for name in ("run", "whole")]
     assert steps[0] == steps[1] == whole.trainer.improvement.best_step
+    # By another metric, or another mode, the run that stopped early continues.
+    first_stop = resumed.trainer.step
+    other_mode = Run(config_of(data, tmp_path / "run", {**metrics, "mode": "max"}, patience=2))
+    assert not other_mode.trainer.has_stopped_early
+    list(other_mode.events())
+    assert other_mode.trainer.step > first_stop and other_mode.trainer.improvement.mode == "max"
+    last = Run(config_of(data, tmp_path / "run", {**metrics, "watch": "loss"}, steps=14, patience=9))
+    list(last.events())
+    assert last.trainer.step == 14 and last.trainer.improvement.name == "loss"
 
 
 def run_on_rank(world: World, data: Path, folder: Path) -> int:

@@ -280,12 +280,15 @@ class Run:
 
     def _restore(self, checkpoint: Checkpoint | None) -> list[ConfigChange]:
         """Load a checkpoint, or without one the initial weights; return the config's changes since the checkpoint."""
-        if checkpoint is None:
-            if self.config.model.weights is not None:
-                load_initial_weights(self.engine.stack, self.model, self.config.model.weights)
-            return []
-        self.trainer.restore(checkpoint)
-        return find_changes(checkpoint.manifest.run_info.config, self.config)
+        changes: list[ConfigChange] = []
+        if checkpoint is not None:
+            self.trainer.restore(checkpoint)
+            changes = find_changes(checkpoint.manifest.run_info.config, self.config)
+        elif self.config.model.weights is not None:
+            load_initial_weights(self.engine.stack, self.model, self.config.model.weights)
+        # A run that stopped early by another metric continues.
+        self.trainer.improvement = self.trainer.improvement.of_metric(self.metrics.watch, self.metrics.mode)
+        return changes
 
     def _find_unfinished(self) -> _Unfinished:
         """Return what is missing from the run's folder. The first rank checks; the all_reduce tells the others."""
