@@ -24,8 +24,8 @@ def train(x: Any, y: Any) -> tuple[float, Any, int]:  # noqa: ANN401
         for report in trainer:  # ends when four evaluations in a row have not improved
             if report.step % 16 == 0:
                 loss = stretto.evaluate(engine, valid).loss
-                trainer.record_loss(loss)
-                checkpoints.record_loss(report.step, loss)
+                trainer.record_score(loss)
+                checkpoints.record_score(report.step, loss)
                 checkpoints.save(trainer.snapshot(), wait=True)
         trainer.restore(stretto.checkpoint.find_checkpoint("runs/arrays@best"))
         return stretto.evaluate(engine, valid).loss, stretto.serve.predict_arrays(model, x[800:]), world.size

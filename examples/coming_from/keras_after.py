@@ -23,8 +23,8 @@ def fit(x: Any, y: Any, x_valid: Any, y_valid: Any) -> tuple[float, Any]:  # noq
         for report in trainer:  # ends after four evaluations in a row without a lower loss
             if report.step % 6 == 0:  # an epoch
                 loss = stretto.evaluate(engine, valid).loss
-                trainer.record_loss(loss)
-                checkpoints.record_loss(report.step, loss)
+                trainer.record_score(loss)
+                checkpoints.record_score(report.step, loss)
                 checkpoints.save(trainer.snapshot(), wait=True)
         trainer.restore(stretto.checkpoint.find_checkpoint("keras@best"))
         return stretto.evaluate(engine, valid).loss, stretto.serve.predict_arrays(model, x_valid)

@@ -41,7 +41,7 @@ def test_the_last_every_nth_and_the_best_checkpoint_are_kept(tmp_path: Path) -> 
         checkpoints.start()
         for step in range(1, 26):
             checkpoints.save(snapshot(step), wait=True)
-            checkpoints.record_loss(step, abs(step - 7) + 1.0)
+            checkpoints.record_score(step, abs(step - 7) + 1.0)
     assert steps(tmp_path) == [7, 10, 20, 24, 25]
     # The best is known after a restart.
     with CheckpointManager(tmp_path, keep=1, keep_best=True) as checkpoints:
@@ -59,10 +59,10 @@ def test_the_best_checkpoint_is_kept_in_either_order_of_saves_and_evaluations(
         for step, loss in enumerate((5.0, 2.0, 3.0, 4.0), 1):
             if is_saved_first:
                 checkpoints.save(snapshot(step), wait=True)
-            checkpoints.record_loss(step, loss)
+            checkpoints.record_score(step, loss)
             if not is_saved_first:
                 checkpoints.save(snapshot(step), wait=True)
-        checkpoints.record_loss(7, 1.0)  # of a step that is not saved
+        checkpoints.record_score(7, 1.0)  # of a step that is not saved
     assert steps(tmp_path) == [2, 4]
     with CheckpointManager(tmp_path, keep=1, keep_best=True) as checkpoints:
         checkpoints.start()
@@ -76,7 +76,7 @@ def test_without_a_validation_loss_there_is_no_best_checkpoint(tmp_path: Path) -
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.start()
         checkpoints.save(snapshot(1), wait=True)
-        checkpoints.record_loss(1, 2.0)  # without keep_best, better ones may have been removed
+        checkpoints.record_score(1, 2.0)  # without keep_best, better ones may have been removed
     with pytest.raises(DataError, match=r"@best does not exist: no checkpoint of the run has a validation loss; train"):
         find_checkpoint(f"{tmp_path}@best")
     with pytest.raises(DataError, match=r"step-000000001-g1 is one checkpoint, not a run; leave out @best"):
@@ -88,7 +88,7 @@ def test_a_run_resumes_from_the_best_checkpoint_of_another(tmp_path: Path) -> No
         checkpoints.start()
         for step in (1, 2, 3, 4):
             checkpoints.save(snapshot(step), wait=True)
-            checkpoints.record_loss(step, float(step))
+            checkpoints.record_score(step, float(step))
     for folder in ("first", "second"):
         with CheckpointManager(tmp_path / folder) as checkpoints:
             saved = checkpoints.start(f"{tmp_path}/first@best")
@@ -262,7 +262,7 @@ def test_a_validation_loss_that_is_not_finite_is_never_the_best(tmp_path: Path) 
         checkpoints.start()
         for step, loss in ((1, float("nan")), (2, float("inf")), (3, 2.0), (4, float("nan"))):
             checkpoints.save(snapshot(step), wait=True)
-            checkpoints.record_loss(step, loss)
+            checkpoints.record_score(step, loss)
     assert steps(tmp_path) == [3, 4]
 
 

@@ -180,10 +180,10 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --metrics.names f2",
             ),
             ErrorCase(
-                "<file>: metrics: watch=<name> is not a figure of the evaluations; <remedy>",
-                "Early stopping and the best checkpoint go by the loss or by a metric in `metrics.names`.",
+                "<file>: metrics: monitor=<name> is not a metric of the evaluations; <remedy>",
+                "Early stopping and the best checkpoint need the loss or a metric in `metrics.names`.",
                 "Add it to `metrics.names`, or use one that is there.",
-                "stretto train run.toml --metrics.watch f1",
+                "stretto train run.toml --metrics.monitor f1",
             ),
             ErrorCase(
                 "<file>: train: plateau_factor=<x> needs schedule='plateau', not '<schedule>'; remove plateau_factor",

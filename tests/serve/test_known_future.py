@@ -148,7 +148,7 @@ def test_a_config_that_names_no_target_or_other_channels_is_refused(tmp_path: Pa
     prepare_series(tmp_path / "sales.csv", tmp_path / "data", SALES)
     with pytest.raises(DataError, match="nothing is left to forecast"):
         untrained(tmp_path / "data", context=8, known_future=["price", "sold"])
-    with pytest.raises(DataError, match="'price' is two of target, known_future and static"):
+    with pytest.raises(DataError, match="'price' is named in more than one of targets, known_future and static"):
         untrained(tmp_path / "data", context=8, targets=["price"])
     with pytest.raises(DataError, match="known_future 'cost' is not a channel"):
         untrained(tmp_path / "data", context=8, known_future=["cost"])

@@ -1,4 +1,4 @@
-"""[metrics] in a config: metrics reach the log, trackers, the report and `eval`; a run can go by one of them."""
+"""[metrics] in a config: metrics reach the log, trackers, the report and `eval`; a run can monitor one of them."""
 
 import json
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ def test_metrics_of_a_config_reach_log_report_and_eval(
     data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     mine = f"{data}/mine.py:share_of_a"
-    run = Run(config_of(data, tmp_path / "run", {"names": ["f1", "per_class", mine], "watch": "f1"}))
+    run = Run(config_of(data, tmp_path / "run", {"names": ["f1", "per_class", mine], "monitor": "f1"}))
     list(run.events())
     lines = evaluations(tmp_path / "run")
     last = lines[-1]
@@ -90,9 +90,9 @@ def test_metrics_of_a_config_reach_log_report_and_eval(
     assert f"f1 {last['f1']:.4f}" in printed and "precision" in printed
 
 
-def test_a_run_that_goes_by_a_metric_stops_early_and_resumes_as_if_uninterrupted(data: Path, tmp_path: Path) -> None:
+def test_a_run_that_monitors_a_metric_stops_early_and_resumes_as_if_uninterrupted(data: Path, tmp_path: Path) -> None:
     # Outputs grow in training, so the first evaluation is the best.
-    metrics = {"names": [f"{data}/mine.py:size"], "watch": "size", "mode": "min"}
+    metrics = {"names": [f"{data}/mine.py:size"], "monitor": "size", "mode": "min"}
     whole = Run(config_of(data, tmp_path / "whole", metrics, patience=2))
     list(whole.events())
     assert whole.trainer.has_stopped_early and whole.trainer.step < 12
@@ -115,19 +115,19 @@ def test_a_run_that_goes_by_a_metric_stops_early_and_resumes_as_if_uninterrupted
     assert not other_mode.trainer.has_stopped_early
     list(other_mode.events())
     assert other_mode.trainer.step > first_stop and other_mode.trainer.improvement.mode == "max"
-    last = Run(config_of(data, tmp_path / "run", {**metrics, "watch": "loss"}, steps=14, patience=9))
+    last = Run(config_of(data, tmp_path / "run", {**metrics, "monitor": "loss"}, steps=14, patience=9))
     list(last.events())
     assert last.trainer.step == 14 and last.trainer.improvement.name == "loss"
 
 
 def run_on_rank(world: World, data: Path, folder: Path) -> int:
-    config = config_of(data, folder, {"names": ["f1", f"{data}/mine.py:kappa"], "watch": "kappa"}, patience=2)
+    config = config_of(data, folder, {"names": ["f1", f"{data}/mine.py:kappa"], "monitor": "kappa"}, patience=2)
     run = Run(config.model_copy(update={"layout": Layout(stages=2)}), world)
     list(run.events())
     return run.trainer.step
 
 
-def test_all_ranks_go_by_the_same_metric(data: Path, tmp_path: Path, pools: RankPools) -> None:
+def test_all_ranks_monitor_the_same_metric(data: Path, tmp_path: Path, pools: RankPools) -> None:
     first, second = pools[2].run(run_on_rank, data, tmp_path / "run")
     assert first == second
     best = max(evaluations(tmp_path / "run"), key=lambda line: (float(str(line["kappa"])), -int(str(line["step"]))))
@@ -141,12 +141,12 @@ def test_all_ranks_go_by_the_same_metric(data: Path, tmp_path: Path, pools: Rank
             {"names": ["f2"]},
             r"names='f2' is not a built-in metric, and has no file or module; choose from accuracy, f1",
         ),
-        ({"names": ["f1"], "watch": "f2"}, r"watch='f2' is not a figure of the evaluations; choose from loss, "),
-        ({"names": ["per_class"], "watch": "per_class"}, "watch='per_class' is not a figure of the evaluations"),
+        ({"names": ["f1"], "monitor": "f2"}, r"monitor='f2' is not a metric of the evaluations; choose from loss, "),
+        ({"names": ["per_class"], "monitor": "per_class"}, "monitor='per_class' is not a metric of the evaluations"),
         ({"names": ["f1", "a.py:f1"]}, "names has two metrics called f1; leave one out, or rename it"),
         ({"names": ["mae"]}, r"metrics\['mae'\]='mae' is for values, but the data's targets are class_per_row"),
         ({"names": ["DATA/mine.py:gone"]}, r"metrics\.names='.*mine\.py:gone': .* has no gone"),
-        ({"names": ["DATA/mine.py:size"], "watch": "size"}, "does not say whether lower or higher is better"),
+        ({"names": ["DATA/mine.py:size"], "monitor": "size"}, "does not say whether lower or higher is better"),
     ],
 )
 def test_a_mistake_in_the_config_is_one_sentence(
@@ -164,7 +164,7 @@ def test_metrics_need_validation_data(data: Path) -> None:
         parse_config({"data": {"train": str(data / "data")}, "metrics": {"names": ["f1"]}})
 
 
-def test_a_figure_that_the_evaluations_lack_can_not_be_watched(data: Path, tmp_path: Path) -> None:
-    run = Run(config_of(data, tmp_path / "run", {"watch": "perplexity"}))
-    with pytest.raises(ConfigError, match=r"metrics\.watch='perplexity' is not a figure of this run's evaluations"):
+def test_a_metric_that_the_evaluations_lack_can_not_be_monitored(data: Path, tmp_path: Path) -> None:
+    run = Run(config_of(data, tmp_path / "run", {"monitor": "perplexity"}))
+    with pytest.raises(ConfigError, match=r"metrics\.monitor='perplexity' is not a metric of this run's evaluations"):
         list(run.events())

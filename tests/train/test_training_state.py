@@ -67,7 +67,7 @@ def advance(trainer: Trainer, stop: int) -> Progress:
     reports = []
     while trainer.step < stop:
         reports.append(trainer.advance())
-        trainer.record_loss(VALIDATION_LOSSES[trainer.step - 1])
+        trainer.record_score(VALIDATION_LOSSES[trainer.step - 1])
     tensors = {shard.name: shard.tensor.detach().clone() for shard in trainer.snapshot().shards}
     return Progress([report.loss for report in reports], [report.learning_rate for report in reports], tensors)
 

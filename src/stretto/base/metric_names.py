@@ -1,4 +1,4 @@
-"""The names of built-in metrics, and of the other figures of an evaluation."""
+"""The names of built-in metrics, and of the other scores of an evaluation."""
 
 from stretto.base.score import ScoreMode
 
@@ -14,5 +14,5 @@ SCORE_MODES: dict[str, ScoreMode] = {
     "f1": "max",
     "mae": "min",
 }
-"""Whether a lower or a higher value is better, for each figure with a name of stretto's."""
+"""Whether a lower or a higher value is better, for each score with a name of stretto's."""
 EVERY_EVALUATION = ("loss", "perplexity", "bits_per_byte", "accuracy")  # has these, if the data and the loss allow it

@@ -1,4 +1,4 @@
-"""Score: a figure of an evaluation, by which the steps of a run are compared."""
+"""Score: a loss or metric of an evaluation, by which the steps of a run are compared."""
 
 import math
 from dataclasses import dataclass

@@ -155,7 +155,7 @@ class CheckpointManager:
             self._wait_for_save()
         return self._reports.popleft() if self._reports else None
 
-    def record_loss(self, step: int, loss: float, *, name: str = "loss", mode: ScoreMode = "min") -> None:
+    def record_score(self, step: int, value: float, *, name: str = "loss", mode: ScoreMode = "min") -> None:
         """Record the validation loss after a step, before or after its save, for `keep_best`.
 
         It only has an effect on the first rank. To keep the best of a metric instead, give its value, its `name`, and
@@ -163,7 +163,7 @@ class CheckpointManager:
         """
         if self._history is not None:
             self._wait_for_save()
-            self._history.record_score(step, Score(loss, name, mode))
+            self._history.record_score(step, Score(value, name, mode))
 
     def close(self, *, wait: bool = True) -> None:
         """Release the folder's lock; with `wait`, first wait for the last save to end."""

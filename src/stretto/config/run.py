@@ -140,22 +140,22 @@ class SaveConfig(StrictModel):
     keep_every: int | None = Field(None, ge=1)
     """Also keep the checkpoints whose step is a multiple of this."""
     keep_best: bool = False
-    """Also keep the checkpoint with the lowest validation loss, or the best `metrics.watch`; saves one at every
+    """Also keep the checkpoint with the lowest validation loss, or the best `metrics.monitor`; saves one at every
     evaluation."""
 
 
 class MetricsConfig(StrictModel):
-    """Metrics of the evaluations, besides the loss, and the one that the run goes by."""
+    """Metrics of the evaluations, besides the loss, and the one that the run monitors."""
 
     names: Names = ()
     """Metrics to compute: `accuracy`, `f1` (macro) and `per_class` (a table) for classes, `mae` for values, or your own
     as `file.py:name` or `package.module:name`: a function of outputs and targets that returns a sum and a count, or an
     object of torchmetrics."""
-    watch: str = "loss"
-    """The figure that `train.patience`, the plateau schedule and `save.keep_best` go by: `loss`, or the name of a
+    monitor: str = "loss"
+    """The metric that `train.patience`, the plateau schedule and `save.keep_best` depend on: `loss`, or the name of a
     metric."""
     mode: Literal["min", "max"] | None = None
-    """Whether a lower or a higher value of `watch` is better; by default what stretto or torchmetrics know of it."""
+    """Whether a lower or a higher value of `monitor` is better; by default what stretto or torchmetrics know of it."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -166,11 +166,11 @@ class MetricsConfig(StrictModel):
                 raise ValueError(f"names={spec!r} is not a built-in metric, and has no file or module; {remedy}")
             if names.count(name) > 1:
                 raise ValueError(f"names has two metrics called {name}; leave one out, or rename it")
-        figures = list(dict.fromkeys([*EVERY_EVALUATION, *names]))
-        if self.watch not in figures or self.watch == PER_CLASS:
-            figures = [name for name in figures if name != PER_CLASS]
+        metrics = list(dict.fromkeys([*EVERY_EVALUATION, *names]))
+        if self.monitor not in metrics or self.monitor == PER_CLASS:
+            metrics = [name for name in metrics if name != PER_CLASS]
             raise ValueError(
-                f"watch={self.watch!r} is not a figure of the evaluations; {suggest_name(self.watch, figures)}"
+                f"monitor={self.monitor!r} is not a metric of the evaluations; {suggest_name(self.monitor, metrics)}"
             )
         return self
 

@@ -61,8 +61,8 @@ class TrainConfig(StrictModel):
     final_lr_ratio: float | None = Field(None, ge=0, le=1)
     """The lowest learning rate, as a fraction of `lr`; by default 0.1 for `cosine` and `linear`, else 0."""
     plateau_patience: int = Field(2, ge=1)
-    """plateau: number of evaluations without a lower validation loss (or a better `metrics.watch`) before the learning
-    rate is lowered."""
+    """plateau: number of evaluations without a lower validation loss (or a better `metrics.monitor`) before the
+    learning rate is lowered."""
     plateau_factor: float = Field(0.5, gt=0, lt=1)
     """plateau: what the learning rate is multiplied by to lower it."""
     weight_decay: float = Field(0.0, ge=0, allow_inf_nan=False)
@@ -80,8 +80,8 @@ class TrainConfig(StrictModel):
     average_start: int = Field(1, ge=1)
     """ema, swa: first step whose weights are averaged."""
     patience: int | None = Field(None, ge=1)
-    """Stop early after this many evaluations without a lower validation loss (or a better `metrics.watch`); by default
-    never."""
+    """Stop early after this many evaluations without a lower validation loss (or a better `metrics.monitor`); by
+    default never."""
 
     @property
     def uses_evaluations(self) -> bool:

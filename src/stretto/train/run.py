@@ -250,8 +250,8 @@ class Run:
                 "again to repeat it"
             )
         score = self.metrics.score(evaluation)
-        self.trainer.record_loss(score.value, name=score.name, mode=score.mode)
-        self.checkpoints.record_loss(self.trainer.step, score.value, name=score.name, mode=score.mode)
+        self.trainer.record_score(score.value, name=score.name, mode=score.mode)
+        self.checkpoints.record_score(self.trainer.step, score.value, name=score.name, mode=score.mode)
         yield EvaluationReport(self.trainer.step, evaluation)
 
     def _stop(self, message: str) -> NoReturn:
@@ -287,7 +287,7 @@ class Run:
         elif self.config.model.weights is not None:
             load_initial_weights(self.engine.stack, self.model, self.config.model.weights)
         # A run that stopped early by another metric continues.
-        self.trainer.improvement = self.trainer.improvement.of_metric(self.metrics.watch, self.metrics.mode)
+        self.trainer.improvement = self.trainer.improvement.of_metric(self.metrics.monitor, self.metrics.mode)
         return changes
 
     def _find_unfinished(self) -> _Unfinished:

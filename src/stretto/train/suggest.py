@@ -165,7 +165,7 @@ def _model_kind(targets: StoredTargets | None) -> str:
     per_step = " per time step" if targets.per_step else ""
     if isinstance(targets, Classes):
         return f"A classifier ({len(targets.names):,} classes{per_step})"
-    return f"A model of {pluralize(len(targets.names), 'value')}{per_step},"
+    return f"A regression model ({pluralize(len(targets.names), 'value')}{per_step})"
 
 
 @dataclass(frozen=True)

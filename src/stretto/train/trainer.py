@@ -175,7 +175,7 @@ class Trainer:
         self.state: State | None = None  # the next window starts from it; None: from the initial state
         self.is_recording = False  # whether the next steps are recorded
         self.recorded_events: tuple[TraceEvent, ...] = ()  # what this rank did in the last recorded step
-        self.improvement = Improvement()  # of the evaluations that `record_loss` was told of
+        self.improvement = Improvement()  # of the evaluations that `record_score` was told of
         self.num_reductions = 0  # how often a plateau has lowered the learning rate
         self._lr_name = "train.lr" if optimizer is None else "lr"  # in error messages
         self.loss_scale = LossScale(is_dynamic=engine.precision == "fp16")
@@ -230,15 +230,15 @@ class Trainer:
         """Return whether this rank has made a request that is not in `trainer.requested` yet."""
         return request in self._requests
 
-    def record_loss(self, loss: float, *, name: str = "loss", mode: ScoreMode = "min") -> None:
+    def record_score(self, value: float, *, name: str = "loss", mode: ScoreMode = "min") -> None:
         """Tell the trainer the validation loss after its last step, for `patience` and the plateau schedule.
 
-        All ranks must do so, before they save that step. A second loss of the same step has no effect. To go by a
-        metric instead, give its value, its `name`, and as `mode` whether lower or higher is better: `min` or `max`.
+        All ranks must do so, before they save that step. A second score of the same step has no effect. To monitor
+        a metric instead, give its value, its `name`, and as `mode` whether lower or higher is better: `min` or `max`.
         """
         if not self.config.uses_evaluations or self.improvement.last_step == self.step:
             return
-        self.improvement = self.improvement.add(self.step, Score(loss, name, mode))
+        self.improvement = self.improvement.add(self.step, Score(value, name, mode))
         num_since = self.improvement.num_since
         if self.config.schedule == "plateau" and num_since and num_since % self.config.plateau_patience == 0:
             self.num_reductions += 1

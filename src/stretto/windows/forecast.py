@@ -77,7 +77,7 @@ class ForecastTransform:
         target_indices = _find_channels("target", targets, values, location)
         for index in {*future_indices, *static_indices} & {*target_indices} or {*future_indices} & {*static_indices}:
             raise DataError(
-                f"{values.names[index]!r} is two of target, known_future and static; name it in one of them"
+                f"{values.names[index]!r} is named in more than one of targets, known_future and static; keep one"
             )
         inputs_only = {*future_indices, *static_indices}
         target_indices = target_indices or tuple(i for i in range(len(values.names)) if i not in inputs_only)

@@ -38,10 +38,10 @@ class TargetClasses:
         """Return the classes that occur."""
         if not is_text:
             return cls(count_classes(parts, "targets", None))
-        found = sorted({str(name) for _, part in parts for name in given_names(part)})
-        if not found:
+        names = sorted({str(name) for _, part in parts for name in given_names(part)})
+        if not names:
             raise DataError("targets has no class in any row; use other targets, or set classes")
-        return cls(len(found), tuple(found), is_text)
+        return cls(len(names), tuple(names), is_text)
 
     def check(self, part: Array, index: int) -> None:
         """Raise if a class is not one of these; `index` is the first row of `part`."""

@@ -1,4 +1,4 @@
-"""The metrics that a config names, and the figure that the run goes by."""
+"""The metrics that a config names, and the one that the run monitors."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,21 +17,21 @@ from stretto.train.user_code import load_object
 
 @dataclass(frozen=True)
 class RunMetrics:
-    """The metrics of a run's evaluations, and the figure that decides which evaluation is better."""
+    """The metrics of a run's evaluations, and the one that decides which evaluation is better."""
 
     metrics: Mapping[str, object] = field(default_factory=dict)  # for `evaluate`
-    watch: str = "loss"
+    monitor: str = "loss"
     mode: ScoreMode = "min"
 
     def score(self, evaluation: Evaluation) -> Score:
-        """Return the watched figure of an evaluation."""
-        figures = {"loss": evaluation.loss, **evaluation.scores}
-        if self.watch not in figures:
+        """Return the monitored metric of an evaluation."""
+        scores = {"loss": evaluation.loss, **evaluation.scores}
+        if self.monitor not in scores:
             raise ConfigError(
-                f"metrics.watch={self.watch!r} is not a figure of this run's evaluations; choose from "
-                f"{', '.join(figures)}"
+                f"metrics.monitor={self.monitor!r} is not a metric of this run's evaluations; choose from "
+                f"{', '.join(scores)}"
             )
-        return Score(figures[self.watch], self.watch, self.mode)
+        return Score(scores[self.monitor], self.monitor, self.mode)
 
 
 def load_metrics(config: MetricsConfig, task: Task) -> RunMetrics:
@@ -40,18 +40,18 @@ def load_metrics(config: MetricsConfig, task: Task) -> RunMetrics:
     for spec in config.names:
         metrics[spec.rpartition(":")[2]] = spec if spec in BUILT_IN_METRICS else load_object("metrics.names", spec)
     check_metrics(metrics, task)
-    return RunMetrics(metrics, config.watch, _watch_mode(config, metrics.get(config.watch)))
+    return RunMetrics(metrics, config.monitor, _monitor_mode(config, metrics.get(config.monitor)))
 
 
-def _watch_mode(config: MetricsConfig, metric: object) -> ScoreMode:
+def _monitor_mode(config: MetricsConfig, metric: object) -> ScoreMode:
     if config.mode is not None:
         return config.mode
-    if config.watch in SCORE_MODES and (metric is None or isinstance(metric, str)):
-        return SCORE_MODES[config.watch]
+    if config.monitor in SCORE_MODES and (metric is None or isinstance(metric, str)):
+        return SCORE_MODES[config.monitor]
     is_higher_better: bool | None = cast(Any, metric).higher_is_better if is_torchmetrics(metric) else None
     if is_higher_better is None:
         raise ConfigError(
-            f"metrics.watch={config.watch!r} is your own metric, which does not say whether lower or higher is better; "
-            "set metrics.mode to min or max"
+            f"metrics.monitor={config.monitor!r} is your own metric, which does not say whether lower or higher is "
+            "better; set metrics.mode to min or max"
         )
     return "max" if is_higher_better else "min"

@@ -22,7 +22,7 @@ Metrics = Mapping[str, object] | Sequence[str]
 
 MetricResult = float | ClassTable
 
-# Names of other figures in the log line of an evaluation.
+# Names of other fields in the log line of an evaluation.
 _RESERVED = ("kind", "step", "loss", "num_targets")
 _MAX_TABLE_CLASSES = 1000
 
@@ -106,8 +106,8 @@ class MetricTotals:
     @property
     def sums(self) -> Tensor:
         """The sums of this rank, a vector."""
-        nothing = torch.zeros(0, dtype=torch.float64, device=self._device)
-        return torch.cat([nothing, *(metric.sums for metric in self._sum_metrics.values())])
+        no_sums = torch.zeros(0, dtype=torch.float64, device=self._device)  # `cat` needs at least one tensor
+        return torch.cat([no_sums, *(metric.sums for metric in self._sum_metrics.values())])
 
     def results(self, sums: Sequence[float], world: World) -> dict[str, MetricResult]:
         """Return the results by name, from the sums over all ranks; a collective."""
