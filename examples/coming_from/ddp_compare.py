@@ -4,7 +4,10 @@ python ddp_compare.py    # reads texts.jsonl
 """
 
 import os
+import shutil
+import tempfile
 from collections.abc import Sequence
+from contextlib import chdir
 
 import ddp_after
 import ddp_before
@@ -32,7 +35,12 @@ def train_before() -> list[float]:
 
 
 if __name__ == "__main__":
-    before, _ = stretto.spawn(train_before, ranks=2)
-    after, _ = stretto.spawn(ddp_after.train, ranks=2)
+    # In a new folder, because both scripts resume from the checkpoints that they find.
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy("texts.jsonl", folder)
+        with chdir(folder):
+            before, _ = stretto.spawn(train_before, ranks=2)
+            after, _ = stretto.spawn(ddp_after.train, ranks=2)
+    assert before, "no step was taken"
     for step, losses in enumerate(zip(before, after, strict=True), 1):
         print("step {}  before {:.7f}  after {:.7f}".format(step, *losses))
