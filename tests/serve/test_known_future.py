@@ -95,6 +95,20 @@ def test_predictions_are_made_where_the_known_future_is_known(tmp_path: Path, co
         np.testing.assert_allclose(result["forecast"]["c0"], expected[:, 0], rtol=1e-4)
 
 
+def test_in_lanes_the_last_prediction_is_the_forecast(tmp_path: Path) -> None:
+    write_sales(tmp_path / "sales.csv")
+    prepare_series(tmp_path / "sales.csv", tmp_path / "data", SALES)
+    trained = untrained(tmp_path / "data", lanes=2, window=5, horizon=6)
+    write_sales(tmp_path / "next.csv", num_days=44, num_future=14)
+    steps = [(result["series"], result["step"]) for result in predict(trained, tmp_path / "next.csv")]
+    due = [5, 11, 17, 23, 29, 35, 41, 43]  # and not after the last value that is known
+    assert steps == [(series, step) for series in range(2) for step in due]
+    futures = list(forecast(trained, tmp_path / "next.csv"))
+    last = [result for result in predict(trained, tmp_path / "next.csv") if result["step"] == 43]
+    for future, result in zip(futures, last, strict=True):
+        np.testing.assert_allclose(result["forecast"]["sold"], future.values[:, 0], rtol=1e-5)
+
+
 def test_prepared_data_keeps_which_columns_are_known_and_a_file_continues_past_the_targets(tmp_path: Path) -> None:
     write_sales(tmp_path / "sales.csv")
     (store,) = prepare_series(tmp_path / "sales.csv", tmp_path / "data", SALES)

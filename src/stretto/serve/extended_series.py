@@ -30,12 +30,9 @@ def extend_series(
 ) -> ExtendedSeries:
     """Return a series with as many more time steps as whole horizons cover `steps`; `name` is for messages.
 
-    With known-future channels, the last rows of `values` that have no other value hold the known future.
+    With known-future channels, the rows after the last known value hold the known future.
     """
-    num_known = len(values)
-    if transform.known_future:
-        has_values = ~np.isnan(values[:, list(transform.unknown_channels)]).all(axis=1)
-        num_known = int(np.flatnonzero(has_values)[-1]) + 1 if has_values.any() else 0
+    num_known = transform.count_known(values)
     if not num_known:
         raise DataError(f"{name} has no values to forecast from; use a series that has some")
     if num_known < transform.season:

@@ -293,23 +293,24 @@ class SeriesRows(_SequenceRows):
         for start, y in outputs:
             chunk = y.float().cpu().numpy()
             for row, values in enumerate(series):
-                for step in range(start, min(start + len(chunk), len(values))):
-                    if not self._is_forecast_due(step, len(values)):
+                num_known = self.decoder.forecast.count_known(values)
+                for step in range(start, min(start + len(chunk), num_known)):
+                    if not self._is_forecast_due(step, num_known, len(values)):
                         continue
                     seen, following = values[: step + 1], values[step + 1 : step + 1 + horizon]
                     row_outputs = chunk[step - start, row]
                     results[row].append(self.decoder.decode(indices[row], step, row_outputs, seen, following))
         return results
 
-    def _is_forecast_due(self, step: int, num_steps: int) -> bool:
-        """Return whether to forecast: at the end of each horizon, and at the end of the series.
+    def _is_forecast_due(self, step: int, num_known: int, num_steps: int) -> bool:
+        """Return whether to forecast: at the end of each horizon, and at the last known value of the series.
 
         If some inputs must be known over the horizon, it is only done where the series has them.
         """
         forecast = self.decoder.forecast
         if forecast.known_future and step + forecast.horizon >= num_steps:
             return False
-        return (step + 1) % forecast.horizon == 0 or step + 1 == num_steps
+        return (step + 1) % forecast.horizon == 0 or step + 1 == num_known
 
     def _values(self, indices: Sequence[int]) -> list[NDArray[Any]]:
         return self.source.read(self.step_ranges(indices))

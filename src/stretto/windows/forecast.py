@@ -96,6 +96,16 @@ class ForecastTransform:
         """Indices of the channels that are not known ahead of time."""
         return tuple(i for i in range(len(self.mean)) if i not in self.known_future and i not in self.static)
 
+    def count_known(self, values: NDArray[Any]) -> int:
+        """Return the number of time steps up to the last one to forecast from.
+
+        With known-future channels, the last rows of `values` that have no other value hold the known future.
+        """
+        if not self.known_future:
+            return len(values)
+        has_values = ~np.isnan(values[:, list(self.unknown_channels)]).all(axis=1)
+        return int(np.flatnonzero(has_values)[-1]) + 1 if has_values.any() else 0
+
     def inputs(self, values: NDArray[Any], start: int = 0, stop: int | None = None) -> Values:
         """Return the inputs of time steps `start` to `stop` (default: all) of `values` `[time, channels]`.
 
