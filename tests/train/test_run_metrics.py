@@ -16,6 +16,7 @@ from stretto.config.toml import parse_config
 from stretto.data import SequenceOptions, prepare_sequences
 from stretto.errors import ConfigError, PreemptedError
 from stretto.report import render_run
+from stretto.serve import predict
 from stretto.train.sinks.sink import iter_scalars
 from stretto.train.trainer import Request
 
@@ -83,7 +84,8 @@ def test_metrics_of_a_config_reach_log_report_and_eval(
     page = ParsedPage(render_run(tmp_path / "run"))
     assert "Validation f1" in page.text and "classes" in page.sections and "mid" in page.text
     with pytest.raises(ConfigError, match=r"would run Python code \(metrics\.names='.*mine\.py:share_of_a'\)"):
-        load_model(tmp_path / "run")
+        load_model(tmp_path / "run").evaluate(data / "data")
+    assert len(list(predict(load_model(tmp_path / "run"), data / "data"))) == 60
     monkeypatch.chdir(tmp_path)
     assert main(["eval", "run", "--trust"]) == 0
     printed = capsys.readouterr().out

@@ -46,6 +46,7 @@ class TrainedModel:
     config: RunConfig
     data_spec: DataSpec
     stack: Stack
+    is_trusted: bool = False  # whether `evaluate` may import the run's own metrics
 
     @property
     def raw_stack(self) -> Stack:
@@ -93,6 +94,7 @@ class TrainedModel:
 
     def evaluate(self, location: Path | str, on_window: OnWindow = lambda fraction: None) -> Evaluation:
         """Evaluate on other prepared data, cut into windows like the run's own data."""
+        check_trusted(self.config, f"the metrics of {self.config.run.folder}", self.is_trusted, evaluates=True)
         feed = open_feed("data", location, self.config.data, Layout(), self.config.run.seed, is_validation=True)
         check_same_spec(self.data_spec, feed.data_spec, "the run", str(location))
         loss = build_loss(self.config.model, self.data_spec.task)
@@ -133,7 +135,7 @@ def load_model(
     The weights of a finished run are its final ones; those of any other run are from its newest checkpoint. `RUN@best`
     names the checkpoint of the best evaluation (`save.keep_best`). `device` is by default the run's own
     (`run.device`). A run with `model.factory`, `model.loss` or its own metrics names Python code, which is
-    imported only with `trust=True`: set this only if you trust the author. If the run's checkpoints are outside its
+    imported only with `trust=True` (metrics only to evaluate): set this only if you trust the author. If the run's checkpoints are outside its
     folder (`save.to`), they are opened only if they are in one of `allowed_locations`, which are paths and URLs; the
     same applies to its `data.cache`, in place of which the default is used.
     """
@@ -150,7 +152,7 @@ def load_model(
         stack = build_model(config.model, data_spec.task)
         stack.load_state_dict(read_weights(stack, checkpoint), assign=True)
     config = _use_allowed_cache(config, allowed_locations)
-    return TrainedModel(config, data_spec, stack.to(find_device(device or config.run.device)))
+    return TrainedModel(config, data_spec, stack.to(find_device(device or config.run.device)), is_trusted=trust)
 
 
 def read_config(path: Path | str, allowed_locations: Sequence[str] = ()) -> RunConfig:

@@ -33,15 +33,17 @@ def load_object(field: str, spec: str) -> object:
     return value
 
 
-def check_trusted(config: RunConfig, location: str, trust: bool, *, opens_data: bool = False) -> RunConfig:
+def check_trusted(
+    config: RunConfig, location: str, trust: bool, *, opens_data: bool = False, evaluates: bool = False
+) -> RunConfig:
     """Return the config; raise if it names Python code and the caller does not trust it.
 
-    `data.factory` counts only if the caller opens the data.
+    `data.factory` counts only if the caller opens the data, and `metrics.names` only if it evaluates.
     """
     code = {
         "model.factory": config.model.factory,
         "model.loss": config.model.loss if config.model.has_own_loss else None,
-        "metrics.names": next((spec for spec in config.metrics.names if ":" in spec), None),
+        "metrics.names": next((spec for spec in config.metrics.names if ":" in spec), None) if evaluates else None,
         "data.factory": config.data.factory if opens_data else None,
     }
     for name, value in code.items():

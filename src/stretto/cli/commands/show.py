@@ -34,7 +34,7 @@ def run(options: argparse.Namespace) -> None:
         from stretto.train.user_code import check_trusted
 
         config = load_config(Path(options.path))
-        show_model(check_trusted(config, options.path, options.trust, opens_data=True))
+        show_model(check_trusted(config, options.path, options.trust, opens_data=True, evaluates=True))
         return
     from stretto.cli.views.checkpoint_tables import show_run_or_checkpoint
 
