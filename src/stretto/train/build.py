@@ -65,7 +65,7 @@ def build_inputs(config: RunConfig) -> RunInputs:
         check_row_summary(find_unsummarized(model))
     _check_layout(config.layout, model, train.windows, config.data)
     check_optimizer(config.train, model)
-    return RunInputs(train, valid, model, loss, load_metrics(config.metrics, task))
+    return RunInputs(train, valid, model, loss, load_metrics(config.metrics, config.model, task))
 
 
 def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:

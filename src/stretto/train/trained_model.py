@@ -107,7 +107,7 @@ class TrainedModel:
                 engine,
                 feed.windows,
                 on_window=on_window,
-                metrics=load_metrics(self.config.metrics, self.data_spec.task).metrics,
+                metrics=load_metrics(self.config.metrics, self.config.model, self.data_spec.task).metrics,
                 class_names=self.data_spec.labels,
             )
 
@@ -135,9 +135,9 @@ def load_model(
     The weights of a finished run are its final ones; those of any other run are from its newest checkpoint. `RUN@best`
     names the checkpoint of the best evaluation (`save.keep_best`). `device` is by default the run's own
     (`run.device`). A run with `model.factory`, `model.loss` or its own metrics names Python code, which is
-    imported only with `trust=True` (metrics only to evaluate): set this only if you trust the author. If the run's checkpoints are outside its
-    folder (`save.to`), they are opened only if they are in one of `allowed_locations`, which are paths and URLs; the
-    same applies to its `data.cache`, in place of which the default is used.
+    imported only with `trust=True` (metrics only to evaluate): set this only if you trust the author. If the run's
+    checkpoints are outside its folder (`save.to`), they are opened only if they are in one of `allowed_locations`,
+    which are paths and URLs; the same applies to its `data.cache`, in place of which the default is used.
     """
     if _is_finished(path):
         folder = RunFolder(Path(path))

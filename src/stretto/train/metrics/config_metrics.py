@@ -1,16 +1,20 @@
 """The metrics that a config names, and the one that the run monitors."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from torch import Tensor
+
 from stretto.base.errors import ConfigError
-from stretto.base.metric_names import BUILT_IN_METRICS, SCORE_MODES
+from stretto.base.metric_names import BUILT_IN_METRICS, PER_CLASS, SCORE_MODES
 from stretto.base.score import Score, ScoreMode
 from stretto.base.task import Task
+from stretto.config.model import ModelConfig
 from stretto.config.run import MetricsConfig
 from stretto.train.evaluate import Evaluation
 from stretto.train.metrics.metric_totals import check_metrics
+from stretto.train.metrics.sum_metric import MetricFunction
 from stretto.train.metrics.torch_metric import is_torchmetrics
 from stretto.train.user_code import load_object
 
@@ -34,13 +38,48 @@ class RunMetrics:
         return Score(scores[self.monitor], self.monitor, self.mode)
 
 
-def load_metrics(config: MetricsConfig, task: Task) -> RunMetrics:
+def load_metrics(config: MetricsConfig, model: ModelConfig, task: Task) -> RunMetrics:
     """Return the metrics that a config names; raise if one is unknown or does not fit the targets."""
     metrics: dict[str, object] = {}
     for spec in config.names:
         metrics[spec.rpartition(":")[2]] = spec if spec in BUILT_IN_METRICS else load_object("metrics.names", spec)
     check_metrics(metrics, task)
-    return RunMetrics(metrics, config.monitor, _monitor_mode(config, metrics.get(config.monitor)))
+    _check_monitor(config.monitor, [*metrics], model, task)
+    mode = _monitor_mode(config, metrics.get(config.monitor))
+    if "mae" in config.names and model.predicted_quantiles:
+        metrics["mae"] = _error_of_median(model.predicted_quantiles)
+    return RunMetrics(metrics, config.monitor, mode)
+
+
+def _check_monitor(monitor: str, names: Sequence[str], model: ModelConfig, task: Task) -> None:
+    """Raise if the evaluations can't have the metric that the run monitors."""
+    possible = ["loss", *(["perplexity", "bits_per_byte"] if task.targets == "next_token" else [])]
+    # A user's own loss may count correct predictions.
+    if task.has_classes or model.has_own_loss:
+        possible.append("accuracy")
+    possible = list(dict.fromkeys([*possible, *names]))
+    if monitor not in possible:
+        raise ConfigError(
+            f"metrics.monitor={monitor!r} is not a metric of the evaluations of {task.targets}; choose from "
+            f"{', '.join(name for name in possible if name != PER_CLASS)}"
+        )
+
+
+def _error_of_median(quantiles: Sequence[float]) -> MetricFunction:
+    """Return the mean absolute error of the quantile 0.5, as a metric."""
+    if 0.5 not in quantiles:
+        raise ConfigError(
+            f"metrics.names='mae' needs the median, but model.quantiles={list(quantiles)} has no 0.5; add it, or leave "
+            "mae out"
+        )
+    index = quantiles.index(0.5)
+
+    def sum_errors(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+        # The quantiles of a value are next to each other.
+        errors = (outputs[:, index :: len(quantiles)] - targets).abs()
+        return errors.masked_fill(targets.isnan(), 0.0).sum(), (~targets.isnan()).sum()
+
+    return sum_errors
 
 
 def _monitor_mode(config: MetricsConfig, metric: object) -> ScoreMode:
