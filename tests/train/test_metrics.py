@@ -20,6 +20,7 @@ from stretto.data import Batches, from_arrays
 from stretto.errors import ConfigError
 from stretto.nn import LSTM, CrossEntropy, Linear, QuantileLoss, SquaredError, Stack, initialize
 from stretto.testing import LocalEngine
+from stretto.train.metrics.metric_totals import MetricTotals
 
 NUM_ROWS, NUM_CLASSES, NUM_VALUES = 43, 4, 2
 LAYOUTS = (Layout(), Layout(stages=2, chunks=3), Layout(replicas=2, micro_batches=2), Layout(replicas=2, stages=2))
@@ -202,6 +203,19 @@ def test_what_the_loss_ignores_does_not_count_in_metrics() -> None:
     assert table is not None
     assert [row.name for row in table] == [*"abcd"]
     assert table.classes[1].support == 0 < table.classes[0].support
+
+
+def test_metrics_without_targets_are_nan_and_negative_targets_are_missing() -> None:
+    task = batches("class_per_step").task
+    metrics = {name: metric for name, metric in all_metrics("class_per_step").items() if name != "per_class"}
+    totals = MetricTotals(metrics, task, torch.device("cpu"))
+    totals.add(torch.zeros(2, 1, NUM_CLASSES), torch.full((2, 1), -1))
+    results = totals.results(totals.sums.tolist(), World(rank=0, size=1, device=torch.device("cpu")))
+    assert results.keys() == metrics.keys() and all(
+        isinstance(value, float) and np.isnan(value) for value in results.values()
+    )
+    with pytest.raises(ConfigError, match="class_names has 2 names, but the data has 4 classes"):
+        MetricTotals(metrics, task, torch.device("cpu"), class_names=["a", "b"])
 
 
 def test_metrics_are_shown_with_the_scores() -> None:

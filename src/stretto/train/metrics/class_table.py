@@ -1,5 +1,6 @@
 """ClassTable: precision, recall, F1 and support of each class, and the counts that they follow from."""
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ class ClassTable:
         """Return the table from the sums of `ClassMetric`; without names, classes are called 0, 1, ..."""
         size = len(sums) // 3
         counts = [[int(value) for value in sums[start : start + size]] for start in (0, size, 2 * size)]
-        names = names if len(names) == size else [str(index) for index in range(size)]
+        names = names or [str(index) for index in range(size)]
         return cls(tuple(ClassScores(*row) for row in zip(names, *counts, strict=True)))
 
     def __iter__(self) -> Iterator[ClassScores]:
@@ -54,14 +55,15 @@ class ClassTable:
 
     @property
     def accuracy(self) -> float:
-        """The fraction of targets that were predicted."""
-        return sum(row.num_correct for row in self) / sum(row.support for row in self)
+        """The fraction of targets that were predicted; NaN without targets."""
+        num_targets = sum(row.support for row in self)
+        return sum(row.num_correct for row in self) / num_targets if num_targets else math.nan
 
     @property
     def macro_f1(self) -> float:
-        """The mean F1 of the classes that occur, as a target or as a prediction."""
+        """The mean F1 of the classes that occur, as a target or as a prediction; NaN if none does."""
         scores = [row.f1 for row in self if row.occurs]
-        return sum(scores) / len(scores)
+        return sum(scores) / len(scores) if scores else math.nan
 
     def as_dict(self) -> Mapping[str, Mapping[str, float]]:
         """Return the scores by class and name, for the log."""

@@ -6,7 +6,6 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from stretto.base.window import IGNORE_INDEX
 from stretto.blocks.losses import full_precision
 
 
@@ -15,7 +14,7 @@ class MetricInput:
     """Outputs and targets of some time steps of some rows; `[n, ...]`, where n is time steps times rows."""
 
     outputs: Tensor  # [n, classes], [n, values]; float32 or float64
-    targets: Tensor  # [n] for classes, [n, values]; missing ones are IGNORE_INDEX or NaN
+    targets: Tensor  # [n] for classes, [n, values]; missing ones are negative or NaN
 
     @classmethod
     def of(cls, y: Tensor, targets: Tensor) -> "MetricInput":
@@ -32,7 +31,8 @@ class MetricInput:
     @cached_property
     def is_missing(self) -> Tensor:
         """Which targets are missing; of the shape of `targets`."""
-        return self.targets == IGNORE_INDEX if self.has_classes else self.targets.isnan()
+        # A user's loss may ignore another negative number than IGNORE_INDEX.
+        return self.targets < 0 if self.has_classes else self.targets.isnan()
 
     @cached_property
     def predicted(self) -> Tensor:

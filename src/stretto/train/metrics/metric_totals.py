@@ -79,6 +79,11 @@ class MetricTotals:
 
     def __init__(self, metrics: Metrics, task: Task, device: torch.device, class_names: Sequence[str] = ()) -> None:
         check_metrics(metrics, task)
+        if class_names and task.has_classes and len(class_names) != task.num_outputs:
+            raise ConfigError(
+                f"class_names has {len(class_names)} names, but the data has {task.num_outputs} classes; give one name "
+                "per class"
+            )
         self._sum_metrics: dict[str, SumMetric] = {}
         self._torch_metrics: dict[str, TorchMetric] = {}
         self._names = list(metrics_by_name(metrics))

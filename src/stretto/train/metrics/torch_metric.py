@@ -1,5 +1,6 @@
 """TorchMetric: a metric of the package torchmetrics, whose states are gathered from the ranks that have outputs."""
 
+import math
 import sys
 import warnings
 from typing import Any
@@ -68,6 +69,8 @@ class TorchMetric:
     def result(self, world: World) -> float:
         """Return the metric of all ranks, on every rank; a collective."""
         self._check_states(world)
+        if not any(world.all_reduce([float(self._has_input)])):
+            return math.nan  # no rank has a target
 
         def gather(tensor: Tensor, group: object = None) -> list[Tensor]:
             # A rank without outputs, such as a first stage, has only initial states, which must not count.
