@@ -43,6 +43,7 @@ def rows_with(*targets: object) -> list[dict[str, Any]]:
         (rows_with(1, 0), "class_per_row"),
         (rows_with(True, False), "class_per_row"),
         (rows_with(1.0, 2.5), "values_per_row"),
+        (rows_with(1.0, float("nan"), 2.0), "values_per_row"),
         (rows_with([1.0, 2.5, 3.5], [1, 2, 3]), "values_per_row"),
         (rows_with(["a", None], ["b", "a", "a"]), "class_per_step"),
         (rows_with([1, 0], [1, 0, 1]), "class_per_step"),
@@ -51,8 +52,35 @@ def rows_with(*targets: object) -> list[dict[str, Any]]:
     ],
 )
 def test_the_kind_follows_from_the_values(records: list[dict[str, Any]], kind: str, tmp_path: Path) -> None:
-    store = prepared(tmp_path, records, targets="y")
+    store = prepared(tmp_path, records, targets="y", nan="missing")
     assert store.fields.targets is not None and store.fields.targets.kind == kind
+
+
+@pytest.mark.parametrize(
+    ("targets", "kind", "stored"),
+    [
+        (["b", None, "a"], "class_per_row", [1, -100, 0]),
+        ([1, -100, 0], "class_per_row", [1, -100, 0]),
+        ([1.0, float("nan"), -100.0], "class_per_row", [0, -100, -100]),
+        ([[1, 2.5], None, [3, None]], "values_per_row", [[1, 2.5], [np.nan, np.nan], [3, np.nan]]),
+        ([[-100, 1], None, [0] * 4], "class_per_step", [[-100, 1], [-100] * 3, [0] * 4]),
+        ([None, [1.5, None, 2], None], "values_per_step", [[[np.nan]] * 2, [[1.5], [np.nan], [2]], [[np.nan]] * 4]),
+        (
+            [[None, None], [None, [1, 2.5], None], None],
+            "values_per_step",
+            [[[np.nan] * 2] * 2, [[np.nan] * 2, [1, 2.5], [np.nan] * 2], [[np.nan] * 2] * 4],
+        ),
+    ],
+)
+def test_null_is_a_missing_target_of_any_kind(
+    targets: list[object], kind: str, stored: list[object], tmp_path: Path
+) -> None:
+    store = prepared(tmp_path, rows_with(*targets), targets="y", target_kind=kind, nan="missing")
+    rows = [(0, row) for row in range(3)]
+    per_row = kind.endswith("row")
+    values = store.read_row_targets(rows) if per_row else store.read_step_targets(store.step_ranges(rows))
+    for value, expected in zip(values, stored, strict=True):
+        np.testing.assert_array_equal(value, expected)
 
 
 def test_several_fields_are_a_vector_per_row_or_per_time_step(tmp_path: Path) -> None:
@@ -87,6 +115,11 @@ def test_inputs_can_be_one_field_per_channel(tmp_path: Path) -> None:
             rows_with([1.0, 2.0]),
             {"targets": ("y",)},
             "could be values of a row or of its time steps; set target_kind to",
+        ),
+        (
+            rows_with([1], [0]),
+            {"targets": ("y",)},
+            r"lists of integers such as \[1\] are not as long as .* or classes, .*; set target_kind to values_per_row",
         ),
         (rows_with("a", "b"), {"targets": ("z",)}, "targets=z is not a field of .*; choose from values, y"),
         (rows_with("a"), {"targets": ("y",), "label": "y"}, "label=y can't be combined with targets"),

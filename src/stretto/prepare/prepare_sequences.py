@@ -265,6 +265,7 @@ def _make_target_parser(
             raise DataError(f"{parts[0].path}: none of the first rows has a sequence; set target_kind")
         kind = infer_target_kind([record for record, _ in readable], [steps for _, steps in readable], fields, is_csv)
     target = make_target_parser(records, fields, kind, is_csv, options.nan)
+    target = replace(target, is_label=options.label is not None)
     return target if shared is None else _apply_shared_targets(target, shared, options)
 
 

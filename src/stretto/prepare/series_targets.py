@@ -16,7 +16,7 @@ from stretto.prepare.options import SeriesOptions
 from stretto.prepare.prepare_job import Job, PartResult
 from stretto.prepare.record_parser import sort_class_names
 from stretto.prepare.records import RecordPart, read_rows
-from stretto.prepare.row_reader import BadRowError, RowReader, missing_field
+from stretto.prepare.row_reader import BadRowError, RowReader
 from stretto.prepare.shard_writer import ShardResult, make_target_values
 from stretto.prepare.target_kind import infer_target_kind
 from stretto.prepare.target_parser import TargetParser
@@ -48,12 +48,6 @@ class SeriesTargets:
 
     def parse(self, record: Mapping[str, Any], is_csv: bool) -> StepTargets:
         """Return the targets of a time step; None if its class is missing."""
-        if has_classes(self.kind):
-            name = self.columns[0]
-            if name not in record:
-                raise missing_field(record, name)
-            if record[name] is None or record[name] == "":
-                return None
         targets = self.parser.parse(record, is_csv, 1)
         return targets[0] if isinstance(targets, list) else targets[0].tolist()
 

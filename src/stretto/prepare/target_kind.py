@@ -1,5 +1,6 @@
 """infer_target_kind: what records hold as targets, judging by some of them."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -19,8 +20,9 @@ def infer_target_kind(
     """Return the kind of the targets in `fields`; raise if it is ambiguous.
 
     `num_steps` is the number of time steps of each record's sequence. Text, booleans and integers are classes, unless
-    there are very many of them; other numbers are values. A list has a class or a value per time step if it is as long
-    as each sequence; else it is a vector of values. Several fields hold values.
+    there are very many of them; other numbers are values, and a missing number says nothing. A list has a class or a
+    value per time step if it is as long as each sequence; else it is a vector of values, which are not all integers.
+    Several fields hold values.
     """
     name = fields[0]
     pairs = [
@@ -43,15 +45,15 @@ def _is_present(record: Mapping[str, Any], name: str) -> bool:
 
 def _kind_of_scalars(values: Sequence[object], is_csv: bool, *, has_several: bool) -> TargetKind:
     numbers = [parse_number(value, is_csv) for value in values]
-    finite = [number for number in numbers if number is not None and number == number]
     if has_several:
         return "values_per_row"
-    if len(finite) < len(values) or not finite:
+    if None in numbers:
         return "class_per_row"
+    present = [number for number in numbers if number is not None and not math.isnan(number)]
     # JSON and Parquet tell 3 from 3.0; in CSV, only a fraction shows that numbers are values.
-    is_integer = all(number.is_integer() for number in finite)
+    is_integer = all(number.is_integer() for number in present)
     are_floats = not is_csv and any(isinstance(value, float) for value in values)
-    is_class = is_integer and not are_floats and len(set(finite)) <= _MAX_CLASSES
+    is_class = is_integer and not are_floats and len(set(present)) <= _MAX_CLASSES
     return "class_per_row" if is_class else "values_per_row"
 
 
@@ -61,17 +63,26 @@ def _kind_of_lists(name: str, lists: Sequence[list[Any]], num_steps: Sequence[in
         return "values_per_step"
     if types <= {str, bool}:
         return "class_per_step"
-    if any(len(values) != steps for values, steps in zip(lists, num_steps, strict=True)):
-        return "values_per_row"
+    for values, steps in zip(lists, num_steps, strict=True):
+        if len(values) != steps and types == {int}:
+            raise _ambiguous(
+                name,
+                f"lists of integers such as {shorten(values)} are not as long as the sequence ({steps} time steps), so "
+                "they could be values of a row, or classes, which are one integer per row or per time step",
+                ("values_per_row", "class_per_step"),
+            )
+        if len(values) != steps:
+            return "values_per_row"
     if types == {int}:
         return "class_per_step"
     if len(set(num_steps)) > 1:
         return "values_per_step"
-    choices = ("values_per_row", "values_per_step")
-    raise AmbiguousInputError(
-        f"targets={name}: lists such as {shorten(lists[0])} are as long as the sequences ({num_steps[0]} time steps), "
-        f"so they could be values of a row or of its time steps; set target_kind to {' or '.join(choices)}",
-        "target_kind",
-        f"Does {name!r} have values of a whole row, or of each time step?",
-        choices,
-    )
+    problem = f"lists such as {shorten(lists[0])} are as long as the sequences ({num_steps[0]} time steps), so they"
+    choices: tuple[TargetKind, TargetKind] = ("values_per_row", "values_per_step")
+    raise _ambiguous(name, f"{problem} could be values of a row or of its time steps", choices)
+
+
+def _ambiguous(name: str, problem: str, choices: tuple[TargetKind, TargetKind]) -> AmbiguousInputError:
+    message = f"targets={name}: {problem}; set target_kind to {' or '.join(choices)}"
+    question = f"Does {name!r} have values of a whole row, or targets of each time step?"
+    return AmbiguousInputError(message, "target_kind", question, choices)

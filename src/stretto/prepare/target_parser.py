@@ -5,6 +5,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ class TargetParser:
     num_values: int | None = None  # length of the list of values in the only field; None: a field has one value
     classes: Mapping[str, int] | None = None  # None: not known yet, or the targets are values
     nan: NanPolicy = "error"
+    is_label: bool = False  # named with `label`: a row in which it is null is bad
 
     @property
     def names(self) -> list[str]:
@@ -39,16 +41,17 @@ class TargetParser:
         return [f"{self.fields[0]}.{number}" for number in range(self.num_values)]
 
     def parse(self, record: Mapping[str, Any], is_csv: bool, num_steps: int) -> ParsedTargets:
-        """Return the targets of a record whose sequence has `num_steps` time steps."""
+        """Return the targets of a record whose sequence has `num_steps` time steps; null is a missing target."""
         if self.kind == "class_per_row":
-            return [self._class_name(require(record, self.fields[0]))]
+            read = require if self.is_label else self._value
+            return [self._class_name(read(record, self.fields[0]), is_csv)]
         if self.kind == "class_per_step":
             classes = self._steps(record, self.fields[0], is_csv, num_steps)
-            return [None if value is None or value == "" else self._class_name(value) for value in classes]
+            return [self._class_name(value, is_csv) for value in classes]
         if self.num_values is not None:
             return self._nested_values(record, is_csv, num_steps)
         if self.kind == "values_per_row":
-            return np.array([[self._number(record, name, is_csv) for name in self.fields]])
+            return np.array([[to_number(self._value(record, name), name, self.nan, is_csv) for name in self.fields]])
         columns = [to_numbers(self._steps(record, name, is_csv, num_steps), name, self.nan) for name in self.fields]
         return np.stack(columns, axis=1)
 
@@ -59,11 +62,16 @@ class TargetParser:
         assert self.classes is not None, "set by the scan"
         return np.array([IGNORE_INDEX if name is None else self.classes[name] for name in targets])
 
-    def _class_name(self, value: object) -> str:
+    def _class_name(self, value: object, is_csv: bool) -> str | None:
+        """Return the name of a class; None if it is missing, which in arrays is -100, or NaN among floats."""
         name = self.fields[0]
+        if self.nan == "missing" and isinstance(value, float) and math.isnan(value):
+            return None
         # If some integer labels are missing, pandas stores the other labels as floats.
         if isinstance(value, float | Decimal) and math.isfinite(value) and value == int(value):
             value = int(value)
+        if value is None or value in ("", IGNORE_INDEX) or (is_csv and value == str(IGNORE_INDEX)):
+            return None
         if not isinstance(value, str | int):
             problem = f"{name!r} is {shorten(value)}, but a label must be text, an integer or a boolean"
             raise BadRowError(problem, f"predict values with targets={name}")
@@ -74,22 +82,30 @@ class TargetParser:
         return class_name
 
     def _steps(self, record: Mapping[str, Any], name: str, is_csv: bool, num_steps: int) -> list[Any]:
+        if self._value(record, name) in (None, ""):
+            return [None] * num_steps
         steps = require_list(record, name, is_csv)
         if len(steps) != num_steps:
             problem = f"{name!r} has {len(steps)} targets, but the sequence has {num_steps} time steps"
             raise BadRowError(problem, "give one per time step, with null where there is none")
         return steps
 
-    def _number(self, record: Mapping[str, Any], name: str, is_csv: bool) -> float:
+    @staticmethod
+    def _value(record: Mapping[str, Any], name: str) -> object:
         if name not in record:
             raise missing_field(record, name)
-        return to_number(record[name], name, self.nan, is_csv)
+        return record[name]
 
     def _nested_values(self, record: Mapping[str, Any], is_csv: bool, num_steps: int) -> NDArray[np.float64]:
         name = self.fields[0]
         is_step = is_per_step(self.kind)
-        steps = self._steps(record, name, is_csv, num_steps) if is_step else [require_list(record, name, is_csv)]
-        check_types(steps, {list}, name, "a list of numbers")
+        if is_step:
+            steps = self._steps(record, name, is_csv, num_steps)
+        else:
+            is_missing = self._value(record, name) in (None, "")
+            steps = [None if is_missing else require_list(record, name, is_csv)]
+        check_types(steps, {list, type(None)}, name, "a list of numbers")
+        steps = [[None] * (self.num_values or 0) if values is None else values for values in steps]
         for values in steps:
             if len(values) != self.num_values:
                 where = "at a time step" if is_step else "in this row"
@@ -108,15 +124,16 @@ def make_target_parser(
         if len(fields) > 1:
             raise DataError(f"targets={','.join(fields)} are {len(fields)} fields, but {kind} needs one; name one")
         return parser
-    first = next((value for record in records if (value := record.get(fields[0])) not in (None, "")), None)
-    values = as_list(first, is_csv)
-    if values is not None and kind == "values_per_step":
-        values = values[0] if values and isinstance(values[0], list) else None
-    if values is None:
+    present = [value for record in records if (value := record.get(fields[0])) not in (None, "")]
+    lists = [values for value in present[:1] if (values := as_list(value, is_csv)) is not None]
+    if kind == "values_per_step":
+        steps = (step for value in present for step in as_list(value, is_csv) or () if step is not None)
+        lists = [step for step in islice(steps, 1) if isinstance(step, list)]
+    if not lists:
         return parser
     if len(fields) > 1:
         raise DataError(f"targets={','.join(fields)}: {fields[0]!r} has lists of values; name it alone")
-    return replace(parser, num_values=len(values))
+    return replace(parser, num_values=len(lists[0]))
 
 
 def as_list(value: object, is_csv: bool) -> list[Any] | None:
