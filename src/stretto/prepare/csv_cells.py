@@ -9,13 +9,12 @@ from typing import TextIO
 from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.base.errors import DataError
 from stretto.prepare.compression import content_suffix
+from stretto.prepare.decimal_commas import DecimalCommas, to_point
 from stretto.prepare.time_formats import looks_like_time
 
 READ_LIMIT = f"{MAX_READ_BYTES >> 20} MiB"
 LINE_TOO_LONG = f"the line is longer than {READ_LIMIT}"
 _QUOTED = re.compile(r'"[^"]*"?')
-# A number with a decimal comma, with or without points between thousands: 1,5 or 1.234,5.
-_DECIMAL_COMMA = re.compile(r"\s*[-+]?(?:\d+|\d{1,3}(?:\.\d{3})+),\d+(?:[eE][-+]?\d+)?\s*")
 
 
 def find_separator(path: Path, header: str) -> str:
@@ -34,14 +33,15 @@ def find_separator(path: Path, header: str) -> str:
 def csv_reader(text: TextIO, path: Path, separator: str | None = None) -> Iterator[list[str]]:
     """Return a reader for CSV text; a line or cell of more than `MAX_READ_BYTES` characters is a csv.Error.
 
-    If `separator` is None, it is found in the first line. Where it is a semicolon, 1,5 is the number 1.5.
+    If `separator` is None, it is found in the first line. Unless it is a comma, a cell such as 1,5 is a
+    `DecimalCommaText`, which is read as the number 1.5 where a number is expected.
     """
     csv.field_size_limit(MAX_READ_BYTES)  # the default, 131,072 characters, is too low for a long text
     first = text.readline(MAX_READ_BYTES + 1)
     separator = separator or find_separator(path, first)
     reader = csv.reader(_csv_lines(first, text), delimiter=separator, strict=True)
     # `map`, not a generator: after a csv.Error, the next row can still be read.
-    return map(_replace_decimal_commas, reader) if separator == ";" else reader
+    return reader if separator == "," else map(DecimalCommas(path, separator), reader)
 
 
 def _csv_lines(line: str, text: TextIO) -> Iterator[str]:
@@ -51,13 +51,6 @@ def _csv_lines(line: str, text: TextIO) -> Iterator[str]:
             raise csv.Error(LINE_TOO_LONG)
         yield line
         line = text.readline(MAX_READ_BYTES + 1)
-
-
-def _replace_decimal_commas(cells: list[str]) -> list[str]:
-    return [
-        cell.replace(".", "").replace(",", ".") if "," in cell and _DECIMAL_COMMA.fullmatch(cell) else cell
-        for cell in cells
-    ]
 
 
 def read_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
@@ -96,7 +89,7 @@ def is_utf8(text: str) -> bool:
 
 def _is_number(text: str) -> bool:
     try:
-        float(text)
+        float(to_point(text))
     except ValueError:
         return False
     return True

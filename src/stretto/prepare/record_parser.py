@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.prepare.csv_cells import is_utf8
+from stretto.prepare.decimal_commas import to_point
 from stretto.prepare.options import NanPolicy, ValueType
 from stretto.prepare.records import shorten
 from stretto.prepare.row_reader import BadRowError, missing_field
@@ -130,7 +131,7 @@ def parse_number(value: object, is_csv: bool) -> float | None:
     if not isinstance(value, str if is_csv else int | float | Decimal) or isinstance(value, bool):
         return None
     try:
-        return float(value)
+        return float(to_point(value) if isinstance(value, str) else value)
     except ValueError:
         return None
     except OverflowError:
