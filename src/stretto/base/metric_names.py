@@ -2,6 +2,7 @@
 
 from stretto.base.score import ScoreMode
 
+EVALUATION_FIELDS = ("kind", "step", "loss", "num_targets")  # of an evaluation's log line that are not metrics
 PER_CLASS = "per_class"  # a table, and not a number
 CLASS_METRICS = ("accuracy", "f1", PER_CLASS)
 BUILT_IN_METRICS = (*CLASS_METRICS, "mae")

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from stretto.base.metric_names import EVALUATION_FIELDS
 from stretto.base.task import TARGET_KINDS, target_name
 from stretto.config.run import RunConfig
 from stretto.report.downsampled_series import DownsampledSeries
@@ -17,7 +18,6 @@ JsonObject = Mapping[str, Any]
 # Counts and sizes in a log are below the first, durations of a step below the second; otherwise the line is damaged.
 _MAX_VALUE, _MAX_SECONDS = 1e15, 1e9
 _MAX_SCORES = 12  # at most this many metrics have a curve
-EVALUATION_FIELDS = ("kind", "step", "loss", "num_targets")  # those that are not scores
 _MAX_LISTED = 50  # at most this many skipped steps are kept, and as many failed saves
 
 

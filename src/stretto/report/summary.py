@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from stretto.base.metric_names import EVALUATION_FIELDS
 from stretto.base.units import format_bytes, format_duration, pluralize
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config
@@ -12,7 +13,7 @@ from stretto.report.curves import final_loss
 from stretto.report.formatting import format_count, format_finite_loss, format_percent, format_time
 from stretto.report.markup import Html, tag
 from stretto.report.page import definition_list, section, tiles
-from stretto.report.record import EVALUATION_FIELDS, Record, read_int, read_number, read_str
+from stretto.report.record import Record, read_int, read_number, read_str
 
 
 def final_metrics(record: Record) -> dict[str, str]:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError
-from stretto.base.metric_names import BUILT_IN_METRICS, CLASS_METRICS, PER_CLASS
+from stretto.base.metric_names import BUILT_IN_METRICS, CLASS_METRICS, EVALUATION_FIELDS, PER_CLASS
 from stretto.base.strict_model import suggest_name
 from stretto.base.task import Task, has_classes
 from stretto.mesh.world import World
@@ -22,8 +22,6 @@ Metrics = Mapping[str, object] | Sequence[str]
 
 MetricResult = float | ClassTable
 
-# Names of other fields in the log line of an evaluation.
-_RESERVED = ("kind", "step", "loss", "num_targets")
 _MAX_TABLE_CLASSES = 1000
 
 _FROM_TABLE: dict[str, Callable[[ClassTable], MetricResult]] = {
@@ -43,7 +41,7 @@ def metrics_by_name(metrics: Metrics) -> dict[str, object]:
 def check_metrics(metrics: Metrics, task: Task) -> None:
     """Raise if a metric is not known or does not fit the targets of a task; the same on every rank."""
     for name, metric in metrics_by_name(metrics).items():
-        if not name or name in _RESERVED:
+        if not name or name in EVALUATION_FIELDS:
             raise ConfigError(f"metrics can't have the name {name!r}, which an evaluation uses; rename it")
         if isinstance(metric, str):
             _check_built_in(name, metric, task)
