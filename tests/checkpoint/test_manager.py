@@ -77,7 +77,9 @@ def test_without_a_validation_loss_there_is_no_best_checkpoint(tmp_path: Path) -
         checkpoints.start()
         checkpoints.save(snapshot(1), wait=True)
         checkpoints.record_score(1, 2.0)  # without keep_best, better ones may have been removed
-    with pytest.raises(DataError, match=r"@best does not exist: no checkpoint of the run has a validation loss; train"):
+    with pytest.raises(
+        DataError, match=r"@best does not exist: no checkpoint of the run has a finite validation loss or metric; train"
+    ):
         find_checkpoint(f"{tmp_path}@best")
     with pytest.raises(DataError, match=r"step-000000001-g1 is one checkpoint, not a run; leave out @best"):
         find_checkpoint(f"{tmp_path / 'step-000000001-g1'}@best")

@@ -89,5 +89,5 @@ def test_nothing_is_said_of_a_run_without_a_best_checkpoint(
         path.unlink()
     assert main(["eval", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().err == ""
-    with pytest.raises(DataError, match="no checkpoint of the run has a validation loss"):
+    with pytest.raises(DataError, match="no checkpoint of the run has a finite validation loss"):
         load_model(tmp_path / "run@best")

@@ -1356,8 +1356,8 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<run>@best does not exist: no checkpoint of the run has a validation loss; train with data.valid and "
-                "save.keep_best=true, or leave out @best",
+                "<run>@best does not exist: no checkpoint of the run has a finite validation loss or metric; train with "
+                "data.valid and save.keep_best=true, or leave out @best",
                 "Only with `save.keep_best` does a run keep its best checkpoint, and the validation loss of each.",
                 "Train with `--save.keep_best true --run.eval_every N`, or use the last weights: the run without `@best`.",
                 "stretto eval runs/done@best",

@@ -101,8 +101,8 @@ def find_checkpoint(
     chosen = best_name(read_scores(storage, names)) if is_best else names[0]
     if chosen is None:
         raise DataError(
-            f"{location} does not exist: no checkpoint of the run has a validation loss; train with data.valid and "
-            f"save.keep_best=true, or leave out {BEST}"
+            f"{location} does not exist: no checkpoint of the run has a finite validation loss or metric; train with "
+            f"data.valid and save.keep_best=true, or leave out {BEST}"
         )
     return Checkpoint.open(storage, str(chosen))
 
