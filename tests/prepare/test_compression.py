@@ -1,9 +1,11 @@
 """Compressed files: the same data as the files in them, in bounded memory, up to a limit."""
 
 import bz2
+import gc
 import gzip
 import json
 import random
+import sys
 import tracemalloc
 from pathlib import Path
 
@@ -101,7 +103,7 @@ def test_a_compressed_file_is_inspected_by_its_beginning(suffix: str, tmp_path: 
 def test_a_bomb_is_refused_before_it_is_read(suffix: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.csv{suffix}"
     path.write_bytes(compress(b"load,note\n" + (b"1," + b"x" * (1 << 20) + b"\n") * 65, suffix))
-    problem = r"expand to more than 67,108,864, as those of a zip bomb do; if you trust it, unpack it first"
+    problem = r"expand to more than 67,108,864, which looks like a zip bomb; if you trust it, unpack it first"
     with pytest.raises(DataError, match=problem):
         prepare_series(path, tmp_path / "data")
     with pytest.raises(DataError, match=problem):
@@ -139,3 +141,27 @@ def test_a_compressed_file_is_read_from_any_offset(suffix: str, tmp_path: Path) 
     path.write_bytes(compress(TEXT.encode(), suffix) * 2)  # two streams, as `cat a.gz b.gz` writes
     with open_binary(path, len(TEXT) + 7) as file:
         assert file.read(20) == TEXT[7:27].encode()
+
+
+def test_all_streams_of_a_bzip2_file_are_read_and_must_be_whole(tmp_path: Path) -> None:
+    path, first, second = tmp_path / "a.txt.bz2", bz2.compress(b"one\n"), bz2.compress(b"two\n")
+    path.write_bytes(first + second)
+    with open_binary(path) as file:
+        assert file.read() == b"one\ntwo\n"
+    for damaged in (second[:9], b"not bzip2", second[:12] + b"\0\0" + second[14:]):
+        path.write_bytes(first + damaged)
+        with (
+            pytest.raises(DataError, match=r"can't be decompressed \(.*\); copy or write it again"),
+            open_binary(path) as file,
+        ):
+            file.read()
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+def test_a_missing_library_is_one_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.txt.zst"
+    path.write_bytes(compress(b"one", ".zst"))
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(DataError, match="needs pyarrow"):
+        open_binary(path)
+    gc.collect()

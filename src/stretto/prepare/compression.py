@@ -69,6 +69,7 @@ class ExpandedFile(io.RawIOBase):
     def __init__(self, path: Path) -> None:
         self._path, self._num_read, self._limit = path, 0, expansion_limit(path)
         self._source = path.open("rb")
+        self._stream: IO[bytes] = self._source  # both are closed, even if the next line raises
         self._stream = _open_stream(path, self._source)
 
     def readable(self) -> bool:
@@ -105,9 +106,34 @@ def _open_stream(path: Path, source: IO[bytes]) -> IO[bytes]:
     if suffix == ".gz":
         return cast("IO[bytes]", gzip.GzipFile(fileobj=source))
     if suffix == ".bz2":
-        return cast("IO[bytes]", bz2.BZ2File(source))
+        return cast("IO[bytes]", _Bz2Stream(source))
     try:
         pyarrow = import_module("pyarrow")
     except ImportError:
         raise DataError(f"reading {path} needs pyarrow; {install_command('parquet')}") from None
     return cast("IO[bytes]", pyarrow.CompressedInputStream(source, "zstd"))
+
+
+class _Bz2Stream:
+    """The content of all streams of a bzip2 file; `bz2.BZ2File` would ignore a damaged one after the first."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self._source, self._decompressor = source, bz2.BZ2Decompressor()
+
+    def read(self, size: int) -> bytes:
+        content = b""
+        while not content:
+            block = self._decompressor.unused_data
+            if not block and (self._decompressor.eof or self._decompressor.needs_input):
+                block = self._source.read(_READ_BYTES)
+                if not block and self._decompressor.eof:
+                    return b""
+                if not block:
+                    raise EOFError("it ends before the end of its stream")
+            if self._decompressor.eof:
+                self._decompressor = bz2.BZ2Decompressor()
+            content = self._decompressor.decompress(block, size)
+        return content
+
+    def close(self) -> None:
+        """Do nothing: `ExpandedFile` closes the source."""

@@ -17,4 +17,4 @@ def expansion_limit(path: Path) -> int:
 def expansion_error(path: Path, remedy: str) -> DataError:
     """Return the error for a file with more content than the limit."""
     size = f"{path.stat().st_size:,} bytes expand to more than {expansion_limit(path):,}"
-    return DataError(f"{path}: its {size}, as those of a zip bomb do; if you trust it, {remedy}")
+    return DataError(f"{path}: its {size}, which looks like a zip bomb; if you trust it, {remedy}")
