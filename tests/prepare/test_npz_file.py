@@ -46,6 +46,16 @@ def test_lengths_cut_the_inputs_and_what_is_per_time_step(tmp_path: Path) -> Non
     assert all(record["vector"] == [0.0, 0.0] and "lengths" not in record for record in records)
 
 
+def test_lengths_do_not_cut_targets_that_are_declared_per_row(tmp_path: Path) -> None:
+    x, y = np.ones((3, 4, 2), np.float32), np.arange(12.0).reshape(3, 4)
+    path = save(tmp_path / "a.npz", X=x, y=y, lengths=np.array([4, 1, 2]))
+    options = SequenceOptions(targets="targets", target_kind="values_per_row")
+    (store,) = prepare_sequences(path, tmp_path / "out", options)
+    rows = [(0, row) for row in range(3)]
+    assert [values.tolist() for values in store.read_row_targets(rows)] == y.tolist()
+    assert [len(steps) for steps in store.read(store.step_ranges(rows))] == [4, 1, 2]
+
+
 def test_an_npy_file_holds_the_inputs(tmp_path: Path) -> None:
     np.save(tmp_path / "a.npy", np.arange(6).reshape(3, 2))
     assert list(ArrayFile.open(tmp_path / "a.npy").read(start=1)) == [{"inputs": [2, 3]}, {"inputs": [4, 5]}]
@@ -99,6 +109,36 @@ def test_a_file_that_is_not_of_arrays_is_refused(content: bytes, suffix: str, tm
         ArrayFile.open(path)
 
 
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': (",
+        "'''",
+        "{[]: 1}",
+        "{'descr': ('<f4',), 'fortran_order': False, 'shape': (2, 3), }",
+        "{'descr': [('a',)], 'fortran_order': False, 'shape': (2, 3), }",
+        "(" * 5000,
+        "\n  a\n b",
+    ],
+)
+def test_a_damaged_header_is_refused_in_one_sentence(header: str, tmp_path: Path) -> None:
+    length = len(header).to_bytes(2, "little")
+    (tmp_path / "a.npy").write_bytes(b"\x93NUMPY\x01\0" + length + header.encode() + bytes(24))
+    with pytest.raises(DataError, match=r"can't be read \(.*\); write it again"):
+        ArrayFile.open(tmp_path / "a.npy")
+
+
+def test_a_long_header_is_not_read(tmp_path: Path) -> None:
+    with zipfile.ZipFile(tmp_path / "a.npz", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("X.npy", b"\x93NUMPY\x02\0" + (16 << 20).to_bytes(4, "little") + bytes(16 << 20))
+    tracemalloc.start()
+    with pytest.raises(DataError, match=r"the header of X has 16,777,216 bytes, which is more than 10,000"):
+        ArrayFile.open(tmp_path / "a.npz")
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 1 << 20
+
+
 @given(cut=st.integers(0, 900), byte=st.integers(0, 255))
 @settings(max_examples=60, deadline=None)
 def test_a_damaged_file_is_a_data_error(cut: int, byte: int, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -115,7 +155,7 @@ def test_a_damaged_file_is_a_data_error(cut: int, byte: int, tmp_path_factory: p
 def test_a_bomb_is_refused(tmp_path: Path) -> None:
     path = save(tmp_path / "a.npz", X=np.zeros((70, 1 << 17)))
     assert path.stat().st_size < 1 << 17
-    with pytest.raises(DataError, match=r"expand to more than 67,108,864, as those of a zip bomb do; if you trust"):
+    with pytest.raises(DataError, match=r"expand to more than 67,108,864, which looks like a zip bomb; if you trust"):
         ArrayFile.open(path)
 
 

@@ -1,6 +1,5 @@
 """FieldSummary: the type of a field of records (a column of a table), inferred from some of its values."""
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,6 +8,7 @@ from statistics import fmean
 from typing import Any, Literal
 
 from stretto.prepare.record_parser import infer_list_type, parse_number
+from stretto.prepare.target_parser import as_list
 from stretto.prepare.time_formats import find_time_formats, looks_like_time, parse_time
 
 # An `unparsed time` looks like a time, but its format is unknown: 01/03/2012 could be in January or in March.
@@ -92,7 +92,7 @@ def _infer_field(name: str, values: Sequence[object], is_csv: bool, time_format:
         return replace(summary, type="number" if finite else "empty")
     if all(_is_time(value) for value in present):
         return replace(summary, type="time", num_unique=len({str(value) for value in present}))
-    lists = [steps for value in present if (steps := _as_list(value, is_csv)) is not None]
+    lists = [steps for value in present if (steps := as_list(value, is_csv)) is not None]
     if len(lists) == len(present):
         value_type = infer_list_type(name, {type(step) for steps in lists for step in steps})
         return replace(summary, type=value_type or "other", mean_length=fmean(map(len, lists)))
@@ -113,16 +113,6 @@ def _find_formats(texts: Sequence[str], time_format: str | None) -> tuple[str, .
     if time_format is None:
         return find_time_formats(texts)
     return (time_format,) if all(parse_time(text, time_format) is not None for text in texts) else ()
-
-
-def _as_list(value: object, is_csv: bool) -> list[Any] | None:
-    """Return the value if it is a list, or the JSON list in a CSV cell; None if there is no list."""
-    if is_csv and isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-    return value if isinstance(value, list) else None
 
 
 def _is_time(value: object) -> bool:

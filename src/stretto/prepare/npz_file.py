@@ -6,14 +6,16 @@ shapes.npz             the record of row 7, with length 15 in `lengths`
   lengths [1000]       not a field
 """
 
+import io
 import math
+import tokenize
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, cast
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -26,6 +28,7 @@ from stretto.prepare.expansion_limit import expansion_error, expansion_limit
 INPUTS, TARGETS, LENGTHS = "inputs", "targets", "lengths"
 _ROLES = {INPUTS: INPUTS, "X": INPUTS, "x": INPUTS, TARGETS: TARGETS, "Y": TARGETS, "y": TARGETS, LENGTHS: LENGTHS}
 _READ_BYTES = 1 << 20  # of each array at a time, or one row if that is larger
+_MAX_HEADER_BYTES = 10_000  # numpy's own limit
 _HEADER_READERS = {(1, 0): npy_format.read_array_header_1_0, (2, 0): npy_format.read_array_header_2_0}
 
 
@@ -85,11 +88,16 @@ class ArrayFile:
         return sum(array.row_bytes for array in self.arrays.values())
 
     def read(
-        self, fields: Sequence[str] | None = None, start: int = 0, stop: int | None = None
+        self,
+        fields: Sequence[str] | None = None,
+        start: int = 0,
+        stop: int | None = None,
+        per_row: Sequence[str] = (),
     ) -> Iterator[dict[str, Any]]:
         """Yield the rows from `start` up to `stop` as records of plain Python values.
 
-        Only the arrays of `fields` are read (None: all), about 1 MiB of each at a time.
+        Only the arrays of `fields` are read (None: all), about 1 MiB of each at a time. `lengths` does not cut those
+        of `per_row`, which have no time steps.
         """
         stop = self.num_rows if stop is None else min(stop, self.num_rows)
         arrays = {name: array for name, array in self.arrays.items() if fields is None or name in fields}
@@ -101,16 +109,16 @@ class ArrayFile:
             for index in range(start, stop):
                 record = {name: next(values) for name, values in rows.items()}
                 if self.lengths is not None:
-                    record = self._cut(record, index)
+                    record = self._cut(record, index, per_row)
                 yield {name: value.tolist() for name, value in record.items()}
 
-    def _cut(self, record: dict[str, NDArray[Any]], index: int) -> dict[str, NDArray[Any]]:
+    def _cut(self, record: dict[str, NDArray[Any]], index: int, per_row: Sequence[str]) -> dict[str, NDArray[Any]]:
         length, num_steps = int(record.pop(LENGTHS)), self.arrays[INPUTS].shape[1]
         if not 1 <= length <= num_steps:
             problem = f"'lengths' is {length}, but {INPUTS!r} has {num_steps} time steps"
             raise DataError(f"{self.path}, row {index + 1:,}: {problem}; use lengths from 1 to {num_steps}")
         return {
-            name: value[:length] if self.arrays[name].shape[1:2] == (num_steps,) else value
+            name: value[:length] if self.arrays[name].shape[1:2] == (num_steps,) and name not in per_row else value
             for name, value in record.items()
         }
 
@@ -138,9 +146,16 @@ def _read_header(file: IO[bytes], name: str, member: zipfile.ZipInfo | None, siz
     version = npy_format.read_magic(file)
     if version not in _HEADER_READERS:
         raise ValueError(f"{name} has version {version} of the format, which is for arrays with named columns")
-    shape, is_fortran, dtype = _HEADER_READERS[version](file)
-    array = ArrayMember(name, member, shape, dtype, file.tell())
-    return ArrayMember(name, member, shape, dtype, file.tell(), _find_problem(array, is_fortran, size))
+    length_bytes = file.read(2 if version == (1, 0) else 4)
+    length = int.from_bytes(length_bytes, "little")
+    if length > _MAX_HEADER_BYTES:  # numpy would read all of it before it looks at the length
+        raise ValueError(f"the header of {name} has {length:,} bytes, which is more than {_MAX_HEADER_BYTES:,}")
+    try:
+        shape, is_fortran, dtype = _HEADER_READERS[version](io.BytesIO(length_bytes + file.read(length)))
+    except (tokenize.TokenError, SyntaxError, TypeError, LookupError, MemoryError) as error:
+        raise ValueError(f"the header of {name} is damaged ({error})") from None
+    array = ArrayMember(name, member, shape, dtype, npy_format.MAGIC_LEN + len(length_bytes) + length)
+    return replace(array, problem=_find_problem(array, is_fortran, size))
 
 
 def _find_problem(array: ArrayMember, is_fortran: bool, size: int) -> str:
@@ -194,12 +209,12 @@ def _pop_lengths(path: Path, by_field: dict[str, ArrayMember]) -> ArrayMember | 
     return lengths
 
 
-def _member_opener(path: Path, stack: ExitStack) -> Any:  # noqa: ANN401 - a function of an ArrayMember
+def _member_opener(path: Path, stack: ExitStack) -> Callable[[ArrayMember], IO[bytes]]:
     """Return a function that opens an array; the stack closes all that it opens."""
     if path.suffix.lower() == ".npy":
         return lambda array: stack.enter_context(path.open("rb"))
     archive = stack.enter_context(zipfile.ZipFile(path))
-    return lambda array: stack.enter_context(archive.open(array.member))
+    return lambda array: stack.enter_context(archive.open(cast("zipfile.ZipInfo", array.member)))
 
 
 def _read_rows(file: IO[bytes], array: ArrayMember, start: int, stop: int) -> Iterator[NDArray[Any]]:

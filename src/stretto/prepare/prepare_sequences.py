@@ -13,7 +13,7 @@ import numpy as np
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
-from stretto.base.task import has_classes, is_per_step
+from stretto.base.task import has_classes, is_per_row, is_per_step
 from stretto.prepare.field_check import check_fields
 from stretto.prepare.options import SequenceOptions, check_level, open_like, open_vocabulary
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
@@ -93,6 +93,8 @@ def prepare_sequences(
             )
     paths = list_paths(cast("Files", files))
     parts = cut_records(paths, options.shard_bytes)
+    if options.target_kind is not None and is_per_row(options.target_kind):
+        parts = [replace(part, per_row=tuple(options.target_fields)) for part in parts]
     shared = open_like(options.like)
     if options.bad_rows == "error":
         target_option = "targets" if options.label is None else "label"
@@ -256,15 +258,15 @@ def _make_target_parser(
     if clash := set(fields).intersection(parser.fields):
         raise DataError(f"{min(clash)!r} can't be both an input and a target; name different fields")
     is_csv = parts[0].format == "csv"
-    # Bad rows are reported later: here, they are left out.
-    records = list(islice((row.record for row in read_rows(parts[0]) if not row.problem), _SAMPLED_ROWS))
+    # Bad rows are reported later: here, they are left out. Of the others, only the targets are kept in memory.
+    rows = islice((row.record for row in read_rows(parts[0]) if not row.problem), _SAMPLED_ROWS)
+    sample = [({name: row[name] for name in fields if name in row}, parser.find_num_steps(row, is_csv)) for row in rows]
     if kind is None:
-        lengths = [(record, parser.find_num_steps(record, is_csv)) for record in records]
-        readable = [(record, steps) for record, steps in lengths if steps is not None]
+        readable = [(record, steps) for record, steps in sample if steps is not None]
         if not readable:
             raise DataError(f"{parts[0].path}: none of the first rows has a sequence; set target_kind")
         kind = infer_target_kind([record for record, _ in readable], [steps for _, steps in readable], fields, is_csv)
-    target = make_target_parser(records, fields, kind, is_csv, options.nan)
+    target = make_target_parser([record for record, _ in sample], fields, kind, is_csv, options.nan)
     target = replace(target, is_label=options.label is not None)
     return target if shared is None else _apply_shared_targets(target, shared, options)
 

@@ -56,6 +56,7 @@ class RecordPart:
     stop: int  # sys.maxsize for the end of a compressed file
     size: int  # in bytes, or in rows for a dataset
     stamp: str = ""  # of the file: changes when the file is modified
+    per_row: tuple[str, ...] = ()  # arrays that have no time steps, so that `lengths` does not cut them
 
     def row_number(self, row_index: int) -> int:
         """Return a row's number in its file, from 1: the line number in JSONL; in CSV, the header does not count."""
@@ -95,7 +96,7 @@ def read_rows(part: RecordPart, fields: Sequence[str] | None = None) -> Iterator
     if part.format == "parquet":
         records = _parquet_records(part, fields)
     elif part.format == "npz":
-        records = ArrayFile.open(part.path).read(fields, part.start, part.stop)
+        records = ArrayFile.open(part.path).read(fields, part.start, part.stop, part.per_row)
     else:
         records = _dataset_records(part, fields)
     return (ParsedRow(index, record) for index, record in enumerate(records))

@@ -259,7 +259,7 @@ class Sequences:
 
     def _read_targets(self, ranges: Iterable[tuple[int, int, int]]) -> list[NDArray[Any]]:
         targets = self.fields.targets
-        assert targets is not None, "checked by whoever reads them"
+        assert targets is not None, "the caller checks"
         width, ranges = math.prod(targets.shape), list(ranges)
         item_ranges = [(shard, start * width, stop * width) for shard, start, stop in ranges]
         arrays = [
