@@ -4,8 +4,10 @@ Ranks are forked from a process that has imported torch and stretto and done not
 ranks, and the import takes three seconds of a core.
 """
 
+import faulthandler
 import os
 import pickle
+import signal
 import time
 import traceback
 from collections.abc import Callable
@@ -75,7 +77,9 @@ class RankPool:
         for rank, pipe in enumerate(self.pipes):
             try:
                 if not pipe.poll(max(0.0, until - time.monotonic())):
-                    failed[rank] = f"no answer within {seconds} s"
+                    failed[rank] = f"no answer within {seconds} s; its stacks are in the captured output"
+                    os.kill(self.processes[rank].pid or 0, signal.SIGUSR1)
+                    time.sleep(0.5)  # until the stacks are written
                     continue
                 is_done, value = pickle.loads(pipe.recv_bytes())  # noqa: S301 - our own process
                 (done if is_done else failed)[rank] = value
@@ -120,6 +124,7 @@ def _serve_as_child(environment: dict[str, str], outputs: list[Connection], argu
     """Serve with the environment and the output of this test, not those of the fork server's start."""
     os.environ.clear()
     os.environ |= environment
+    faulthandler.register(signal.SIGUSR1)
     for number, output in enumerate(outputs, start=1):
         os.dup2(output.fileno(), number)
         output.close()
