@@ -52,7 +52,8 @@ def wrong():
 
 
 def config(folder: Path, name: str, **sections: dict[str, object]) -> RunConfig:
-    (folder / "mine.py").write_text(CODE)
+    if not (folder / "mine.py").exists():
+        (folder / "mine.py").write_text(CODE)
     tree = {
         "data": {"factory": f"{folder}/mine.py:{name}", **sections.pop("data", {})},
         "model": {"hidden": 8, "layers": 1},
@@ -137,6 +138,7 @@ def run_on_rank(world: World, folder: Path, name: str) -> str:
 
 
 def test_ranks_with_different_data_are_refused_on_every_rank(tmp_path: Path, pools: RankPools) -> None:
+    (tmp_path / "mine.py").write_text(CODE)  # before the ranks read it
     messages = pools[2].run(run_on_rank, tmp_path, "by_rank")
     assert messages[0] == messages[1]
     assert messages[0].endswith("by_rank differs on 1 of 2 ranks from that of rank 0; use the same data on every rank")
