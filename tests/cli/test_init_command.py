@@ -99,6 +99,7 @@ def test_given_validation_files_take_precedence_over_names(capsys: pytest.Captur
         ),
         ([".", "--yes"], "files of several formats (1 text, 4 jsonl, 1 csv); choose one with --format=NAME"),
         (["book.txt", "--label", "x", "--no-label"], "contradict each other"),
+        (["book.txt", "--targets", "x", "--no-label"], "contradict each other"),
         (["book.txt", "--horizon", "3"], "--horizon is for series and sequences of channels, but the files hold text"),
         (["book.txt", "--time", "x"], "--time is for series, but the files hold text; leave it out"),
         (["book.txt", "--by", "x"], "--by is for series, but the files hold text; leave it out"),

@@ -479,10 +479,10 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<path>, row <n>: <field> has token <n>, which is negative; fix it, or skip such rows with "
-                "--bad-rows=skip",
+                "<path>, row <n>: <field> has token <n>, which is negative; read the integers as numbers with "
+                "--read-as=channels, or skip such rows with --bad-rows=skip",
                 "Tokens are integers, starting at 0.",
-                "Number the tokens from 0.",
+                "Number the tokens from 0, or read the integers as numbers.",
                 "stretto prepare sequences negative.jsonl --out new",
                 DataError,
             ),

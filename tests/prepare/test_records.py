@@ -96,6 +96,7 @@ def test_a_blank_line_in_several_columns_is_not_a_row(tmp_path: Path) -> None:
         ("a.csv", "x\ty\n1\t2\n", {"x": "1", "y": "2"}),
         ("a.csv", "x;y\r\n1,5;-1.234,5e3\r\n", {"x": "1,5", "y": "-1.234,5e3"}),
         ("a.csv", "x;load, MW\n1,2,3;2, or 3\n", {"x": "1,2,3", "load, MW": "2, or 3"}),
+        ("a.csv", "sep=;\r\nx;y\r\n1;2\r\n", {"x": "1", "y": "2"}),
         ("a.csv", "x|y\n1|2\n", {"x": "1", "y": "2"}),
         ("a.csv", 'x,y|z|w\n"1,5",2\n', {"x": "1,5", "y|z|w": "2"}),
         ("a.csv", '"a;b;c",y\n1,2\n', {"a;b;c": "1", "y": "2"}),

@@ -142,6 +142,7 @@ def test_inputs_can_be_one_field_per_channel(tmp_path: Path) -> None:
         (rows_with(None, None), {"targets": ("y",)}, "targets=y has no value in the first rows"),
         (rows_with("a"), {"target_kind": "class_per_row"}, "target_kind=class_per_row needs targets"),
         (rows_with("a"), {"targets": ("y",), "target_kind": "horizon"}, "target_kind='horizon' is not allowed; choose"),
+        (rows_with("a"), {"inputs": ("a", "a")}, "inputs=a,a names a field more than once; name each field once"),
         (rows_with("a"), {"targets": ("y", "")}, "targets=y, has an empty name"),
         (rows_with(["a", None], [None] * 3), {"targets": ("y", "values")}, "can't be both an input and a target"),
     ],

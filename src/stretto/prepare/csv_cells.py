@@ -14,6 +14,7 @@ from stretto.prepare.time_formats import looks_like_time
 
 READ_LIMIT = f"{MAX_READ_BYTES >> 20} MiB"
 LINE_TOO_LONG = f"the line is longer than {READ_LIMIT}"
+_SEPARATOR_LINE = re.compile(r"sep=[;,|\t]\s*")  # Excel's, above the header
 _QUOTED = re.compile(r'"[^"]*"?')
 
 
@@ -38,6 +39,8 @@ def csv_reader(text: TextIO, path: Path, separator: str | None = None) -> Iterat
     """
     csv.field_size_limit(MAX_READ_BYTES)  # the default, 131,072 characters, is too low for a long text
     first = text.readline(MAX_READ_BYTES + 1)
+    if _SEPARATOR_LINE.fullmatch(first):
+        first = text.readline(MAX_READ_BYTES + 1)
     separator = separator or find_separator(path, first)
     reader = csv.reader(_csv_lines(first, text), delimiter=separator, strict=True)
     # `map`, not a generator: after a csv.Error, the next row can still be read.

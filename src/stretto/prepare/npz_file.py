@@ -183,6 +183,11 @@ def _check_problem(path: Path, by_field: Mapping[str, ArrayMember]) -> None:
     for field, array in by_field.items():
         if array.problem and field in required:
             raise DataError(f"{path}: the array {array.name!r} {array.problem}")
+        num_dims = len(array.shape)
+        is_sequence = 2 <= num_dims <= 3 or (num_dims == 1 and array.dtype.kind == "U")
+        if (field == INPUTS and not is_sequence) or (field == TARGETS and num_dims > 3):
+            shapes = "[rows, time] or [rows, time, values]"
+            raise DataError(f"{path}: the array {array.name!r} has the shape {list(array.shape)}; save {shapes}")
 
 
 def _same_rows(path: Path, by_field: Mapping[str, ArrayMember], first: ArrayMember) -> dict[str, ArrayMember]:
@@ -193,7 +198,7 @@ def _same_rows(path: Path, by_field: Mapping[str, ArrayMember], first: ArrayMemb
             same[field] = array
         elif INPUTS not in by_field or field in (TARGETS, LENGTHS):
             counts = f"{first.shape[0]:,} rows in {first.name!r} and {array.shape[0]:,} in {array.name!r}"
-            remedy = "make them equal, or name the arrays of a row inputs and targets"
+            remedy = "make them equal, with one file per split, or name the arrays of a row inputs and targets"
             raise DataError(f"{path} has {counts}; {remedy}")
     return same
 

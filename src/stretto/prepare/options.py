@@ -132,6 +132,8 @@ class SequenceOptions(PrepareOptions):
         for name in ("inputs", "targets"):
             if (fields := getattr(self, name)) is not None and not (fields and all(fields)):
                 raise DataError(f"{name}={','.join(fields)} has an empty name; name at least one field")
+            if fields is not None and len(set(fields)) < len(fields):
+                raise DataError(f"{name}={','.join(fields)} names a field more than once; name each field once")
 
     @property
     def target_fields(self) -> tuple[str, ...]:

@@ -84,7 +84,8 @@ class RecordParser:
         check_types(steps, {int}, self.sequence, "an integer")
         limit = _MAX_TOKENS if self.num_tokens is None else self.num_tokens
         if min(steps) < 0:
-            raise BadRowError(f"{self.sequence!r} has token {min(steps)}, which is negative")
+            problem = f"{self.sequence!r} has token {min(steps)}, which is negative"
+            raise BadRowError(problem, "read the integers as numbers with read_as=channels")
         if max(steps) >= limit:
             raise BadRowError(f"{self.sequence!r} has token {max(steps)}, but tokens must be below {limit:,}")
         return np.array(steps, np.int64)

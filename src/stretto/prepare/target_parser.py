@@ -118,8 +118,6 @@ def make_target_parser(
 ) -> TargetParser:
     """Return a parser for targets of a known kind; the number of values in a list is that of the first record."""
     parser = TargetParser(tuple(fields), kind, nan=nan)
-    if len(set(fields)) < len(fields):
-        raise DataError(f"targets={','.join(fields)} names a field more than once; name each field once")
     if has_classes(kind):
         if len(fields) > 1:
             raise DataError(f"targets={','.join(fields)} are {len(fields)} fields, but {kind} needs one; name one")

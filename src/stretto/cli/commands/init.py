@@ -155,8 +155,10 @@ def _check_values(options: argparse.Namespace) -> None:
         raise ConfigError(f"--out={options.out}: the folder {options.out.parent} does not exist; create it first")
     if options.name is not None and not re.fullmatch(r"\w[\w.+-]*", options.name):
         raise ConfigError(f"--name={options.name} is not valid; use letters, digits and -_.+, but not -.+ at the start")
-    if options.label is not None and not options.has_label:
-        raise ConfigError(f"--label={options.label} and --no-label contradict each other; leave one of them out")
+    for name in ("label", "targets"):
+        if getattr(options, name) is not None and not options.has_label:
+            given = f"--{name}={getattr(options, name)}"
+            raise ConfigError(f"{given} and --no-label contradict each other; leave one of them out")
     for first, second in (("label", "targets"), ("sequence", "inputs")):
         if getattr(options, first) is not None and getattr(options, second) is not None:
             problem = f"--{first}={getattr(options, first)} and --{second} name the same thing"
