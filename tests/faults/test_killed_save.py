@@ -14,7 +14,6 @@ SAVE = 3  # the one to be interrupted
 # Layout, rank, and number of points.
 CASES = [((1, 1), 0, 30), ((2, 1), 0, 6), ((2, 1), 1, 6), ((1, 2), 1, 6)]
 POINTS = [(grid, rank, point, count) for grid, rank, count in CASES for point in range(count)]
-SHORT = [((1, 1), 0, 20, 30)]
 
 
 def start(folder: Path, data: Path, grid: tuple[int, int], rank: int, line: int) -> TrainProcess:
@@ -49,7 +48,7 @@ def count_lines(
 @pytest.mark.faults
 @pytest.mark.parametrize(
     ("grid", "rank", "point", "count"),
-    [pytest.param(*case, marks=[pytest.mark.short] if case in SHORT else []) for case in POINTS],
+    POINTS,
 )
 def test_a_killed_save_leaves_the_earlier_checkpoints_intact(
     grid: tuple[int, int],

@@ -132,7 +132,6 @@ def test_ranks_do_not_outlive_their_launcher(grid: tuple[int, int], faults_data:
         assert "that step is saved" not in output and "the ranks' key-value store does not answer" in output, output
 
 
-@pytest.mark.short
 def test_a_stopped_rank_is_named_with_its_last_action(faults_data: Path, tmp_path: Path) -> None:
     options: dict[str, object] = {"train.steps": 10**6, "run.timeout": 6, "run.max_restarts": 0}
     run = TrainProcess(tmp_path / "run", faults_data, (1, 2), options).start()

@@ -91,7 +91,6 @@ def test_a_layout_equals_one_device_plain_and_recorded() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_a_layout_that_hangs_is_a_failure_that_says_where_each_rank_is(inject: Inject) -> None:
     inject(POST_RECEIVES_BEFORE_CONNECTING)
     started = time.monotonic()
