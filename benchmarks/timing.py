@@ -7,9 +7,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
+
+from stretto import World
 
 WIKITEXT = Path(__file__).parents[2] / "shared" / "data" / "wikitext-2"
 
@@ -36,6 +39,21 @@ def take_turns(what: str, sides: dict[str, Callable[[], object]], rounds: int, w
             if index >= warm_up:
                 seconds[name].append(time.perf_counter() - started)
     return {name: min(values) for name, values in seconds.items()}
+
+
+def ping(world: World, num_floats: int) -> float:
+    """Return the seconds of a message in one direction."""
+    tensor = torch.zeros(num_floats)
+    times = []
+    for _ in range(12):
+        started = time.perf_counter()
+        for turn in range(2):
+            if world.rank == turn:
+                dist.send(tensor, 1 - world.rank)
+            else:
+                dist.recv(tensor, 1 - world.rank)
+        times.append((time.perf_counter() - started) / 2)
+    return min(times)
 
 
 def show(title: str, columns: list[str], rows: list[list[str]], figures: dict[str, float]) -> None:

@@ -34,7 +34,7 @@ from stretto.plan.simulator import simulate
 from stretto.plan.timeline import TimedAction, Timeline
 from stretto.report.gantt import bars_from_timeline, gantt, stage_names
 from stretto.testing import LocalEngine
-from timing import show
+from timing import ping, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers.rank_pool import RankPool
@@ -163,21 +163,6 @@ def ddp_step(world: World, shape: Shape) -> Step:
         (wrapped(x) - targets).square().sum().backward()
 
     return step
-
-
-def ping(world: World, num_floats: int) -> float:
-    """Return the seconds of a message in one direction."""
-    tensor = torch.zeros(num_floats)
-    times = []
-    for _ in range(12):
-        started = time.perf_counter()
-        for turn in range(2):
-            if world.rank == turn:
-                dist.send(tensor, 1 - world.rank)
-            else:
-                dist.recv(tensor, 1 - world.rank)
-        times.append((time.perf_counter() - started) / 2)
-    return min(times)
 
 
 def take_turn(world: World, name: str, build: Callable[..., Step], arguments: tuple[Any, ...]) -> Turn:

@@ -28,7 +28,8 @@ def train(x: Any, y: Any) -> tuple[float, Any, int]:  # noqa: ANN401
                 checkpoints.record_score(report.step, loss)
                 checkpoints.save(trainer.snapshot(), wait=True)
         trainer.restore(stretto.checkpoint.find_checkpoint("runs/arrays@best"))
-        return stretto.evaluate(engine, valid).loss, stretto.serve.predict_arrays(model, x[800:]), world.size
+        complete = stretto.train.gather_model(engine, model)  # needed for layouts with several stages
+        return stretto.evaluate(engine, valid).loss, stretto.serve.predict_arrays(complete, x[800:]), world.size
 
 
 if __name__ == "__main__":

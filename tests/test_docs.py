@@ -45,6 +45,8 @@ def steps(page: Path) -> list[tuple[str, str, str]]:
     return re.findall(pattern, page.read_text(), re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize(
     "page", [page for page in PAGES if ROOT / "docs" in page.parents and snippets(page)], ids=page_id
 )

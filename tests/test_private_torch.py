@@ -26,6 +26,7 @@ C10D_NAMES = (
     "HashStore",
     "PrefixStore",
     "ProcessGroupGloo",
+    "ReduceOptions",
     "Store",
     "TCPStore",
     "Work",

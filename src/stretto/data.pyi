@@ -1,4 +1,5 @@
 from stretto.base.position import Position as Position
+from stretto.base.task import CategoryInputs as CategoryInputs
 from stretto.base.task import TargetKind as TargetKind
 from stretto.base.task import Task as Task
 from stretto.base.window import Window as Window
@@ -19,6 +20,7 @@ from stretto.prepare.series_schema import SeriesSchema as SeriesSchema
 from stretto.store.cache import Cache as Cache
 from stretto.store.corpus import Corpus as Corpus
 from stretto.store.sequences import Sequences as Sequences
+from stretto.train.naive_forecast import Baseline as Baseline
 from stretto.train.suggest import Suggestion as Suggestion
 from stretto.train.suggest import suggest as suggest
 from stretto.windows.arrays import ArrayItems as ArrayItems

@@ -1,10 +1,14 @@
 from stretto.base.state import State as State
 from stretto.base.window import Rows as Rows
+from stretto.blocks.activation_penalty import ActivationPenalty as ActivationPenalty
 from stretto.blocks.bidirectional import BidirectionalGRU as BidirectionalGRU
 from stretto.blocks.bidirectional import BidirectionalLSTM as BidirectionalLSTM
 from stretto.blocks.block import Block as Block
+from stretto.blocks.crf import CRF as CRF
+from stretto.blocks.ctc import CTCLoss as CTCLoss
 from stretto.blocks.dropout import Dropout as Dropout
 from stretto.blocks.dropout import LockedDropout as LockedDropout
+from stretto.blocks.embed_categories import EmbedCategories as EmbedCategories
 from stretto.blocks.initialize import initialize as initialize
 from stretto.blocks.losses import AbsoluteError as AbsoluteError
 from stretto.blocks.losses import BinaryCrossEntropy as BinaryCrossEntropy
@@ -25,11 +29,15 @@ from stretto.blocks.pooling import MeanPool as MeanPool
 from stretto.blocks.recurrent import GRU as GRU
 from stretto.blocks.recurrent import LSTM as LSTM
 from stretto.blocks.residual import Residual as Residual
+from stretto.blocks.row_loss import RowLoss as RowLoss
 from stretto.blocks.stack import Stack as Stack
 from stretto.blocks.standardize import Standardize as Standardize
 from stretto.blocks.summary import BlockSummary as BlockSummary
 from stretto.blocks.summary import ModelSummary as ModelSummary
 from stretto.blocks.summary import summarize as summarize
 from stretto.blocks.torch_losses import as_loss as as_loss
+from stretto.blocks.viterbi import viterbi as viterbi
+from stretto.blocks.weight_drop import WeightDropLSTM as WeightDropLSTM
+from stretto.blocks.weight_drop import WordDropEmbedding as WordDropEmbedding
 
 __all__: list[str]

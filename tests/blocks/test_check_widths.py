@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from torch import Tensor, nn
 
-from stretto import Layout, TrainConfig, Trainer, evaluate, make_engine
+from helpers.rank_pool import RankPools
+from stretto import Layout, TrainConfig, Trainer, World, evaluate, make_engine
 from stretto.data import Batches, from_arrays
 from stretto.errors import ConfigError
 from stretto.nn import (
@@ -94,3 +95,20 @@ def test_the_first_block_must_fit_the_data() -> None:
             Trainer(engine, data, TrainConfig(steps=1))
         with pytest.raises(ConfigError, match=message):
             evaluate(engine, data)
+
+
+def fit_errors(world: World) -> list[str]:
+    """Return what a trainer and an evaluation raise on this rank if the first block does not fit the data."""
+    data = Batches(from_arrays(np.zeros((4, 5, 3)), np.zeros(4)), max_rows=2)
+    engine = make_engine(Stack([LSTM(2, 4), Linear(4, 1)]), SquaredError(), Layout(stages=2), world, seed=1)
+    errors = []
+    for use in (lambda: Trainer(engine, data, TrainConfig(steps=1)), lambda: evaluate(engine, data)):
+        with pytest.raises(ConfigError) as error:
+            use()
+        errors.append(str(error.value))
+    return errors
+
+
+def test_every_stage_raises_if_the_first_block_does_not_fit_the_data(pools: RankPools) -> None:
+    first, second = pools[2].run(fit_errors)
+    assert first == second == ["block 0 (LSTM) takes 2 features, but the data has 3; make them equal"] * 2

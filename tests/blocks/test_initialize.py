@@ -102,13 +102,43 @@ def test_buffers_keep_their_values_and_are_refused_on_meta() -> None:
         initialize(stack, 1)
 
 
-def test_tied_weights_are_refused_by_name() -> None:
-    first, second = Linear(4, 4), Linear(4, 4)
+def tied_model() -> Stack:
+    """The last block and the two linear ones before it share weights with earlier blocks."""
+    embedding, shared, first, second, output = Embedding(50, 8), LSTM(8, 8), Linear(8, 8), Linear(8, 8), Linear(8, 50)
     second.module.weight = first.module.weight
-    with pytest.raises(
-        ConfigError, match=r"blocks\.0\.module\.weight and blocks\.1\.module\.weight are the same parameter"
-    ):
-        initialize(Stack([first, second]), 1)
+    output.module.weight = embedding.module.weight
+    return Stack([embedding, shared, first, second, shared, output])
+
+
+def test_a_tied_weight_has_the_values_of_its_first_name_and_the_others_are_as_without_ties() -> None:
+    untied = initialize(Stack([Embedding(50, 8), LSTM(8, 8), Linear(8, 8), Linear(8, 8), LSTM(8, 8), Linear(8, 50)]), 7)
+    expected = dict(untied.state_dict())
+    expected |= {name: expected[first_name] for name, first_name in tied_model().tied_names().items()}
+    with torch.device("meta"):
+        on_meta = tied_model()
+    for stack in (tied_model(), on_meta, tied_model().double()):
+        tied_names = stack.tied_names()
+        initialize(stack, seed=7)
+        assert stack.tied_names() == tied_names, "still tied"
+        for name, tensor in stack.state_dict().items():
+            assert torch.equal(tensor, expected[name].to(stack.dtype)), name
+    assert len(tied_names) == 2 + 4
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_stage_draws_the_weights_that_are_tied_to_another_stage(device: str) -> None:
+    whole = initialize(tied_model(), seed=7).state_dict()
+    for part in (slice(0, 3), slice(3, 6), slice(5, 6)):
+        with torch.device(device):
+            model = tied_model()
+        stage = initialize(model[part], seed=7, model=model)
+        for name, tensor in stage.state_dict().items():
+            assert torch.equal(tensor, whole[name]), name
+
+
+def test_a_stage_that_is_tied_to_another_needs_the_complete_model() -> None:
+    with pytest.raises(ConfigError, match=r"tied to one of blocks\.0\.module, which is outside it; pass model=\.\.\."):
+        initialize(tied_model()[5:], seed=7)
 
 
 class Bare(Block):

@@ -205,7 +205,7 @@ def mean_of_squares(y: Tensor, targets: Tensor) -> Tensor:
         (F.mse_loss, r"loss=mse_loss returns a mean or a Tensor; use the module for it, such as nn\.MSELoss\(\)"),
         (nn.MSELoss, r"loss=MSELoss is a class; create it: MSELoss\(\)"),
         (nn.MSELoss(reduction="sum"), "MSELoss has reduction='sum', but .* use reduction='mean'"),
-        (nn.CTCLoss(), "loss=CTCLoss is not one of CrossEntropyLoss, .*; write a function of outputs and targets"),
+        (nn.CosineEmbeddingLoss(), "loss=CosineEmbeddingLoss is not one of CrossEntropyLoss, .*; write a function of"),
         (3, "loss is an object of type int, not a function"),
     ],
 )

@@ -52,6 +52,16 @@ def test_a_classifier_summarizes_its_rows(config: ModelConfig, names: str) -> No
     assert y.shape == (4, 2, 3)
 
 
+def test_the_output_layer_of_a_tied_network_uses_the_weight_of_the_embedding() -> None:
+    config = ModelConfig(hidden=12, projection=5, dropout=0.1, tied=True)
+    for device in ("cpu", "meta"):
+        with torch.device(device):
+            stack = build_network(config, Task.language(11))
+        assert stack.tied_names() == {"blocks.6.module.weight": "blocks.0.module.weight"}
+    with pytest.raises(ConfigError, match=r"model\.tied=true needs a language model, .* targets are class_per_row"):
+        build_network(config, LABELS)
+
+
 def test_a_network_must_not_see_its_targets() -> None:
     with pytest.raises(ConfigError, match=r"bidirectional=true would read ahead .*the next token"):
         build_network(ModelConfig(bidirectional=True), Task.language(11))

@@ -432,3 +432,15 @@ def test_files_have_the_permissions_of_their_folder(tmp_path: Path) -> None:
         os.umask(before)
     for path in (tmp_path / "run").rglob("*"):
         assert path.stat().st_mode & 0o044 == 0o044, path
+
+
+def test_the_best_checkpoint_of_a_second_run_in_the_folder_is_its_own(tmp_path: Path) -> None:
+    for losses in ((3.0, 1.0, 2.0), (9.0, 7.0, 8.0)):  # the second run is worse
+        with CheckpointManager(tmp_path, keep=1, keep_best=True) as checkpoints:
+            assert checkpoints.start(resume="never") is None
+            for step, loss in enumerate(losses, 1):
+                checkpoints.record_score(step, loss)
+                checkpoints.save(snapshot(step, value=loss), wait=True)
+    best = find_checkpoint(f"{tmp_path}@best")
+    assert best.manifest.generation == 2 and best.manifest.training_state.step == 2
+    assert steps(tmp_path) == [2, 2, 3, 3], "those of the first run are kept"

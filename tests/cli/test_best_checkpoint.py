@@ -40,7 +40,9 @@ def test_a_model_is_loaded_from_the_last_or_from_the_best_checkpoint(run: Path) 
     losses = evaluations(run)
     assert min(losses, key=losses.__getitem__) == 4
     valid = run.parent / "valid"
-    assert load_model(run).evaluate(valid).loss == pytest.approx(losses[12], rel=1e-6)
+    trained = load_model(run)
+    assert not any(module.training for stack in (trained.stack, trained.raw_stack) for module in stack.modules())
+    assert trained.evaluate(valid).loss == pytest.approx(losses[12], rel=1e-6)
     assert load_model(f"{run}@best").evaluate(valid).loss == pytest.approx(losses[4], rel=1e-6)
 
 

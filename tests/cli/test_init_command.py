@@ -1,5 +1,6 @@
 """`stretto init`, as a new user calls it."""
 
+import gzip
 import json
 import os
 import pty
@@ -33,7 +34,7 @@ def test_init_writes_a_run_that_trains_without_changes_and_learns(capsys: pytest
     said = capsys.readouterr().out
     assert "found   sequences: reviews.jsonl, about 300 rows of jsonl, text in 'text', label 'mood'" in said
     assert "'mood' is used as the label (--label=FIELD chooses another, --no-label uses none)" in said
-    assert "  stretto train run.toml" in said and "  stretto predict runs/reviews" in said and "\x1b" not in said
+    assert "  stretto train run.toml" in said and "  stretto predict runs/reviews@best" in said and "\x1b" not in said
     assert main(["train", "run.toml"]) == 0
     capsys.readouterr()
     assert main(["eval", "runs/reviews"]) == 0
@@ -78,6 +79,25 @@ def test_the_next_commands_can_be_pasted_and_have_something_to_do(capsys: pytest
     said = capsys.readouterr().out
     assert "  stretto train 'my run.toml'" in said and "stretto predict" not in said
     assert "stretto train 'my run.toml'" in Path("my run.toml").read_text()
+
+
+def test_the_forecast_command_names_a_file_if_the_future_must_be_known(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = (f"2025-01-{1 + n // 24:02} {n % 24:02}:00,{n % 24 + n % 5},{n % 24}" for n in range(480))
+    Path("load.csv").write_text("\n".join(["when,load,price", *rows]))
+    assert main(["init", "load.csv", "--targets", "load"]) == 0
+    said = capsys.readouterr().out
+    assert "\n  stretto forecast runs/load@best  # the values after the end of the data\n" in said
+    assert "task    forecast the next values of load (one row every 1 h)" in said
+    assert "baseline: repeating the last 24 time steps has squared error " in said
+    Path("load.csv.gz").write_bytes(gzip.compress(Path("load.csv").read_bytes()))
+    options = ["--known-future", "price", "--season", "0", "--name", "b", "--out", "b.toml"]
+    assert main(["init", "load.csv.gz", *options]) == 0
+    said = capsys.readouterr().out
+    assert (
+        "\n  stretto forecast runs/b@best --data new.csv.gz  # a file like this one, followed by rows with only price"
+        in said
+    )
+    assert "baseline: repeating the last value has squared error " in said
 
 
 def test_given_validation_files_take_precedence_over_names(capsys: pytest.CaptureFixture[str]) -> None:
@@ -166,12 +186,16 @@ def terminal(answers: list[bytes]) -> bytes:
     return seen
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_question_in_a_terminal_can_be_answered_by_name_or_number() -> None:
     seen = terminal([b"4\n", b"q\n", b"\n"])
     assert b"Which field is the label" in seen and b"Please enter one of these, or its number: p, q, none" in seen
     assert b"What should a token be?" in seen and b"label 'q'" in seen
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_question_in_a_terminal_can_be_answered_with_no_label() -> None:
     seen = terminal([b"none\n", b"\n"])
     assert b"3. none" in seen and b"predict the next time step of a sequence" in seen

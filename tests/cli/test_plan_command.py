@@ -12,13 +12,14 @@ import torch
 from helpers.profiles import kind, profile
 from stretto import Layout, Run, World, load_config
 from stretto.cli.main import main
-from stretto.errors import ConfigError
+from stretto.errors import ConfigError, PlanError
 from stretto.measure.profile_input import ProfileInput
 from stretto.plan import Cluster, save_profile
 from stretto.plan.cost_model import CostModel
 from stretto.plan.predict import predict
 from stretto.plan.serialize import layout_toml
 from stretto.plan.workload import Workload
+from stretto.planning import profiles
 
 
 @pytest.fixture
@@ -174,6 +175,24 @@ def test_a_profile_of_another_model_is_an_error(run_toml: Path, capsys: pytest.C
     save_profile(profile([kind()] * 2), Path("two.json"))
     assert main(["plan", "run.toml", "--profile", "two.json"]) == 2
     assert "the number of blocks in two.json is 2, but that of this model is 4" in capsys.readouterr().err
+
+
+def test_a_damaged_profile_in_the_cache_is_measured_again_but_not_one_of_the_user(
+    run_toml: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load_config(run_toml)
+    profile_input = profiles.profile_input_from_config(config)
+    path = profiles.profile_path(config.data.cache, profile_input)
+    path.parent.mkdir(parents=True)
+    path.write_text("{")
+    monkeypatch.setattr(profiles, "launch_profile", lambda config, path, *_: by_hand(path, 1.0))
+    for _ in range(2):
+        assert len(profiles.find_profile(config, profile_input).blocks) == 4
+    (record,) = caplog.records
+    assert record.getMessage().startswith("measuring again, as a profile in the cache can't be used")
+    Path("mine.json").write_text("{")
+    with pytest.raises(PlanError, match=r"mine\.json is not a valid profile"):
+        profiles.find_profile(config, profile_input, Path("mine.json"))
 
 
 def test_the_section_to_paste_is_the_layout_that_was_chosen(tmp_path: Path) -> None:

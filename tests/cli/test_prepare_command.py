@@ -55,6 +55,8 @@ def test_the_summary_of_series_lists_the_channels(
     )
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_an_interrupt_keeps_the_finished_parts_and_says_where(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text('{"text": "some words of a text"}\n' * 300_000)
     options = ["--out", "out", "--level", "word", "--workers", "2", "--shard-bytes", "500000"]

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ import pytest
 
 from stretto import load_config, load_model
 from stretto.cli.main import main
+from stretto.data import LabeledItems, Sequences, from_arrays
+from stretto.errors import DataError
 from stretto.serve import predict_arrays
 
 DRAW = np.random.default_rng(1)
@@ -39,8 +42,18 @@ def test_arrays_in_a_file_are_trained_on_and_predicted(capsys: pytest.CaptureFix
     assert load_config("run.toml").model.loss is None  # the squared error
     assert np.allclose([[*row["actual"].values()] for row in predictions], y, rtol=1e-6)
     # In their own units, as computed in Python from the raw arrays.
-    expected = predict_arrays(load_model("runs/a", "cpu").raw_stack, X.astype(np.float32))
+    trained = load_model("runs/a", "cpu")
+    expected = predict_arrays(trained.raw_stack, X.astype(np.float32))
     assert np.allclose([[*row["values"].values()] for row in predictions], expected, rtol=1e-4)
+    assert np.array_equal(predict_arrays(trained, X.astype(np.float32)), expected)
+    # Items in memory are not scaled; those of a store are, when they are read.
+    assert np.array_equal(predict_arrays(trained, from_arrays(X.astype(np.float32), y)), expected)
+    items = LabeledItems(Sequences.open("data/a/train"))
+    raw = [np.asarray(record["inputs"], np.float32) for record in replace(items, scale=False).records()]
+    assert np.allclose(predict_arrays(trained, items), predict_arrays(trained, raw), rtol=1e-5)
+    assert not trained.stack.training
+    with pytest.raises(DataError, match="inputs have scale=False, but the run has True; use scale=True"):
+        predict_arrays(trained, replace(items, scale=False))
 
 
 def write_tags(path: Path) -> None:
@@ -94,7 +107,7 @@ def test_what_contradicts_or_is_ambiguous_is_one_sentence(capsys: pytest.Capture
     for options, message in (
         (["--inputs", "heat", "--targets", "load"], "--targets=load: lists such as"),
         (["--sequence", "heat", "--targets", "none"], "--targets=none is not a field of a.jsonl; choose from"),
-        (["--label", "load", "--targets", "load"], "--label=load and --targets name the same thing"),
+        (["--label", "load", "--targets", "load"], "--label=load and --targets contradict each other"),
         (["--target-kind", "values_per_row"], "--target-kind=values_per_row needs --targets"),
         (
             ["--inputs", "heat", "--targets", "load", "--target-kind", "values_per_row", "--horizon", "3"],

@@ -88,6 +88,10 @@ def _has_surrogate(text: str) -> bool:
         (MINIMAL + "[trian]\nlr = 1\n", r"trian is not a known section; did you mean train\?$"),
         (MINIMAL + "[model]\ncell = 'rnn'\n", r"model\.cell='rnn' should be 'lstm' or 'gru'$"),
         (MINIMAL + "[model]\ncell = 'gru'\nprojection = 4\n", r"model: projection=4 needs cell='lstm'"),
+        (
+            MINIMAL + "[model]\ntied = true\nembedding = 7\n",
+            r"embedding has 7 features and .* layer 256",
+        ),
         (MINIMAL + "[model]\nprojection = 256\n", r"projection=256 must be less than hidden=256"),
         (MINIMAL + "[train]\noptions = 3\n", r"train\.options=3 should be a valid dictionary"),
         (MINIMAL + "[train.options]\nbetas = {}\n", r"train\.options: betas=\{\} should be a number, a string, true, "),

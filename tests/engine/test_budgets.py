@@ -64,6 +64,8 @@ LAYOUTS = [
 ]
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_the_host_waits_once_per_step_and_no_copy_blocks_it(layout: Layout) -> None:
     for rank in range(layout.stages):

@@ -76,7 +76,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 @pytest.mark.long
 @given(
     layout=layouts(),
-    model=st.sampled_from(["lstm", "fused", "noncausal", "pooling", "custom_blocks"]),
+    model=st.sampled_from(["lstm", "fused", "noncausal", "pooling", "custom_blocks", "regularized"]),
     is_ragged=st.booleans(),
     num_rows=st.integers(8, 11),
     window=st.integers(2, 14),
@@ -101,10 +101,17 @@ COMMON_LAYOUTS = [
 ]
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize("layout", COMMON_LAYOUTS, ids=str)
 @pytest.mark.parametrize("model", ["lstm", "fused", "noncausal"])
 def test_common_layouts_equal_one_device_in_float32(layout: Layout, model: str, pools: RankPools) -> None:
     check(pools, layout, Case(model, dtype=torch.float32), tolerance=1e-5)
+
+
+@pytest.mark.parametrize("layout", COMMON_LAYOUTS, ids=str)
+def test_dropped_weights_and_penalties_are_those_of_one_device(layout: Layout, pools: RankPools) -> None:
+    check(pools, layout, Case("regularized"), tolerance=1e-9)
 
 
 @pytest.mark.parametrize(("precision", "num_bits"), [("bf16", 8), ("fp16", 11)])
@@ -140,6 +147,8 @@ def test_without_a_seed_all_replicas_start_from_the_weights_of_the_first(pools: 
     assert torch.equal(first, second)
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_batch_whose_rows_all_ended_does_not_hang_a_replica(pools: RankPools) -> None:
     # With these seeds, all rows of some replica are shorter than the window.
     for seed in range(5):

@@ -9,16 +9,17 @@ from torch import Tensor, nn
 from helpers.device_log import META, Event, logged_rank
 from helpers.nccl_model import NcclModel
 from stretto import Layout
+from stretto.blocks.vocab_shard import VocabShard
 from stretto.data import Window
 from stretto.engine.boundary import BoundarySpec
-from stretto.engine.build import stage_parts
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.replica import ReplicaEngine
+from stretto.engine.vocab_head import VocabHead
 from stretto.mesh.channel import Channel
 from stretto.mesh.device_clock import DeviceClock
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
-from stretto.nn import Block, CrossEntropy, Rows, Stack, State
+from stretto.nn import Block, CrossEntropy, Linear, Rows, Stack, State
 
 WIDTH = 2
 MAX_STAGES, MAX_MICRO_BATCHES, MAX_CHUNKS = 8, 8, 16
@@ -53,9 +54,15 @@ def log_rank(layout: Layout, rank: int, *, is_recorded: bool = False, is_evaluat
     with logged_rank(rank, layout.num_ranks) as (world, log):
         with META:
             model = Stack([Recurrent() for _ in range(layout.stages)])
-        mesh = Mesh(world, Topology(layout.replicas, layout.stages))
-        stage = model[stage_parts(model, layout)[mesh.stage]]
+            head = VocabShard(Linear(WIDTH, WIDTH), range(1))
+        all_stages = tuple(range(layout.stages))
+        mesh = Mesh(world, Topology(layout.replicas, layout.stages), [all_stages] if layout.vocab_parallel else [])
+        stage = model[slice(mesh.stage, mesh.stage + 1)]
+        if layout.vocab_parallel:
+            stage.add_shard(layout.stages, head)
         pipeline = PipelineEngine(stage, CrossEntropy(), layout, mesh)
+        if layout.vocab_parallel:
+            pipeline.vocab_head = VocabHead(head, CrossEntropy(), mesh, mesh.stage_groups[all_stages], "fp32")
         engine = ReplicaEngine(pipeline, mesh, has_equal_weights=True) if layout.replicas > 1 else pipeline
         spec = BoundarySpec((WIDTH,), torch.float32)
         pipeline._boundaries = (None if mesh.is_first_stage else spec, None if mesh.is_last_stage else spec)
@@ -167,13 +174,28 @@ FEW = [
     Layout(replicas=4, micro_batches=2),
     Layout(replicas=2, stages=2, micro_batches=2, chunks=4),
     Layout(replicas=4, stages=3, chunks=5),
+    Layout(stages=2, chunks=4, vocab_parallel=True),
+    Layout(stages=4, micro_batches=5, chunks=3, vocab_parallel=True),
+    Layout(replicas=2, stages=3, micro_batches=4, chunks=2, vocab_parallel=True),
+    Layout(stages=3, micro_batches=6, vocab_parallel=True),
 ]
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize("layout", FEW, ids=str)
 @pytest.mark.parametrize("options", [{}, {"is_recorded": True}, {"is_evaluation": True}], ids=str)
 def test_the_calls_of_all_ranks_finish(layout: Layout, options: dict[str, bool]) -> None:
     check(log_all(layout, **options))
+
+
+def test_receives_are_posted_before_the_stages_meet_in_a_head(monkeypatch: pytest.MonkeyPatch) -> None:
+    layout = Layout(stages=3, micro_batches=3, chunks=2, vocab_parallel=True)
+    check(log_all(layout))
+    monkeypatch.setattr(Channel, "post_ahead", lambda self: None)
+    problem = NcclModel(log_all(layout), synchronous=True).run()
+    # A stage waits until its message is received; the receiver waits for that stage in the head.
+    assert problem is not None and problem.startswith("deadlock")
 
 
 def with_replicas(logs: Sequence[Sequence[Event]], num_replicas: int) -> list[list[Event]]:

@@ -145,6 +145,8 @@ class Undecided(Block):
         return (x if float(x.sum()) > 0 else -x), state
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_custom_block_is_exported_through_torch_with_an_example_input(tmp_path: Path) -> None:
     stack = Stack([RunningSum(), Pointwise(nn.GELU()), LSTM(4, 4), Linear(4, 2)])
     with pytest.raises(ConfigError, match=r"inputs of block 0 \(RunningSum\) are not known; pass example="):

@@ -135,6 +135,16 @@ def test_a_model_is_imported_from_modules_a_state_dict_and_files(tmp_path: Path)
         assert torch.equal(run_stack(stack, x), y)
 
 
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_layers_that_share_their_weight_still_do(device: str) -> None:
+    with torch.device(device):
+        embedding, head = nn.Embedding(9, 4), nn.Linear(4, 9)
+    head.weight = embedding.weight
+    stack = from_torch({"embedding": embedding, "rest": nn.Sequential(nn.LSTM(4, 4), head)})
+    assert stack.tied_names() == {"blocks.2.module.weight": "blocks.0.module.weight"}
+    assert stack.get_parameter("blocks.0.module.weight") is not embedding.weight
+
+
 def test_weights_are_copies(tmp_path: Path) -> None:
     module = nn.LSTM(3, 4)
     stack = from_torch(module)

@@ -109,6 +109,9 @@ class _LoggingGroup(dist.ProcessGroup):
     def broadcast(self, tensors: list[Tensor], options: object = None) -> _LoggedWork:  # type: ignore[override]
         return self._log("all_reduce", self.ranks, tensors)
 
+    def reduce(self, tensors: list[Tensor], options: object = None) -> _LoggedWork:  # type: ignore[override]
+        return self._log("all_reduce", self.ranks, tensors)
+
     def allgather(self, outputs: Any, inputs: list[Tensor], options: object = None) -> _LoggedWork:  # type: ignore[override]  # noqa: ANN401
         return self._log("all_reduce", self.ranks, inputs)
 

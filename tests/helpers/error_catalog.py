@@ -11,9 +11,12 @@ from torch import nn
 from helpers import error_triggers as triggers
 from stretto import StrettoError, TrainConfig, Trainer, make_engine, testing
 from stretto.base.errors import DivergedError, FencedError, PlanError
+from stretto.base.task import Task
+from stretto.blocks.network import build_network
 from stretto.blocks.row_summary import check_row_summary, find_unsummarized
 from stretto.checkpoint import find_checkpoint
 from stretto.cli.commands.verify import LayoutMismatchError
+from stretto.config.model import ModelConfig
 from stretto.data import Batches, from_arrays
 from stretto.errors import ConfigError, DataError, LawError, LostPeerError, MeshError, PreemptedError
 from stretto.mesh.c10d import HashStore
@@ -226,6 +229,13 @@ ERROR_SECTIONS = (
                 "The field is a list with one integer for each stage.",
                 "Write numbers with commas between them.",
                 "stretto train run.toml --layout.blocks a,b",
+            ),
+            ErrorCase(
+                "<file>: model: tied=true needs equal sizes, but the embedding has <n> features and the last recurrent layer <n>; "
+                "set embedding=<n>, or projection",
+                "A tied output layer uses the weight of the embedding, so both must have the same number of features.",
+                "Leave out `model.embedding`, or set it, or `model.projection`, to that number.",
+                "stretto train run.toml --model.tied true --model.embedding 7",
             ),
             ErrorCase(
                 "<file>: model: projection=<n> must be less than hidden=<n>; make it smaller",
@@ -684,7 +694,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "data.train=<folder>: known_future and static name all channels, so nothing is left to forecast; name fewer",
+                "data.train=<folder>: known_future and static name all numbers, so nothing is left to forecast; name fewer",
                 "What is known ahead of time is an input only.",
                 "Leave the channels that you want to forecast out of `data.known_future` and `data.static`.",
                 "stretto train meters.toml --data.known_future load",
@@ -831,9 +841,9 @@ ERROR_SECTIONS = (
                 lambda: initialize(Stack([Pointwise(triggers.WithoutReset())]), seed=1),
             ),
             ErrorCase(
-                "<name> and <name> are the same parameter; tied weights can't be drawn from a seed or split into stages, so untie them",
-                "Two blocks share a weight. On two ranks, each would have its own copy; and a seed and a name give each weight its own values.",
-                "Give each block its own weight; see [Limitations](../project/limitations.md).",
+                "a weight of this part of a model is tied to one of <name>, which is outside it; pass model=... to initialize, the complete model",
+                "A tied weight is drawn by the module of its first name, and this slice of the model does not contain that module.",
+                "Use `initialize(model[2:], seed, model=model)`.",
                 triggers.tied,
             ),
             ErrorCase(
@@ -894,14 +904,14 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "targets has <n> at or after row <n>, but there are only <n> classes, counted from 0",
+                "targets has <n> in row <n>, but there are only <n> classes, counted from 0",
                 "A class is too large for `classes`. Rows that are read later are checked too.",
                 "Count classes from 0, or pass the right `classes`.",
                 lambda: from_arrays(np.zeros((2, 3, 1)), np.array([0, 2]), classes=2),
                 DataError,
             ),
             ErrorCase(
-                "targets have the class <name> at or after row <n>, which is not one of classes=<names>; add it",
+                "targets have the class <name> in row <n>, which is not one of classes=<names>; add it",
                 "A text in the targets is not the name of a class.",
                 "Correct the target, or add the name to `classes`.",
                 lambda: from_arrays(np.zeros((2, 3, 1)), ["a", "b"], classes=["a"]),
@@ -915,7 +925,7 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "inputs has <n> at or after row <n>; count tokens from 0, and pass lengths if rows are padded",
+                "inputs has <n> in row <n>; count tokens from 0, and pass lengths if rows are padded",
                 "A token is negative. -100 is only for targets.",
                 "Number the tokens from 0. Pad with any token, and pass `lengths`.",
                 lambda: from_arrays(np.array([[1, 2, -100]])),
@@ -967,6 +977,13 @@ ERROR_SECTIONS = (
                 "first time step.",
                 "Add a summary; see [Summarize sequences](../how-to/summarize-sequences.md).",
                 lambda: check_row_summary(find_unsummarized(Stack([BidirectionalLSTM(2, 2), Linear(4, 2)]))),
+            ),
+            ErrorCase(
+                "model.tied=true needs a language model, whose outputs are the next token, but this data's targets are <name>; "
+                "remove it",
+                "The output layer of a tied model has one output for each token of the embedding.",
+                "Use `model.tied` only for text without labels.",
+                lambda: build_network(ModelConfig(tied=True), Task("tokens", 9, "class_per_row", 2)),
             ),
             ErrorCase(
                 "model.bidirectional=true would read ahead what it must predict (the next token); use it for labels",

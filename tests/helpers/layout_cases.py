@@ -14,6 +14,7 @@ from stretto.engine.precision import Precision
 from stretto.nn import (
     GRU,
     LSTM,
+    ActivationPenalty,
     BidirectionalLSTM,
     Block,
     CrossEntropy,
@@ -30,6 +31,8 @@ from stretto.nn import (
     Rows,
     Stack,
     State,
+    WeightDropLSTM,
+    WordDropEmbedding,
     initialize,
 )
 from stretto.testing import LocalEngine
@@ -47,6 +50,21 @@ def lstm_model() -> list[Block]:
         Residual(LSTM(WIDTH, WIDTH, 2)),
         LayerNorm(WIDTH),
         GRU(WIDTH, WIDTH),
+        Linear(WIDTH, NUM_TOKENS),
+    ]
+
+
+def regularized_model() -> list[Block]:
+    """The regularizers of the AWD-LSTM, with penalties in the middle and at the end."""
+    return [
+        WordDropEmbedding(NUM_TOKENS, WIDTH, 0.2),
+        LockedDropout(0.2),
+        WeightDropLSTM(WIDTH, 12, 2, probability=0.4, proj_size=WIDTH),
+        ActivationPenalty(WIDTH, activation=0.7, temporal=0.3),
+        WeightDropLSTM(WIDTH, WIDTH, probability=0.5),
+        ActivationPenalty(WIDTH, temporal=1.0),
+        Dropout(0.2),
+        ActivationPenalty(WIDTH, activation=2.0),
         Linear(WIDTH, NUM_TOKENS),
     ]
 
@@ -153,6 +171,7 @@ MODELS = {
     "lstm": lstm_model,
     "noncausal": noncausal_model,
     "pooling": pooling_model,
+    "regularized": regularized_model,
     "tokens": token_model,
     "weightless": weightless_model,
 }

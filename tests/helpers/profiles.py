@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from stretto.plan.profile import AllReduceCost, CostPoint, KindCosts, Link, Profile, RankSpeed
+from stretto.plan.profile import AllReduceCost, CostPoint, KindCosts, Link, Profile, RankSpeed, TiedBlocks
 
 
 def kind(
@@ -40,6 +40,7 @@ def profile(
     kinds: list[KindCosts], *, intra_node: Link | None = None, inter_node: Link | None = None, memory: float = 1e9,
     speeds: tuple[RankSpeed, ...] = (), all_reduces: tuple[AllReduceCost, ...] = (), overlap: float = 0.0,
     action_overhead: float = 0.0, fused_blocks: tuple[int, ...] = (), communicator_bytes: float = 0.0,
+    tied: tuple[TiedBlocks, ...] = (),
 ) -> Profile:  # fmt: skip
     return Profile(
         device="test", memory=memory, kinds={str(index): kind for index, kind in enumerate(kinds)},
@@ -48,13 +49,13 @@ def profile(
         intra_node=intra_node or Link(latency=1e-6, bandwidth=1e10),
         inter_node=inter_node or Link(latency=1e-5, bandwidth=1e9),
         speeds=speeds, all_reduces=all_reduces, overlap=overlap, action_overhead=action_overhead,
-        fused_blocks=fused_blocks, communicator_bytes=communicator_bytes,
+        fused_blocks=fused_blocks, communicator_bytes=communicator_bytes, tied=tied,
     )  # fmt: skip
 
 
 @st.composite
 def profiles(draw: st.DrawFn) -> Profile:
-    """Any small profile, with or without contention and fused blocks."""
+    """Any small profile, with or without contention, fused blocks and a weight that its first and last block share."""
     seconds = st.floats(1e-6, 1e-2)
     kinds = [
         kind(
@@ -66,6 +67,8 @@ def profiles(draw: st.DrawFn) -> Profile:
         )
         for _ in range(draw(st.integers(1, 5)))
     ]  # fmt: skip
+    num_tied_bytes = draw(st.integers(0, min(kinds[0].weight_bytes, kinds[-1].weight_bytes)))
+    tie = TiedBlocks(blocks=(0, len(kinds) - 1), weight_bytes=num_tied_bytes)
     speeds = draw(
         st.sampled_from(
             [
@@ -83,4 +86,5 @@ def profiles(draw: st.DrawFn) -> Profile:
         action_overhead=draw(st.sampled_from([0.0, 1e-5])), memory=draw(st.sampled_from([1e9, 2e7])),
         fused_blocks=tuple(index for index in range(1, len(kinds)) if draw(st.booleans())),
         communicator_bytes=draw(st.sampled_from([0.0, 1e6])),
+        tied=(tie,) if len(kinds) > 1 and draw(st.booleans()) else (),
     )  # fmt: skip

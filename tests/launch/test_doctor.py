@@ -222,6 +222,8 @@ def _meet(world: World) -> tuple[list[Finding], list[dict[str, Any]]]:
     return link_checks.gather_findings(world, 0, own), link_checks.measure_rank_zero_links(world, 1)
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_rank_0_gathers_the_findings_of_every_machine(pools: RankPools) -> None:
     first, second = pools[2].run(_meet)
     assert [finding.detail for finding in first[0][:2]] == ["of rank 0", "of rank 1"]

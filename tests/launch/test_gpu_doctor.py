@@ -72,6 +72,8 @@ def run(name: str, num_ranks: int = 2, seconds: float = 60) -> CheckResult:
     return run_gpu_check(find_check(name), num_ranks, "strict", seconds=seconds)
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_ranks_connect_in_both_directions() -> None:
     result = run("connect")
     assert result.result == "passed", result

@@ -59,6 +59,8 @@ def fail_on(failing_rank: int, error: BaseException | None) -> None:
     time.sleep(60)
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize("failing_rank", [0, 1])
 def test_the_first_error_is_raised_with_its_rank_and_the_others_end(failing_rank: int) -> None:
     started = time.monotonic()
@@ -102,6 +104,8 @@ def test_a_killed_rank_is_named() -> None:
         stretto.spawn(kill_last_rank)
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize("code", [0, 3])
 def test_a_rank_that_exits_is_an_error_whatever_its_code(code: int) -> None:
     with pytest.raises(stretto.StrettoError, match=rf"called sys\.exit\({code}\); let it return instead"):
@@ -149,6 +153,8 @@ CALL
 """
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_script_needs_no_guard_with_cloudpickle_and_ranks_join_each_other(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT.replace("CALL", "print(stretto.spawn(add, 10))"))
     done = run_python(["script.py"], tmp_path)

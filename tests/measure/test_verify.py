@@ -68,6 +68,8 @@ def on_rank(world: World, kind: str, folder: Path, layout: Layout) -> Verificati
     return verify(model.double(), loss, Lanes(Corpus.open(folder), 8, 12), layout, world)
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_lawful_model_passes_and_a_broken_one_is_named(layout: Layout, byte_corpus: Corpus) -> None:
     ranks = RankPool(2)

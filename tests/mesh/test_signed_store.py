@@ -91,6 +91,8 @@ def publish_over_a_forged_error(world: World) -> tuple[bool, str]:
     return bool(printed), str(world.published_error())
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_with_a_secret_forged_keys_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STRETTO_SECRET", SECRET.decode())
     ranks = RankPool(2)

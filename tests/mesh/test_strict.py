@@ -7,7 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from helpers.layout_cases import Case, run_case
+from helpers.layout_cases import Case, run_case, run_single_device
 from helpers.rank_pool import RankPool, RanksFailedError
 from stretto import Layout, World
 from stretto.engine.recorder import ActionRecorder
@@ -88,6 +88,11 @@ def run_changed(world: World, changes: list[object], layout: Layout) -> list[flo
 )
 def test_a_pipeline_step_ends(ranks: RankPool, changes: list[object]) -> None:
     ranks.run(run_changed, changes, PIPELINE)
+
+
+def test_a_step_whose_head_is_split_ends(ranks: RankPool) -> None:
+    layout = Layout(stages=2, micro_batches=3, chunks=2, vocab_parallel=True)
+    assert ranks.run(run_changed, [], layout)[0] == pytest.approx(run_single_device(Case()).losses, rel=1e-9)
 
 
 @pytest.mark.parametrize(

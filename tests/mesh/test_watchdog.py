@@ -121,6 +121,8 @@ def run_script(body: str, size: int = 3) -> list[tuple[int, str]]:
     return [(process.returncode, output) for process, output in zip(processes, outputs, strict=True)]
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_rank_that_ends_with_a_plain_exception_is_named_at_once() -> None:
     results = run_script("if world.rank == 1: raise RuntimeError('out of memory')\n    world.barrier()")
     assert [code for code, _ in results] == [75, 1, 75], results
@@ -128,6 +130,8 @@ def test_a_rank_that_ends_with_a_plain_exception_is_named_at_once() -> None:
         assert f"rank {rank} lost rank 1" in results[rank][1]
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_ranks_end_well_at_different_times() -> None:
     """Once a thread was left waiting for the next rank, and aborted a process that ended before that rank did."""
     body = "time.sleep(0.7 * world.rank)\nclass Slow:\n    def __del__(self): time.sleep(1.5)\nslow = Slow()"

@@ -21,7 +21,7 @@ def test_each_action_runs_once_on_every_stage(sizes: tuple[int, int, int]) -> No
     stages, micro_batches, chunks = sizes
     every = {
         Action(kind, micro_batch, chunk)
-        for kind in ActionKind
+        for kind in (ActionKind.FORWARD, ActionKind.BACKWARD)
         for micro_batch in range(micro_batches)
         for chunk in range(chunks)
     }

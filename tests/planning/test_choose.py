@@ -38,6 +38,8 @@ def test_all_ranks_choose_the_same_layout_and_the_engine_takes_it(
     assert len(list((tmp_path / "profiles").iterdir())) == 1
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_cached_profile_is_not_measured_again(
     byte_corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from stretto.base.remote import RetryBudget
 from stretto.data import SeriesOptions, inspect_data, prepare_series
 from stretto.errors import DataError
 from stretto.prepare import downloads
@@ -59,7 +60,7 @@ def server(tmp_path: Path) -> Iterator[str]:
 def test_a_file_in_memory_is_prepared_like_a_local_one(memory: MemoryFileSystem, tmp_path: Path) -> None:
     url = "memory://bucket/load.csv"
     assert inspect_data([url]).kind == "series"
-    (stored,) = prepare_series(url, tmp_path / "data", SeriesOptions(time="t"))
+    (stored,) = prepare_series(url, tmp_path / "data", SeriesOptions(time="t"), workers=1)
     assert stored.num_steps == 50
     (path,) = list_paths(url)
     assert path.read_bytes() == CONTENT and path.name == "load.csv" and path.is_relative_to(tmp_path)
@@ -97,13 +98,43 @@ def test_a_url_without_a_file_is_named(url: str, problem: str, memory: MemoryFil
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
 
 
+@pytest.mark.parametrize("path", ["gone.csv", "bad.csv"])
+def test_errors_don_t_show_the_secrets_in_a_url(path: str, server: str, tmp_path: Path) -> None:
+    (tmp_path / "www" / "bad.csv").write_bytes(b"t,load\n1,2\n2,x\n")
+    url = f"{server.replace('://', '://me:word@')}/{path}?signature=123"
+    with pytest.raises(DataError, match=rf"^{server}/{path}[, ]") as raised:
+        prepare_series(url, tmp_path / "data", SeriesOptions(time="t"), workers=1)
+    assert "word" not in str(raised.value) and "signature" not in str(raised.value)
+
+
+def test_secrets_are_left_out_of_the_reason_too() -> None:
+    error = PermissionError("403, url='https://me:p@ss@host/a.csv?X-Amz-Signature=1&b=2'")
+    with pytest.raises(
+        DataError, match=r"^s3://host/a: access denied \(PermissionError: 403, url='https://host/a.csv'\)"
+    ):
+        RetryBudget("s3://key:word@host/a?x=1", 1.0).wait(error)
+
+
+def test_errors_about_a_downloaded_file_name_its_url(memory: MemoryFileSystem, tmp_path: Path) -> None:
+    memory.pipe("/bucket/bad.csv", b"t,load\n1,2\n2,x\n")
+    memory.pipe("/bucket/bad.zip", b"1")
+    with pytest.raises(DataError, match=r"^memory://bucket/bad\.csv, row 2: 'load' has \"x\", not a number"):
+        prepare_series("memory://bucket/bad.csv", tmp_path / "data", SeriesOptions(time="t"))
+    with pytest.raises(DataError, match=r"^memory://bucket/bad\.zip is compressed or an archive"):
+        inspect_data(["memory://bucket/bad.zip"])
+    (tmp_path / "bad.csv").write_bytes(b"t,load\n1,2\n2,x\n")
+    with pytest.raises(DataError, match=rf"^{tmp_path}/bad\.csv, row 2"):
+        prepare_series(tmp_path / "bad.csv", tmp_path / "data", SeriesOptions(time="t"))
+    assert {path.stat().st_mode & 0o777 for path in (tmp_path / ".cache").rglob("*.url")} == {0o600}
+
+
 def test_a_file_that_does_not_fit_on_the_disk_is_refused(
     memory: MemoryFileSystem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(downloads, "_FREE_BYTES", 1 << 60)
     with pytest.raises(DataError, match=r"load.csv is larger than the free space in ~/.cache/stretto/inputs"):
         localize("memory://bucket/load.csv")
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert not [path for path in tmp_path.rglob("load.csv*") if path.is_file()]
 
 
 def test_a_url_with_the_suffix_of_a_file_is_a_file_and_others_are_stores() -> None:

@@ -256,13 +256,8 @@ def test_a_table_that_could_be_sequences_or_series_is_ambiguous(tmp_path: Path) 
     assert series_schema(inspect_data(path, DataHints(kind="series"))).columns == ("load",)
 
 
-def wave(path: Path, step: timedelta, period: int, is_walk: bool = False) -> SeriesSchema:
-    draw, values = random.Random(1), [0.0]
-    for row in range(600):
-        values.append(
-            values[-1] + draw.gauss(0, 1) if is_walk else math.sin(2 * math.pi * row / period) + draw.random()
-        )
-    rows = ([datetime(2025, 1, 1) + row * step, f"{value:.4f}"] for row, value in enumerate(values))
+def wave(path: Path, step: timedelta, num_rows: int = 600) -> SeriesSchema:
+    rows = ([datetime(2025, 1, 1) + row * step, row % 5] for row in range(num_rows))
     return series_schema(inspect_data(table(path, "date,load", rows)))
 
 
@@ -271,12 +266,9 @@ def wave(path: Path, step: timedelta, period: int, is_walk: bool = False) -> Ser
     [(timedelta(hours=1), 24), (timedelta(minutes=15), 96), (timedelta(days=1), 7), (timedelta(seconds=1), 60)],
 )
 def test_the_period_follows_from_the_interval_of_the_rows(step: timedelta, period: int, tmp_path: Path) -> None:
-    data = wave(tmp_path / "a.csv", step, period)
+    data = wave(tmp_path / "a.csv", step)
     assert data == SeriesSchema(("load",), time="date", seconds=step.total_seconds(), period=period)
-
-
-def test_a_random_walk_has_no_period(tmp_path: Path) -> None:
-    assert wave(tmp_path / "a.csv", timedelta(days=1), 7, is_walk=True).period == 0
+    assert wave(tmp_path / "b.csv", step, num_rows=3 * period - 1).period == 0, "too short to tell"
 
 
 @pytest.mark.parametrize(
@@ -303,11 +295,19 @@ def test_other_text_with_digits_is_not_a_time(text: str) -> None:
     assert not looks_like_time(text)
 
 
-def test_columns_without_numbers_are_ignored_with_a_note(tmp_path: Path) -> None:
-    rows = ([when, row, ["sun", "rain"][row % 2], ""] for row, when in enumerate(hours(50)))
-    inspection = inspect_data(table(tmp_path / "a.csv", "date,load,sky,empty", rows))
-    assert series_schema(inspection).columns == ("load",) and series_schema(inspection).by is None
-    assert inspection.notes == ("ignored because not numeric: sky, empty",)
+def test_columns_of_few_texts_are_categories_and_others_are_ignored_with_a_note(tmp_path: Path) -> None:
+    rows = ([when, row, ["sun", "rain"][row % 2], "", f"remark {row}"] for row, when in enumerate(hours(50)))
+    path = table(tmp_path / "a.csv", "date,load,sky,empty,remark", rows)
+    inspection = inspect_data(path, DataHints(kind="series"))
+    schema = series_schema(inspection)
+    assert schema.columns == ("load", "sky") and schema.by is None
+    assert schema.categories == ("sky",) and schema.numbers == ("load",)
+    assert inspection.notes == (
+        "read as categories: sky (inputs=NAMES chooses the columns to read)",
+        "ignored, since neither numbers nor few different texts: empty (empty), remark (text)",
+    )
+    named = inspect_data(path, DataHints(kind="series", inputs=("load", "remark")))
+    assert series_schema(named).categories == ("remark",) and not named.notes
 
 
 @pytest.mark.parametrize("written", ["nan", "NA", "N/A", " null", "None"])

@@ -17,6 +17,7 @@ VALUES: dict[str, Any] = {
     "level": "word",
     "read_as": "tokens",
     "vocabulary": ByteVocabulary(),
+    "tokenizer": "bpe:300",
     "columns": ("a", "b"),
     "inputs": ("a", "b"),
     "targets": ("a", "b"),

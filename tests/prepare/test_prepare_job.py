@@ -253,6 +253,8 @@ def test_a_store_has_no_files_of_an_attempt_with_more_parts(tmp_path: Path, monk
     assert content(tmp_path / "out") == content(tmp_path / "whole")
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_after_a_kill_only_missing_parts_are_done_and_the_store_is_the_same(tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"
     source.write_text(

@@ -80,6 +80,8 @@ def test_jsonl_in_is_sequences_out(records: list[Any], shard_bytes: int, data: s
         assert all(np.array_equal(one, two, equal_nan=True) for one, two in zip(found, expected, strict=True))
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize("level", ["char", "word"])
 def test_any_number_of_workers_writes_the_same_bytes(level: Any, tmp_path: Path) -> None:  # noqa: ANN401
     path = jsonl(tmp_path / "a.jsonl", [{"text": f"word{row % 7} is {row}", "label": row % 4} for row in range(300)])

@@ -40,7 +40,7 @@ def meters(tmp_path: Path) -> Path:
 
 def test_a_file_is_a_series_of_its_numeric_columns(tmp_path: Path) -> None:
     for name in ("a", "b"):
-        (tmp_path / f"{name}.csv").write_text("x,name,y\n1,n,2\n3,n,\n")
+        (tmp_path / f"{name}.csv").write_text("x,name,y\n1,n,2\n3,m,\n")
     (store,) = prepare_series([tmp_path / "a.csv", tmp_path / "b.csv"], tmp_path / "out")
     assert names_of(store) == ("x", "y") and store.shard_sizes == (1, 1)
     assert np.array_equal(steps_of(store), np.array([[[1, 2], [3, np.nan]]] * 2), equal_nan=True)
@@ -159,8 +159,6 @@ def test_json_has_numbers_and_null_but_no_text_or_gaps(tmp_path: Path) -> None:
         ({"columns": ["gone"], "bad_rows": "skip"}, "would be empty: 15 bad rows, the first is"),
         ({"time": "gone"}, r"^time=gone is not a field of .*; choose from meter, when, load"),
         ({"by": "gone"}, r"^by=gone is not a field of .*; choose from meter, when, load"),
-        ({"columns": ["meter"]}, "row 1: 'meter' has \"a\", not a number"),
-        ({"columns": ["meter"], "bad_rows": "skip"}, "would be empty: 15 bad rows, the first is"),
         ({"validation_fraction": 0.01}, "validation_fraction=0.01 leaves nothing for .*valid"),
         ({"validation_fraction": -1}, "validation_fraction=-1 is not in"),
         ({"workers": 0}, "workers=0 must be at least 1"),
@@ -199,7 +197,7 @@ def test_columns_without_a_number_are_not_channels(tmp_path: Path) -> None:
 
 
 def test_a_column_whose_first_values_are_missing_is_a_channel(tmp_path: Path) -> None:
-    rows = [f"{step},n,{'' if step < 900 else step}" for step in range(1200)]
+    rows = [f"{step},n{step},{'' if step < 900 else step}" for step in range(1200)]
     (tmp_path / "a.csv").write_text("\n".join(["x,name,y", *rows]) + "\n")
     (store,) = prepare_series(tmp_path / "a.csv", tmp_path / "out")
     assert names_of(store) == ("x", "y")
@@ -207,10 +205,10 @@ def test_a_column_whose_first_values_are_missing_is_a_channel(tmp_path: Path) ->
 
 @pytest.mark.parametrize("missing", ["", " ", "nan"])
 def test_a_column_without_values_at_the_start_must_be_named(missing: str, tmp_path: Path) -> None:
-    rows = [f"{step},{missing if step < 1000 else step}" for step in range(1200)]
+    rows = [f"{step},{missing if step < 2000 else step}" for step in range(2200)]
     (tmp_path / "a.csv").write_text("\n".join(["x,y", *rows]) + "\n")
     with pytest.raises(
-        DataError, match=r"a\.csv: 'y' is missing, NaN or infinite up to row 1,000; choose channels with columns=NAMES"
+        DataError, match=r"a\.csv: 'y' is missing, NaN or infinite up to row 2,000; choose channels with columns=NAMES"
     ):
         prepare_series(tmp_path / "a.csv", tmp_path / "out")
     (store,) = prepare_series(tmp_path / "a.csv", tmp_path / "out", SeriesOptions(columns=["x", "y"], nan="missing"))

@@ -31,6 +31,8 @@ def test_shards_change_nothing(text_file: Path, tmp_path: Path) -> None:
     assert np.array_equal(one.read(95, 410), many.read(95, 410))
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize("level", ["byte", "word"])
 def test_any_number_of_workers_writes_the_same_bytes(level: Level, text_file: Path, tmp_path: Path) -> None:
     for workers in (1, 2):

@@ -185,6 +185,23 @@ def test_an_unreadable_file_is_an_error(name: str, content: bytes, reason: str, 
         read(tmp_path / name, None)
 
 
+def test_a_header_line_may_end_with_a_separator_if_that_column_is_empty(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("a;b;\n1;2;\n3;4\n")
+    assert read(tmp_path / "a.csv", None) == [{"a": "1", "b": "2"}, {"a": "3", "b": "4"}]
+    assert sample_records(tmp_path / "a.csv").field_names == ("a", "b")
+    (tmp_path / "b.csv").write_text("a;b;\n1;2;\n3;4;5\n6\n7;8;;\n")
+    rows = [row for part in cut_records([tmp_path / "b.csv"], None) for row in read_rows(part)]
+    assert [row.problem for row in rows] == [
+        "",
+        'its last cell is "5", but the header has no name for it',
+        "its number of cells is 1, not 2 as in the header",
+        "",
+    ]
+    (tmp_path / "c.csv").write_text("a;;\n1;;\n")
+    with pytest.raises(DataError, match="the column name '' is empty"):
+        read(tmp_path / "c.csv", None)
+
+
 def test_a_folder_that_is_not_a_dataset_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="is a folder, but not a saved Hugging Face dataset"):
         cut_records([tmp_path], None)

@@ -120,5 +120,5 @@ def test_inspection_separates_inputs_from_targets(tmp_path: Path) -> None:
     assert (schema.columns, schema.targets, schema.target_kind) == (("heat",), ("load", "cost"), "values_per_step")
     schema = schema_of(inputs=("heat",), targets=("load",))  # a forecast, which reads its targets too
     assert (schema.columns, schema.targets) == (("heat", "load"), ())
-    with pytest.raises(DataError, match="inputs=state is not a column of numbers; choose from heat, wind, load, cost"):
+    with pytest.raises(DataError, match="inputs=state has no numbers to forecast; add a column of numbers"):
         schema_of(inputs=("state",))

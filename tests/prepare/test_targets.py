@@ -119,7 +119,7 @@ def test_inputs_can_be_one_field_per_channel(tmp_path: Path) -> None:
         (
             rows_with([1], [0]),
             {"targets": ("y",)},
-            r"lists of integers such as \[1\] are not as long as .* or classes, .*; set target_kind to values_per_row",
+            r"lists of integers such as \[1\] are not as long as .* or classes.*; set target_kind to values_per_row",
         ),
         (rows_with("a", "b"), {"targets": ("z",)}, "targets=z is not a field of .*; choose from values, y"),
         (rows_with("a"), {"targets": ("y",), "label": "y"}, "label=y can't be combined with targets"),
@@ -132,7 +132,13 @@ def test_inputs_can_be_one_field_per_channel(tmp_path: Path) -> None:
         (
             rows_with([1, 2, 3]),
             {"targets": ("y",), "target_kind": "class_per_step"},
-            "'y' has 3 targets, but the sequence",
+            "'y' has 3 targets, but the sequence .*; give one per time step; null, or NaN or -100 in arrays, is a",
+        ),
+        ([{"values": [[]], "y": 1}], {}, "row 1: 'values' has an empty list at a time step; write the values of its"),
+        (
+            rows_with([[], []]),
+            {"targets": ("y",), "target_kind": "values_per_step"},
+            "row 1: 'y' has an empty list of values; leave the field out",
         ),
         (
             rows_with([1.5, 2], [3]),

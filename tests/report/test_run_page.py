@@ -262,9 +262,24 @@ def test_a_log_of_200_000_steps_gives_a_small_page_in_bounded_time(tmp_path: Pat
     assert fractions == sorted(fractions) and 50 < len(fractions) <= 101 and fractions[-1] <= 1
 
 
+def test_the_headline_is_the_best_value_of_the_monitored_metric(tmp_path: Path) -> None:
+    def evaluation(number: int, loss: float, accuracy: float | None) -> dict[str, Any]:
+        return {"kind": "evaluation", "step": number, "loss": loss, "num_targets": 9, "accuracy": accuracy}
+
+    start = {"kind": "start", "step": 0, "generation": 1, "monitor": "accuracy", "mode": "max"}
+    lines = [start, step(1), evaluation(1, 0.5, 0.6), step(2), evaluation(2, 0.7, 0.8), evaluation(3, 0.9, None)]
+    text = ParsedPage(render_run(write_log(tmp_path / "run", lines))).text
+    assert "0.8 best validation accuracy, at step 2" in text and "0.7000 validation loss at step 2" in text
+    assert "best validation accuracy 0.8 at step 2" in text and "best validation loss" not in text
+    # A launch that monitors something else compares only its own evaluations, as early stopping does.
+    lines += [{**start, "step": 3, "monitor": "loss", "mode": "min"}, step(4), evaluation(4, 0.65, 0.5)]
+    text = ParsedPage(render_run(write_log(tmp_path / "changed", lines))).text
+    assert "0.6500 best validation loss, at step 4" in text
+
+
 def test_markup_in_names_stays_text(tmp_path: Path) -> None:
     hostile = '<script>alert(1)</script><img src=x onerror="alert(2)">'
-    start = {"resumed_from": hostile, "ranks": hostile, "layout": hostile, "changes": [hostile]}
+    start = {"resumed_from": hostile, "ranks": hostile, "layout": hostile, "changes": [hostile], "monitor": hostile}
     lines = [
         {"kind": "start", "step": 0, "generation": 1, **start},
         step(1),

@@ -6,21 +6,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.untrained_model import untrained
 from stretto import TrainedModel
-from stretto.config.toml import parse_config
 from stretto.data import Corpus
 from stretto.errors import ConfigError
-from stretto.nn import Rows, initialize
+from stretto.nn import Rows
 from stretto.serve import Sampling, generate, generate_tokens
-from stretto.train.build import build_model
-from stretto.train.feed import open_feed
-
-
-def untrained(corpus: Corpus) -> TrainedModel:
-    data = {"train": corpus.location, "lanes": 2, "window": 10}
-    config = parse_config({"data": data, "model": {"layers": 1, "hidden": 8}, "run": {"device": "cpu"}})
-    data_spec = open_feed("data.train", corpus.location, config.data, config.layout, config.run.seed).data_spec
-    return TrainedModel(config, data_spec, initialize(build_model(config.model, data_spec.task), seed=2))
 
 
 def text(trained: TrainedModel, prompt: str = "", length: int = 40, count: int = 1, **sampling: float) -> list[str]:
@@ -30,14 +21,14 @@ def text(trained: TrainedModel, prompt: str = "", length: int = 40, count: int =
 
 
 def test_the_same_seed_gives_the_same_text_alone_and_among_others(byte_corpus: Corpus) -> None:
-    trained = untrained(byte_corpus)
+    trained = untrained(byte_corpus.location, lanes=2, window=10)
     three = text(trained, "the", count=3, seed=4)
     assert three[:1] == text(trained, "the", seed=4) and len(set(three)) == 3
     assert text(trained, "the", seed=5) != three[:1]
 
 
 def test_greedy_text_takes_the_most_likely_token_after_all_before_it(word_corpus: Corpus) -> None:
-    stack = untrained(word_corpus).stack.double()
+    stack = untrained(word_corpus.location, lanes=2, window=10).stack.double()
     prompt = np.array([1, 2, 3])
     stream = generate_tokens(stack, prompt, Sampling(temperature=0))
     tokens = [next(stream)[0] for _ in range(12)]
@@ -49,7 +40,7 @@ def test_greedy_text_takes_the_most_likely_token_after_all_before_it(word_corpus
 
 
 def test_words_are_joined_as_they_were_split_and_none_is_unknown(word_corpus: Corpus) -> None:
-    trained = untrained(word_corpus)
+    trained = untrained(word_corpus.location, lanes=2, window=10)
     (generated,) = text(trained, "the theme", length=300, temperature=3.0)
     assert "<unk>" not in generated and "<eos>" not in generated
     vocabulary = word_corpus.vocabulary
@@ -58,7 +49,7 @@ def test_words_are_joined_as_they_were_split_and_none_is_unknown(word_corpus: Co
 
 
 def test_bytes_become_characters_when_they_are_complete(byte_corpus: Corpus) -> None:
-    trained = untrained(byte_corpus)
+    trained = untrained(byte_corpus.location, lanes=2, window=10)
     stream = generate_tokens(trained.stack, np.frombuffer(b"x", np.uint8), Sampling(seed=1))
     tokens = [next(stream)[0] for _ in range(400)]
     assert text(trained, "x", length=400, seed=1) == [bytes(tokens).decode("utf-8", errors="replace")]
@@ -98,7 +89,7 @@ def test_invalid_sampling_is_refused(options: dict[str, float], message: str) ->
 
 
 def test_a_text_without_tokens_is_refused(byte_corpus: Corpus) -> None:
-    trained = untrained(byte_corpus)
+    trained = untrained(byte_corpus.location, lanes=2, window=10)
     with pytest.raises(ConfigError, match="length=0"):
         next(generate(trained, "a", 0))
     with pytest.raises(ConfigError, match="count=0"):

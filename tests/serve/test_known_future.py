@@ -9,23 +9,15 @@ import torch
 from numpy.typing import NDArray
 
 from helpers.stores import write_series
+from helpers.untrained_model import untrained
 from stretto import Run, TrainedModel, load_model
 from stretto.cli.main import main
 from stretto.config.toml import parse_config
 from stretto.data import ForecastTransform, SeriesOptions, prepare_series
 from stretto.errors import ConfigError, DataError
-from stretto.nn import Rows, initialize
+from stretto.nn import Rows
 from stretto.serve import forecast, predict
 from stretto.store.sequences import Channels
-from stretto.train.build import build_model
-from stretto.train.feed import open_feed
-
-
-def untrained(location: Path, **data: object) -> TrainedModel:
-    tree = {"data": {"train": str(location), **data}, "model": {"layers": 1, "hidden": 8}, "run": {"device": "cpu"}}
-    config = parse_config(tree)
-    data_spec = open_feed("data.train", location, config.data, config.layout, config.run.seed).data_spec
-    return TrainedModel(config, data_spec, initialize(build_model(config.model, data_spec.task), seed=5))
 
 
 def last_outputs(trained: TrainedModel, inputs: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -170,6 +162,18 @@ def test_a_config_that_names_no_target_or_other_channels_is_refused(tmp_path: Pa
         untrained(tmp_path / "data", feed="batches", known_future=["x"])
 
 
+def test_an_empty_list_in_the_config_turns_off_what_the_data_declares(tmp_path: Path) -> None:
+    write_sales(tmp_path / "sales.csv")
+    prepare_series(tmp_path / "sales.csv", tmp_path / "data", SALES)
+    declared = untrained(tmp_path / "data", context=8, horizon=2)
+    assert declared.known_future == ("price",) and declared.data_spec.task.num_outputs == 2
+    without = untrained(tmp_path / "data", context=8, horizon=2, known_future=[], static="")
+    assert without.known_future == () and '"static": []' in without.metadata()["series"]
+    # All three channels are inputs and, since no others are, targets too.
+    assert (without.data_spec.task.num_inputs, without.data_spec.task.num_outputs) == (3, 6)
+    assert next(predict(without, tmp_path / "data"))["forecast"].keys() == {"price", "size", "sold"}
+
+
 def test_init_writes_a_run_with_known_and_static_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     write_sales(tmp_path / "sales.csv", num_days=60)
@@ -180,6 +184,8 @@ def test_init_writes_a_run_with_known_and_static_columns(tmp_path: Path, monkeyp
     assert main(["init", "sales.csv", "--out", "x.toml", "--yes", "--by", "shop", "--static", "cost"]) == 2
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_run_learns_a_target_that_depends_only_on_the_known_future(tmp_path: Path) -> None:
     generator = np.random.default_rng(1)
     price = generator.normal(size=800)

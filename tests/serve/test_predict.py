@@ -1,11 +1,16 @@
 """Predictions: each row once, in order, bitwise equal on any number of ranks, and resumable."""
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,8 +18,8 @@ import torch
 
 from helpers.rank_pool import RankPools
 from helpers.stores import write_series, write_tokens
+from helpers.untrained_model import untrained
 from stretto import TrainedModel, World
-from stretto.config.toml import parse_config
 from stretto.data import (
     Corpus,
     ForecastTransform,
@@ -29,17 +34,6 @@ from stretto.nn import Linear, Rows, Stack, initialize
 from stretto.serve import forecast, predict, prediction, write_predictions
 from stretto.serve.prediction_dataset import TextRows
 from stretto.serve.source import open_source, prepare_source
-from stretto.train.build import build_model
-from stretto.train.feed import open_feed
-
-MODEL = {"layers": 1, "hidden": 8}
-
-
-def untrained(location: Path | str, **data: object) -> TrainedModel:
-    """A model for some data as a run would have it, with initial weights."""
-    config = parse_config({"data": {"train": str(location), **data}, "model": MODEL, "run": {"device": "cpu"}})
-    data_spec = open_feed("data.train", location, config.data, config.layout, config.run.seed).data_spec
-    return TrainedModel(config, data_spec, initialize(build_model(config.model, data_spec.task), seed=5))
 
 
 def outputs(trained: TrainedModel, inputs: torch.Tensor) -> torch.Tensor:
@@ -86,6 +80,33 @@ def test_predictions_on_several_ranks_equal_those_of_one_in_order(
     assert (tmp_path / "ranks.jsonl").read_bytes() == alone.read_bytes()
     assert [json.loads(line)["sequence"] for line in alone.read_text().splitlines()] == list(range(2011))
     assert not list(tmp_path.glob("*.parts"))
+
+
+def write_from_url(world: World, location: Path, url: str, home: Path) -> int:
+    with patch.dict(os.environ, {"HOME": str(home)}):
+        return write_predictions(untrained(location), url, home / "ranks.jsonl", world)
+
+
+def test_only_one_of_several_ranks_downloads_a_file(pools: RankPools, tmp_path: Path) -> None:
+    labeled(tmp_path / "data", 300)
+    rows = [{"tokens": [row % 20, 3, 5]} for row in range(300)]
+    (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    assert write_predictions(untrained(tmp_path / "data"), tmp_path / "rows.jsonl", tmp_path / "alone.jsonl") == 300
+    requests = []
+
+    class Handler(SimpleHTTPRequestHandler):
+        def log_message(self, format: str, *args: object) -> None:
+            requests.append(args[0])
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, directory=str(tmp_path))) as server:
+        thread = Thread(target=server.serve_forever)
+        thread.start()
+        url = f"http://127.0.0.1:{server.server_port}/rows.jsonl"
+        assert pools[2].run(write_from_url, tmp_path / "data", url, tmp_path) == [300, 300]
+        server.shutdown()
+        thread.join()
+    assert (tmp_path / "ranks.jsonl").read_bytes() == (tmp_path / "alone.jsonl").read_bytes()
+    assert len([line for line in requests if str(line).startswith("GET")]) == 1
 
 
 def test_an_interrupted_call_is_resumed_without_predicting_a_part_again(tmp_path: Path) -> None:
@@ -146,6 +167,8 @@ def slow_first(world: World) -> tuple[float, int]:
     return time.monotonic() - started, len(collectives)
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_no_collective_waits_for_all_of_the_work_of_the_first_rank(pools: RankPools) -> None:
     for seconds, num_collectives in pools[2].run(slow_first):
         assert seconds > 2.5 * prediction._POLL_SECONDS and num_collectives >= 4

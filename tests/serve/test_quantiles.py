@@ -9,29 +9,16 @@ import pytest
 import torch
 
 from helpers.stores import write_series
-from stretto import TrainedModel
+from helpers.untrained_model import untrained
 from stretto.cli.main import main
-from stretto.config.toml import parse_config
 from stretto.data import ForecastTransform, Sequences
 from stretto.errors import ConfigError
-from stretto.nn import QuantileLoss, Rows, initialize
+from stretto.nn import QuantileLoss, Rows
 from stretto.serve import forecast, predict, write_predictions
 from stretto.serve.metrics import compute_metrics
-from stretto.train.build import build_model
-from stretto.train.feed import open_feed
 
 QUANTILES = (0.05, 0.5, 0.9)
-
-
-def untrained(location: Path, **data: object) -> TrainedModel:
-    tree = {
-        "data": {"train": str(location), **data},
-        "model": {"layers": 1, "hidden": 8, "loss": "quantile", "quantiles": QUANTILES},
-        "run": {"device": "cpu"},
-    }
-    config = parse_config(tree)
-    data_spec = open_feed("data.train", location, config.data, config.layout, config.run.seed).data_spec
-    return TrainedModel(config, data_spec, initialize(build_model(config.model, data_spec.task), seed=5))
+MODEL = {"loss": "quantile", "quantiles": QUANTILES}
 
 
 def series(folder: Path) -> Sequences:
@@ -47,7 +34,7 @@ def test_the_quantiles_of_a_forecast_are_the_sorted_outputs_in_the_units_of_the_
     sequences = series(tmp_path / "data")
     data: dict[str, Any] = {"horizon": 3, "season": 4, "targets": ["c1", "c0"]}
     data |= {"lanes": 2, "window": 5} if context is None else {"context": context}
-    trained = untrained(tmp_path / "data", **data)
+    trained = untrained(tmp_path / "data", MODEL, **data)
     first = next(forecast(trained, tmp_path / "data", steps=2))
     assert first.values.shape == (2, 2, 3) and first.quantiles == QUANTILES
     assert first.columns == ("c1@0.05", "c1@0.5", "c1@0.9", "c0@0.05", "c0@0.5", "c0@0.9")
@@ -67,7 +54,7 @@ def test_the_quantiles_of_a_forecast_are_the_sorted_outputs_in_the_units_of_the_
 
 def test_the_metrics_of_quantiles_are_those_computed_by_hand(tmp_path: Path) -> None:
     series(tmp_path / "data")
-    trained = untrained(tmp_path / "data", horizon=3, targets=["c1"], lanes=2, window=5)
+    trained = untrained(tmp_path / "data", MODEL, horizon=3, targets=["c1"], lanes=2, window=5)
     results = list(predict(trained, tmp_path / "data"))
     pairs = [
         ([result["forecast"][f"c1@{quantile}"][index] for quantile in QUANTILES], value)
@@ -86,6 +73,29 @@ def test_the_metrics_of_quantiles_are_those_computed_by_hand(tmp_path: Path) -> 
             "coverage of c1, 0.05 to 0.9": float(is_covered.double().mean()),
         }
     )
+
+
+@pytest.mark.parametrize("scale", ["standard", "none"])
+def test_the_metrics_of_evaluations_are_in_the_units_of_the_series(tmp_path: Path, scale: str) -> None:
+    sequences = series(tmp_path / "data")
+    data = {"horizon": 3, "season": 4, "context": 8, "scale": scale, "valid": str(tmp_path / "data")}
+    trained = untrained(tmp_path / "data", MODEL, {"names": ["mae"]}, **data)
+    evaluation = trained.evaluate(tmp_path / "data")
+    transform = ForecastTransform.from_sequences(sequences, 3, season=4, scale=scale == "standard")
+    errors, is_covered = [], []
+    for values in sequences.read(sequences.step_ranges([(0, 0), (1, 0)])):
+        for stop in range(8, len(values) - 2):
+            x = torch.from_numpy(transform.inputs(values[stop - 8 : stop])).unsqueeze(1)
+            with torch.no_grad():
+                y, _ = trained.stack(x, trained.stack.initial_state(Rows.of(1)))
+            actual = values[stop : stop + 3]
+            median = transform.to_predictions(y[-1, 0, 1::3].numpy(), values[:stop])
+            quantiles = transform.to_quantiles(y[-1, 0].numpy(), values[:stop])
+            errors.append(np.abs(median - actual))
+            is_covered.append((quantiles[..., 0] <= actual) & (actual <= quantiles[..., 2]))
+    assert evaluation.num_targets == np.size(errors) * 3
+    assert evaluation.scores == pytest.approx({"mae": np.mean(errors), "coverage": np.mean(is_covered)}, rel=1e-4)
+    assert "coverage 0." in str(evaluation)
 
 
 def test_a_run_learns_the_quantiles_of_noise_and_the_commands_give_them(

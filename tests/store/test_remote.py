@@ -229,8 +229,8 @@ def test_the_end_of_the_retries_is_one_sentence(calls: Calls, tmp_path: Path) ->
     )
     with pytest.raises(DataError, match=message):
         store.pages.read([ByteRange(VALUES, 0, 9)])
-    assert 0.5 < time.monotonic() - start < 1.5
-    assert len(calls.sizes) == 3
+    assert 1 <= time.monotonic() - start < 10
+    assert len(calls.sizes) == 4
 
 
 class StatusError(Exception):
@@ -355,6 +355,8 @@ def http_server(folder: Path, handler: type[WholeFiles]) -> Iterator[str]:
             thread.join()
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_read_from_a_store_that_their_parent_has_used(method: str, folder: Path, tmp_path: Path) -> None:
     with http_server(folder, Ranges) as url:

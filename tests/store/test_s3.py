@@ -11,6 +11,8 @@ from torch.utils.data import DataLoader
 
 from helpers.paged_store import ByteRangeDataset, byte_ranges_of, bytes_of, flip_bit, read, write_store
 from helpers.s3_server import S3Server, s3_server
+from stretto import load_config
+from stretto.cli.main import main
 from stretto.data import Batches, NextTokenItems, Position, Sequences, read_ahead
 from stretto.errors import DataError
 from stretto.store.cache import Cache
@@ -38,7 +40,14 @@ def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S
         filesystem.mkdir("bucket")
         filesystem.put(f"{folder}/", f"{URL}/", recursive=True)
         yield server
-        S3FileSystem.clear_instance_cache()
+
+
+@pytest.fixture(autouse=True)
+def _new_connections() -> Iterator[None]:
+    """No test uses the connections of another, whose credentials or server may differ."""
+    S3FileSystem.clear_instance_cache()
+    yield
+    S3FileSystem.clear_instance_cache()
 
 
 def test_a_bucket_gives_the_same_bytes_as_the_folder(server: S3Server, folder: Path, tmp_path: Path) -> None:
@@ -49,6 +58,24 @@ def test_a_bucket_gives_the_same_bytes_as_the_folder(server: S3Server, folder: P
     for _ in range(2):
         assert read(store, byte_ranges) == bytes_of(folder, byte_ranges)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*.page")) <= cache.max_bytes
+
+
+def test_prepare_and_init_read_files_in_a_bucket(
+    server: S3Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Path("load.csv").write_text("hour,load\n" + "".join(f"{hour},{hour % 24}\n" for hour in range(400)))
+    S3FileSystem().put("load.csv", "s3://bucket/inputs/load.csv")
+    url, options = "s3://bucket/inputs/load.csv", ["--time", "hour"]
+    for number, source in enumerate((url, "load.csv")):
+        assert main(["prepare", "series", source, "--out", f"data{number}", *options]) == 0
+    remote, local = Sequences.open("data0"), Sequences.open("data1")
+    assert remote.fields == local.fields and remote.num_steps == local.num_steps == 400
+    ranges = remote.step_ranges([(0, 0)])
+    assert [array.tolist() for array in remote.read(ranges)] == [array.tolist() for array in local.read(ranges)]
+    assert main(["init", url, "--yes", *options]) == 0
+    assert load_config("run.toml").data.train is not None
 
 
 @pytest.mark.long
@@ -145,7 +172,6 @@ def test_a_wrong_key_is_one_sentence_at_once(
     with pytest.raises(DataError, match=rf"^{URL}: access denied \(PermissionError: .*\); check the credentials$"):
         opened_before.pages.read([ByteRange("ends-00000.bin", 0, 8)])
     assert time.monotonic() - start < 20
-    S3FileSystem.clear_instance_cache()
 
 
 def test_missing_credentials_are_one_sentence_at_once(
@@ -159,7 +185,6 @@ def test_missing_credentials_are_one_sentence_at_once(
     ):
         Store.open(URL, Cache(tmp_path))
     assert time.monotonic() - start < 20
-    S3FileSystem.clear_instance_cache()
 
 
 @pytest.mark.parametrize(
@@ -190,8 +215,7 @@ def test_a_server_that_does_not_come_back_is_one_sentence_in_time(
     start = time.monotonic()
     with pytest.raises(DataError, match=rf"^{URL} can't be accessed after \d s of retries \(EndpointConnectionError: "):
         store.pages.read([ByteRange("ends-00000.bin", 0, 8)])
-    assert 1 < time.monotonic() - start < 6
-    S3FileSystem.clear_instance_cache()
+    assert 2 <= time.monotonic() - start < 20
 
 
 def test_damaged_objects_are_one_sentence_each(server: S3Server, folder: Path, tmp_path: Path) -> None:

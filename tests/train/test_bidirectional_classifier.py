@@ -39,6 +39,8 @@ def accuracy(folder: Path, model: dict[str, object]) -> float:
     return last.evaluation.accuracy
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_a_bidirectional_classifier_learns_a_label_that_depends_on_the_first_token(tmp_path: Path, cell: str) -> None:
     write_first_token_task(tmp_path)

@@ -3,14 +3,18 @@
 import os
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from helpers.rank_pool import RankPools
 from stretto import Run, load_model
+from stretto.cli.main import main
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
-from stretto.errors import ConfigError, StrettoError
+from stretto.data import from_arrays
+from stretto.errors import ConfigError, DataError, StrettoError
 from stretto.mesh.world import World
+from stretto.serve import predict
 from stretto.train import EvaluationReport
 
 CODE = """
@@ -81,6 +85,28 @@ def test_a_run_resumes_on_the_same_data_only(tmp_path: Path) -> None:
     resumed.close()
     with pytest.raises(ConfigError, match=r"mine\.py:other is not the data that .* was saved with"):
         Run(config(tmp_path, "other", train={"steps": 3}))
+
+
+def test_commands_say_how_to_use_a_run_on_rows_in_memory(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_config = config(tmp_path, "both")
+    list(Run(run_config).events())
+    folder = str(run_config.run.folder)
+    for command in ("predict", "eval"):
+        assert main([command, folder]) != 0
+        assert "which this command does not call; in Python, call stretto.serve.predict_" in _one_line(capsys)
+    np.savez(tmp_path / "new.npz", X=np.zeros((2, 6, 3)))
+    trained = load_model(folder)
+    with pytest.raises(DataError, match=r"new\.npz can't be read like the run's data, .*predict_arrays"):
+        list(predict(trained, tmp_path / "new.npz"))
+    rows = from_arrays(np.zeros((2, 6, 3)), ["up", "down"])
+    with pytest.raises(DataError, match=r"location is of type ArrayItems, .*; call predict_arrays"):
+        list(predict(trained, rows))  # type: ignore[arg-type]
+    with pytest.raises(DataError, match=r"location is of type ArrayItems, .*; call stretto.evaluate"):
+        trained.evaluate(rows)  # type: ignore[arg-type]
+
+
+def _one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    return " ".join(capsys.readouterr().err.split())
 
 
 def test_windows_are_used_as_they_are(tmp_path: Path) -> None:

@@ -87,6 +87,8 @@ def test_a_run_stops_after_evaluations_without_improvement(data: Path, tmp_path:
     assert load_model(tmp_path / "run").stack.state_dict().keys() == weights.keys()
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("request_step", "saved_step"), [(1, 2), (2, 2), (3, 4)], ids=["before an evaluation", "in it", "before the next"]
 )

@@ -24,6 +24,8 @@ def test_evaluation_covers_every_token_once_whatever_the_lanes_and_window(byte_c
         assert evaluation.loss == pytest.approx(evaluations[0].loss, rel=1e-12)
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_state_is_carried_from_window_to_window(byte_corpus: Corpus) -> None:
     engine = LocalEngine(initialize(Stack([Embedding(256, 4), LSTM(4, 8), Linear(8, 256)]).double(), 1), CrossEntropy())
     long = evaluate(engine, Lanes(byte_corpus, 3, 1000))

@@ -51,6 +51,8 @@ def train_layout(world: World, layout: Layout) -> tuple[list[float], int, float]
     return train(trainer, loss), trainer.skipped, trainer.loss_scale.value
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_overflows_shrink_the_scale_alike_in_every_layout(pools: RankPools) -> None:
     single = World(rank=0, size=1, device=torch.device("cpu"))
     losses, skipped, scale = train_layout(single, Layout())

@@ -151,6 +151,8 @@ def metrics_by_hand(kind: TargetKind, y: Tensor, expected: Tensor) -> dict[str, 
     }
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize("kind", KINDS)
 def test_metrics_in_any_layout_equal_those_computed_by_hand(kind: TargetKind, pools: RankPools) -> None:
     y, expected = predictions(kind)

@@ -74,7 +74,12 @@ def test_the_config_sets_the_options_of_an_optimizer(values: dict[str, object], 
             "train.options: momentum is not an option of AdamW; choose from amsgrad",
         ),
         ({"options": {"lr": 0.9}}, "train.options: lr is not an option of AdamW; set train.lr instead"),
-        ({"options": {"betas": [0.9]}}, r"train.options don't fit AdamW \(.*out of range\); correct them"),
+        (
+            {"options": {"betas": [0.9, 0.99, 0.5]}},
+            r"train.options: betas=\[0.9, 0.99, 0.5\] has 3 values, but AdamW takes 2; use values such as",
+        ),
+        ({"options": {"betas": [0.9]}}, r"train.options: betas=\[0.9\] has 1 values, but AdamW takes 2"),
+        ({"options": {"betas": 0.9}}, r"train.options don't fit AdamW \(.*\); correct them"),
         ({"options": {"betas": [2, 0.9]}}, r"train.options don't fit AdamW \(Invalid beta parameter at index 0: 2\)"),
         (
             {"optimizer": "rprop", "weight_decay": 0.1},

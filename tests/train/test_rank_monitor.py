@@ -150,6 +150,8 @@ def trace_few_ranks(world: World, layout: Layout, most: int) -> tuple[list[int] 
     return ranks, world.gather([float(world.rank)] * world.rank)
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize(("most", "ranks"), [(4, [0, 1, 2, 3]), (3, [0, 1]), (1, [0, 1])])
 def test_with_many_ranks_only_complete_replicas_are_traced(pools: RankPools, most: int, ranks: list[int]) -> None:
     traced, *others = pools[4].run(trace_few_ranks, Layout(replicas=2, stages=2), most)

@@ -91,6 +91,8 @@ def test_a_run_resumed_in_other_layouts_has_the_same_curve(
         assert torch.allclose(told[0].tensors[name].double(), tensor.double(), rtol=1e-7, atol=1e-10), name
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_losing_the_state_of_the_lanes_changes_the_curve(pools: RankPools, tmp_path: Path) -> None:
     """The test above can fail: the states of the lanes are what it depends on."""
     case = Case(num_rows=9, num_steps=12)
@@ -103,6 +105,8 @@ def test_losing_the_state_of_the_lanes_changes_the_curve(pools: RankPools, tmp_p
         assert first.losses + second.losses == pytest.approx(alone.losses, rel=1e-5)
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize(
     ("grid", "optimizer"),
     [*(((replicas, stages), "adamw") for replicas, stages in [(1, 1), (2, 1), (1, 2), (3, 1)])]

@@ -88,6 +88,7 @@ def test_metrics_of_a_config_reach_log_report_and_eval(
 
     page = ParsedPage(render_run(tmp_path / "run"))
     assert "Validation f1" in page.text and "classes" in page.sections and "mid" in page.text
+    assert f"best validation f1, at step {best['step']}" in page.text
     with pytest.raises(ConfigError, match=r"would run Python code \(metrics\.names='.*mine\.py:share_of_a'\)"):
         load_model(tmp_path / "run").evaluate(data / "data")
     assert len(list(predict(load_model(tmp_path / "run"), data / "data"))) == 60
@@ -136,6 +137,8 @@ def run_on_rank(world: World, data: Path, folder: Path) -> int:
     return run.trainer.step
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_all_ranks_monitor_the_same_metric(data: Path, tmp_path: Path, pools: RankPools) -> None:
     first, second = pools[2].run(run_on_rank, data, tmp_path / "run")
     assert first == second < 40, "it stops early"

@@ -1,17 +1,22 @@
 """Targets in stores: a run on prepared records computes what it computes on the same arrays in memory."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
+from numpy.typing import NDArray
 
 from stretto import Run, StepReport, load_model
+from stretto.config.run import MetricsConfig
 from stretto.config.toml import parse_config
 from stretto.data import Batches, LabeledItems, Position, SequenceOptions, TargetKind, from_arrays, prepare_sequences
 from stretto.errors import ConfigError, DataError
+from stretto.exchange import export_onnx
 from stretto.nn import Rows
 from stretto.serve import predict
 from stretto.serve.metrics import compute_metrics
@@ -128,8 +133,18 @@ def test_predictions_are_the_outputs_of_the_model_in_the_units_of_the_targets(ki
         assert metrics[f"mean absolute error of {name}"] == pytest.approx(
             np.concatenate(list(map(np.atleast_1d, errors))).mean()
         )
+        assert set(metrics) == {f"mean absolute error of {name}" for name in from_store[0]["values"]}
+        location = str(tmp_path / "data")
+        config = trained.config.model_copy(update={"metrics": MetricsConfig(names=("mae",))})
+        total = sum(np.nansum(np.abs(_difference(row, name))) for row in from_store for name in row["values"])
+        count = sum(np.sum(~np.isnan(_difference(row, name))) for row in from_store for name in row["values"])
+        assert replace(trained, config=config).evaluate(location).scores["mae"] == pytest.approx(total / count, 1e-4)
     else:
         assert set(metrics) == {"accuracy"}
+
+
+def _difference(row: dict[str, Any], name: str) -> NDArray[np.float64]:
+    return np.atleast_1d(np.subtract(np.array(row["values"][name], float), np.array(row["actual"][name], float)))
 
 
 @pytest.mark.parametrize("kind", ["values_per_row", "values_per_step"])
@@ -150,6 +165,22 @@ def test_quantiles_of_values_are_in_their_units_in_order(kind: TargetKind, tmp_p
     write_predictions(trained, tmp_path / "data", tmp_path / "out.jsonl")
     metrics = compute_metrics(tmp_path / "out.jsonl")
     assert metrics.keys() >= {"pinball loss of y.0", "coverage of y.1, 0.2 to 0.7"}
+
+
+@pytest.mark.parametrize("kind", ["values_per_row", "values_per_step"])
+def test_an_exported_model_gives_the_values_that_predict_gives(kind: TargetKind, tmp_path: Path) -> None:
+    list(run_of(tmp_path, {"train": str(store_of(tmp_path, kind))}).events())
+    trained = load_model(tmp_path / "run", "cpu")
+    export_onnx(trained, tmp_path / "model.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    states = {
+        value.name: np.zeros((1, *value.shape[1:]), np.float32) for value in session.get_inputs() if value.name != "x"
+    }
+    for row, result in enumerate(predict(trained, tmp_path / "data")):
+        (y,) = session.run(["y"], {"x": X[row, : LENGTHS[row], None], **states})
+        y = y[:, 0] if kind == "values_per_step" else y[-1, 0]
+        predicted = np.array([*result["values"].values()], np.float32).T
+        assert np.allclose(predicted, y, rtol=1e-4, atol=1e-4)
 
 
 def test_data_without_targets_is_predicted_too(tmp_path: Path) -> None:

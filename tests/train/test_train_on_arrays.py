@@ -21,6 +21,7 @@ from helpers.rank_pool import RankPools
 from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, evaluate, make_engine
 from stretto.blocks.pooling import Pooling
 from stretto.data import ArrayItems, Batches, Position, from_arrays
+from stretto.errors import DataError
 from stretto.nn import (
     LSTM,
     BidirectionalLSTM,
@@ -237,6 +238,23 @@ def test_predictions_are_the_outputs_that_were_trained() -> None:
             assert int((np.array(outputs).argmax(-1) == labels).sum()) == evaluation.num_correct
 
 
+def test_items_and_their_inputs_are_predicted_like_their_arrays() -> None:
+    arrays = Arrays("class_per_row")
+    stack = model()
+    expected = np.array(predict_arrays(stack, arrays.inputs))
+    for inputs in (arrays.items, arrays.items.inputs):
+        np.testing.assert_array_equal(np.array(predict_arrays(stack, inputs, max_rows=5)), expected)
+        with pytest.raises(DataError, match="lengths can't be combined with inputs that have lengths of their own"):
+            predict_arrays(stack, inputs, lengths=[1] * NUM_ROWS)
+
+
+def test_one_row_without_a_dim_of_rows_is_refused() -> None:
+    stack = Stack([LSTM(8, 4)])
+    with pytest.raises(DataError, match=r"1 channel per time step, .* needs 8; if x is one row, pass \[x\]"):
+        predict_arrays(stack, np.zeros((20, 8)))
+    assert np.shape(predict_arrays(stack, [np.zeros((20, 8))])) == (1, 4)
+
+
 def test_class_weights_divide_by_the_weights_of_the_targets() -> None:
     arrays, weights = Arrays("class_per_row"), torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
     engine = make_engine(model(), torch_nn.CrossEntropyLoss(weights), Layout(micro_batches=2, chunks=2), seed=1)
@@ -245,3 +263,13 @@ def test_class_weights_divide_by_the_weights_of_the_targets() -> None:
     assert evaluate(engine, arrays.batches).loss == pytest.approx(float(expected), rel=1e-12)
     trainer = Trainer(engine, Batches(arrays.items, max_rows=NUM_ROWS), CONFIG)
     assert trainer.advance().loss == pytest.approx(float(expected), rel=1e-12)
+
+
+def test_a_trainer_says_what_to_make_of_rows_and_loaders() -> None:
+    items: Any = Arrays("class_per_row").items
+    engine = make_engine(model(), torch_nn.CrossEntropyLoss(), seed=1)
+    loader: Any = torch.utils.data.DataLoader([(1, 2)])  # type: ignore[arg-type]
+    cases: list[tuple[Any, str]] = [(items, "wrap its rows in .*Batches"), (loader, r"from_dataset\(loader.dataset")]
+    for windows, remedy in cases:
+        with pytest.raises(DataError, match=remedy):
+            Trainer(engine, windows, CONFIG)

@@ -35,6 +35,8 @@ def test_a_file_does_not_replace_a_module_of_its_name(tmp_path: Path) -> None:
     assert sys.modules.keys() - before.keys() == added
 
 
+@pytest.mark.long
+@pytest.mark.short
 @pytest.mark.parametrize("options", [[], ["-P"]])
 def test_a_module_is_not_imported_from_the_current_folder(options: list[str], tmp_path: Path) -> None:
     (tmp_path / "run.toml").write_text("[model]\nfactory = 'mine:build'\n[data]\ntrain = 'data'\n")

@@ -95,3 +95,24 @@ def test_an_average_may_begin_later_but_not_change(byte_corpus: Corpus, tmp_path
 def test_fields_that_have_no_effect_are_refused(fields: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         TrainConfig.model_validate(fields)
+
+
+def test_nt_asgd_averages_after_an_evaluation_that_is_worse_and_resumes_the_same(
+    byte_corpus: Corpus, tmp_path: Path
+) -> None:
+    model = Stack([Embedding(256, 8), LSTM(8, 8), Linear(8, 256)]).double()
+    config = TrainConfig(steps=8, lr=0.5, optimizer="sgd", average="nt-asgd", average_patience=1)
+    trainer = Trainer(make_engine(model, CrossEntropy(), seed=1), Lanes(byte_corpus, 4, 20), config)
+    weight = next(trainer.engine.stack.parameters())
+    seen = []
+    for report, loss in zip(trainer, [3.0, 2.0, 2.5, 3.5, 3.0, 3.0, 3.0, 3.0], strict=True):
+        seen.append(weight.detach().clone())
+        trainer.record_score(loss)
+        assert trainer.snapshot().training_state.average_trigger.start == (None if report.step < 4 else 5)
+    with trainer.averaged_weights():
+        torch.testing.assert_close(weight.detach(), torch.stack(seen[4:]).mean(0))
+
+
+def test_nt_asgd_needs_evaluations(byte_corpus: Corpus, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"train.average='nt-asgd' depends on evaluations during the run"):
+        parse_config({"data": {"train": byte_corpus.location}, "train": {"average": "nt-asgd"}})

@@ -116,13 +116,16 @@ def test_items_can_be_pickled_and_their_digest_tells_data_apart() -> None:
     [
         (lambda: from_arrays(X), "targets are missing, and inputs are floats, not tokens; give targets"),
         (lambda: from_arrays(X, np.zeros((7, 4))), "could mean values_per_row or values_per_step; set target_kind"),
-        (lambda: from_arrays(X, np.zeros((7, 5), int)), "could mean values_per_row or class_per_step; set target_kind"),
+        (
+            lambda: from_arrays(X, np.zeros((7, 5), int)),
+            "values_per_row or sequence_per_row; set target_kind",
+        ),
         (lambda: from_arrays(X, np.zeros(6)), "targets have 6 rows, but inputs have 7; make them equal"),
         (lambda: from_arrays(X, -np.ones(7, int)), "targets has -1 .* count classes from 0, and use -100"),
-        (lambda: from_arrays(X, np.arange(7), classes=6), "targets has 6 at or after row 0, but .* only 6 classes"),
+        (lambda: from_arrays(X, np.arange(7), classes=6), "targets has 6 in row 6, but .* only 6 classes"),
         (lambda: from_arrays(TOKENS - 1, np.zeros(7)), "inputs has -1 .* count tokens from 0, and pass lengths"),
         (lambda: from_arrays(TOKENS * 0 - 100, np.zeros(7)), "inputs has -100 .* pass lengths if rows are padded"),
-        (lambda: from_arrays(X, list("aabaaba"), classes=["a"]), "targets have the class 'b' at or after row 0, which"),
+        (lambda: from_arrays(X, list("aabaaba"), classes=["a"]), "targets have the class 'b' in row 2, which"),
         (lambda: from_arrays(X, np.full(7, 0.5), target_kind="class_per_row"), "has 0.5, which is not a class"),
         (lambda: from_arrays(X, np.zeros(7), target_kind="horizon"), "target_kind='horizon' is not possible"),
         (
@@ -181,3 +184,15 @@ def test_classes_given_as_text_are_encoded_once() -> None:
     assert items.targets is not None and items.targets.rows.rows.tolist() == [1, -100, 0]  # type: ignore[union-attr]
     _, targets = items.read([(0, 0), (0, 1), (0, 2)], 2, inputs=False, targets=True)
     assert targets is not None and targets.tolist() == [[-100, -100, -100], [1, -100, 0]]
+
+
+@pytest.mark.parametrize("is_dense", [True, False], ids=["dense", "list"])
+def test_the_row_of_a_wrong_class_is_named(is_dense: bool) -> None:
+    classes = np.zeros((5, 4), np.int64)
+    classes[3, 1] = 7
+    targets = classes if is_dense else list(classes)
+    with pytest.raises(DataError, match="targets has 7 in row 3, but there are only 2 classes"):
+        from_arrays(np.zeros((5, 4, 1)), targets, classes=2)
+    names = np.where(classes == 7, "b", "a")
+    with pytest.raises(DataError, match="the class 'b' in row 3, which is not one of"):
+        from_arrays(np.zeros((5, 4, 1)), names if is_dense else list(names), classes=["a"])

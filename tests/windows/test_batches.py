@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from helpers.stores import write_tokens
-from stretto.data import Batches, LabeledItems, NextTokenItems, Position, Window, read_ahead
+from stretto.data import Batches, LabeledItems, NextTokenItems, Position, Window, from_arrays, read_ahead
 from stretto.errors import DataError
 
 EXAMPLES = settings(max_examples=60, deadline=None)
@@ -171,3 +172,10 @@ def test_batches_are_pickled_without_their_cached_plans() -> None:
         again = pickle.loads(pickle.dumps(data))  # noqa: S301 - our own
         assert len(pickle.dumps(data)) < fresh + 600
         assert by_label(again.read(Position())) == by_label(data.read(Position()))
+
+
+def test_batches_say_which_limits_they_have() -> None:
+    items = from_arrays(np.zeros((5, 4, 1)), np.zeros(5))
+    assert str(Batches(items, budget=100, max_rows=3)) == "5 rows in batches of at most 100 time steps and 3 rows"
+    assert repr(Batches(items, max_rows=3)) == "<Batches: 5 rows in batches of at most 3 rows>"
+    assert str(Batches(items, budget=100, max_rows=65536)) == "5 rows in batches of at most 100 time steps"

@@ -116,6 +116,15 @@ def wrong_collate(items: list[Any]) -> Any:  # noqa: ANN401
     return 3
 
 
+def time_first(items: list[Any]) -> Any:  # noqa: ANN401
+    return pad_sequence([torch.as_tensor(x) for x, _ in items]), torch.tensor([y for _, y in items])
+
+
+def lengths_second(items: list[Any]) -> Any:  # noqa: ANN401
+    padded = pad_sequence([torch.as_tensor(x) for x, _ in items], batch_first=True)
+    return padded, torch.tensor([len(x) for x, _ in items]), torch.tensor([y for _, y in items])
+
+
 def test_mistakes_are_one_sentence() -> None:
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: from_dataset(_Stream()), "dataset is a _Stream; use a Dataset with __len__ and __getitem__"),
@@ -128,6 +137,8 @@ def test_mistakes_are_one_sentence() -> None:
         (lambda: from_dataset(ListDataset(INPUTS)), "have no targets, and inputs are not tokens"),
         (lambda: from_dataset(pairs(INPUTS, LABELS), classes=2), "classes=2, but 2 occurs in the dataset"),
         (lambda: from_dataset(pairs(INPUTS, LABELS), collate=wrong_collate), "collate returned an object of type int"),
+        (lambda: from_dataset(pairs(INPUTS, LABELS), collate=time_first), r"inputs of shape \[\d+, 1, 2\] for 1 item;"),
+        (lambda: from_dataset(pairs(INPUTS, LABELS), collate=lengths_second), "collate returns is the length of each"),
     ]
     for make, message in cases:
         with pytest.raises(DataError, match=message):
@@ -159,13 +170,13 @@ def test_an_item_that_breaks_what_was_given_is_named_when_it_is_read() -> None:
     many, negative = [*TOKENS[:8], TOKENS[8] + 90, TOKENS[9]], [*TOKENS[:8], TOKENS[8] * 0 - 100, TOKENS[9]]
     steps = [length + 1 for length in LENGTHS]
     cases: list[tuple[ListDataset, dict[str, Any], str]] = [
-        (pairs(INPUTS, [*LABELS[:8], 7, 0]), {"classes": 3}, "targets has 7 at or after row 8, but .* only 3 classes"),
-        (pairs(INPUTS, [*text[:8], "bb", "a"]), {"classes": list("abc")}, "the class 'bb' at or after row 8, which is"),
-        (pairs(INPUTS, [*LABELS[:8], "x", 0]), {"classes": 3}, "targets has .*'x'.* at or after row 8; use integers"),
+        (pairs(INPUTS, [*LABELS[:8], 7, 0]), {"classes": 3}, "targets has 7 in row 8, but .* only 3 classes"),
+        (pairs(INPUTS, [*text[:8], "bb", "a"]), {"classes": list("abc")}, "the class 'bb' in row 8, which is"),
+        (pairs(INPUTS, [*LABELS[:8], "x", 0]), {"classes": 3}, "targets has .*'x'.* in row 8; use integers"),
         (pairs(nan, LABELS), {"classes": 3}, "item 8 of the dataset has an input that is NaN"),
         (pairs(INPUTS, tags), {"classes": 4}, "item 8 of the dataset has 3 time steps, but 2 targets"),
         (ListDataset(many), {"num_tokens": 9, "lengths": steps}, "row 8, but there are only 9 tokens"),
-        (ListDataset(negative), {"num_tokens": 9, "lengths": steps}, "-100 at or after row 8; .* pass lengths"),
+        (ListDataset(negative), {"num_tokens": 9, "lengths": steps}, "-100 in row 8; .* pass lengths"),
     ]
     for dataset, options, message in cases:
         items = from_dataset(dataset, **{"lengths": LENGTHS, **options})

@@ -13,6 +13,8 @@ from stretto.errors import DataError
 EXAMPLES = settings(max_examples=60, deadline=None)
 
 
+@pytest.mark.long
+@pytest.mark.short
 @given(lanes=st.integers(1, 40), window=st.integers(1, 60), shares=st.integers(1, 5))
 @EXAMPLES
 def test_each_token_is_predicted_once_per_epoch_for_any_number_of_shares(
@@ -68,6 +70,8 @@ def test_lengths_and_lanes_are_known_without_inputs_and_targets(byte_corpus: Cor
         assert torch.equal(bare.lanes, whole.lanes) and torch.equal(bare.fresh, whole.fresh)
 
 
+@pytest.mark.long
+@pytest.mark.short
 @given(
     shard=st.integers(700, 7000), lanes=st.integers(1, 30), window=st.integers(1, 40), position=st.integers(0, 10**6)
 )

@@ -1,12 +1,15 @@
 """from_table: one path from any table that speaks Arrow to the rows that from_arrays makes."""
 
 from collections.abc import Callable
+from datetime import date, datetime
 from typing import Any
 
 import numpy as np
+import pandas  # type: ignore[import-untyped]
 import pytest
 import torch
 
+from stretto.base.task import CategoryInputs
 from stretto.data import ArrayItems, Batches, Horizon, Position, Task, from_arrays, from_table
 from stretto.errors import DataError
 
@@ -148,12 +151,16 @@ def test_a_table_of_sequences_has_lists() -> None:
 
 def test_mistakes_are_one_sentence() -> None:
     missing = TABLE.append_column("hole", pa.array([1.0, None] * 6))
+    stamped = TABLE.append_column("stamp", pa.array(range(12), pa.timestamp("s")))
     lists = pa.table({"x": [[1, 2]]})
+    dated = TABLE.append_column("day", pa.array([date(2025, 12, 31)] * 12))
+    dated_lists = pa.table({"x": [[1, 2]], "day": [datetime(2025, 12, 31)]})
     cases: list[tuple[Callable[[], object], str]] = [
         (lambda: from_table({"a": [1]}, "a"), "table is an object of type dict; use a table of pandas, polars"),
         (lambda: from_table(TABLE, "lod", "price"), "'lod' is not a column of the table; choose from who, when, load"),
         (lambda: from_table(TABLE, "load"), "targets are missing; name their columns, or set horizon"),
-        (lambda: from_table(TABLE, "state", "price"), "column 'state' has values of type .*, not numbers"),
+        (lambda: from_table(stamped, "stamp", "price"), "column 'stamp' has values of type .*, not numbers"),
+        (lambda: from_table(TABLE, ["load", "state"], "state", horizon=2), "column 'state' has values of type string"),
         (lambda: from_table(missing, "hole", "price"), "column 'hole' has no value in row 1; fill missing inputs"),
         (lambda: from_table(TABLE, "load", "price", time="state"), "time='state' has values of type .*to_datetime"),
         (lambda: from_table(TABLE, "load", horizon=0), "horizon=0 must be at least 1"),
@@ -164,6 +171,11 @@ def test_mistakes_are_one_sentence() -> None:
         (lambda: from_table(TABLE, "load", ["price", "wind"], target_kind="class_per_step"), "needs one; name one"),
         (lambda: from_table(lists, "x", by="x"), "by='x' is for tables of time steps, but 'x' has lists"),
         (lambda: from_table(TABLE[:0], "load", "price"), "the table has no rows"),
+        (
+            lambda: from_table(dated, "load", "day"),
+            r"column 'day' has dates or times \(date32\[day\]\), which are not classes; make a number of them, such as",
+        ),
+        (lambda: from_table(dated_lists, "x", "day"), r"column 'day' has dates or times \(timestamp\[us\]\)"),
     ]
     for make, message in cases:
         with pytest.raises(DataError, match=message):
@@ -202,3 +214,89 @@ def test_a_missing_class_is_not_a_class() -> None:
     steps = pa.table({"x": [1.0, 2.0, 3.0], "y": ["on", None, "off"]})
     _, targets = from_table(steps, "x", "y").read([(0, 0)], 3, inputs=False, targets=True)
     assert targets is not None and targets.flatten().tolist() == [1, -100, 0]
+
+
+def test_text_columns_are_categories_whatever_their_type() -> None:
+    polars = pytest.importorskip("polars")
+    texts = ["s", "n", None, "n", " ", "e"]
+    frame = pandas.DataFrame({"place": texts, "load": np.arange(6.0), "y": np.arange(6.0)})
+    numbers = frame.assign(place=pandas.Series([7, 12, None, 12, None, 3], dtype="Int64").astype("category"))
+    tables = {
+        "pandas": frame,
+        "pandas categorical": frame.assign(place=frame["place"].astype("category")),
+        "polars": polars.DataFrame(frame),
+        "polars categorical": polars.DataFrame(frame).with_columns(polars.col("place").cast(polars.Categorical)),
+        "dictionary": pa.table({**frame, "place": pa.array(texts).dictionary_encode()}),
+        "in chunks": pa.concat_tables([pa.Table.from_pandas(frame[:2]), pa.Table.from_pandas(frame[2:])]),
+        "numbers": numbers,
+    }
+    for name, table in tables.items():
+        items = from_table(table, ["load", "place"], "y")
+        names = ("12", "3", "7") if name == "numbers" else ("e", "n", "s")
+        assert items.categories == {"place": names}, name
+        codes = [3, 1, 0, 1, 0, 2] if name == "numbers" else [3, 2, 0, 2, 0, 1]
+        assert items.inputs[0].tolist() == [[step, code] for step, code in enumerate(codes)], name
+        assert items.task.categories == (CategoryInputs(3, (1,)),)
+
+
+def test_the_categories_of_training_rows_are_those_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    train = from_table(TABLE, ["load", "who"], "state", by="who")
+    other = TABLE.set_column(TABLE.column_names.index("who"), "who", pa.array(["b"] * 11 + ["c"]))
+    valid = from_table(other, ["load", "who"], "state", classes={**train.categories, "state": train.labels})
+    assert valid.task == train.task and valid.labels == train.labels
+    assert valid.inputs[0][:, 1].tolist() == [2] * 11 + [0]
+    assert caplog.messages == ["1 values of 'who' not among its 2 categories: read as unknown"]
+    assert train.digest != from_table(TABLE, ["load", "who"], "state", classes={"who": ["b", "a"]}, by="who").digest
+    with pytest.raises(DataError, match="classes have 'wo', which is neither an input nor a target"):
+        from_table(TABLE, ["load", "who"], "state", classes={"wo": ["a"]})
+
+
+def test_a_known_text_has_an_input_for_each_time_step_of_the_horizon() -> None:
+    horizon = Horizon(2, known_future=["state"])
+    items = from_table(TABLE, ["load", "state", "who"], by="who", time="when", horizon=horizon)
+    assert items.task.categories == (CategoryInputs(2, (1, 3, 4)), CategoryInputs(2, (2,)))
+    assert items.task.num_outputs == 2  # the load: text can't be forecast
+    row = items.inputs[0]
+    assert np.array_equal(row[1:, 1], row[:-1, 3]) and np.array_equal(row[2:, 1], row[:-2, 4])
+
+
+def test_too_many_texts_are_an_error() -> None:
+    frame = pandas.DataFrame({"note": [f"note {row}" for row in range(1001)], "y": np.arange(1001.0)})
+    with pytest.raises(DataError, match="column 'note' has 1,001 different texts, but categories are at most 1,000"):
+        from_table(frame, "note", "y")
+    with pytest.raises(DataError, match="column 'note' has no value in any row; leave it out"):
+        from_table(frame.assign(note=pandas.Series([None] * 1001, dtype="str")), "note", "y")
+
+
+def test_numbers_and_booleans_have_the_codes_of_the_texts_that_were_trained_on() -> None:
+    texts = {"zone": ["0", "1", "2", "10"], "open": pandas.Categorical([True, False, True, None]), "y": np.arange(4.0)}
+    train = from_table(pandas.DataFrame(texts), ["zone", "open"], "y")
+    assert train.categories == {"zone": ("0", "1", "10", "2"), "open": ("false", "true")}
+    known = {"open": train.categories["open"]}
+    numbers = {"zone": [0, 1, 2, 10], "open": pa.array([True, False, True, None]), "y": np.arange(4.0)}
+    other = from_table(pa.table(numbers), ["zone", "open"], "y", classes=train.categories)
+    assert other.inputs[0].tolist() == train.inputs[0].tolist() == [[1, 2], [2, 1], [4, 2], [3, 0]]
+    assert other.task == train.task and other.categories == train.categories
+    written = from_table(pandas.DataFrame({**texts, "open": ["True", "False", "TRUE", ""]}), "open", "y", classes=known)
+    assert written.inputs[0].ravel().tolist() == [2, 1, 2, 0]
+    with pytest.raises(DataError, match="column 'zone' has values of type double, but classes has its categories"):
+        from_table(pa.table({**numbers, "zone": [0.0, 1.0, 2.0, 10.0]}), "zone", "y", classes={"zone": ["0"]})
+    with pytest.raises(DataError, match="classes have 'open', which is an input and a target, but not text"):
+        from_table(pa.table(numbers), ["zone", "open"], "open", classes={"open": ["no", "yes"]})
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        ("north", "classes has 'north' for the input 'who'; use a list of names"),
+        (3, "classes has 3 for the input 'who'; use a list of names"),
+        ([1, 2], "classes has 1 for the input 'who', which is not text; use '1'"),
+        ([], "classes has 0 names for the input 'who'; use at least 1 and at most 1,000"),
+        ([str(number) for number in range(1001)], "classes has 1,001 names for the input 'who'"),
+        (["a", "b", "a"], "classes has 'a' twice for the input 'who'; use different names"),
+    ],
+    ids=["text", "number", "integers", "none", "too many", "twice"],
+)
+def test_names_of_categories_are_checked_as_in_a_store(names: Any, message: str) -> None:  # noqa: ANN401
+    with pytest.raises(DataError, match=message):
+        from_table(TABLE, ["load", "who"], "price", classes={"who": names})

@@ -3,6 +3,7 @@
 import errno
 import io
 import logging
+import re
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -52,8 +53,10 @@ class RemoteFolder(NamedTuple):
         except ImportError as error:
             is_http = location.startswith(("http://", "https://"))
             remedy = install_command("s3") if is_s3 else install_command("http") if is_http else "install it"
+            location = without_secrets(location)
             raise DataError(f"{location} needs a package that is not installed ({error}); {remedy}") from error
         except ValueError as error:
+            location = without_secrets(location)
             raise DataError(f"{location} is not a supported URL ({error}); use a folder or a different URL") from error
 
     def cat(self, name: str, max_bytes: int = MAX_READ_BYTES) -> bytes:
@@ -92,11 +95,17 @@ def size_limit(max_bytes: int, error: DataError) -> Any:  # noqa: ANN401 - fsspe
     return Callback(hooks={"size limit": check})
 
 
+def without_secrets(text: str) -> str:
+    """Return a text for a message: its URLs without user and password, nor the query, which may be a signature."""
+    text = re.sub(r"(\w://)[^\s/?'\"]*@", r"\1", text)
+    return re.sub(r"(\w://[^\s?'\"]*)\?[^\s'\")]*", r"\1", text)
+
+
 class RetryBudget:
     """Limits how long failed requests are retried, counted from its creation, with growing random pauses in between."""
 
     def __init__(self, location: str, seconds: float) -> None:
-        self._location = location
+        self._location = without_secrets(location)
         self._seconds = seconds
         self._start = time.monotonic()
         self._delay = _FIRST_DELAY_SECONDS
@@ -105,20 +114,21 @@ class RetryBudget:
         """Pause before the next try; raise if the error is permanent or the time is up."""
         if isinstance(error, StrettoError):
             raise error
-        reason = shorten(f"{type(error).__name__}: {error}".rstrip(": "), 300)
+        reason = shorten(without_secrets(f"{type(error).__name__}: {error}").rstrip(": "), 300)
         if isinstance(error, PermissionError):
             raise DataError(f"{self._location}: access denied ({reason}); check the credentials") from error
         if _is_permanent(error):
             raise DataError(f"{self._location} can't be accessed ({reason}); check the URL and credentials") from error
-        waited, pause = time.monotonic() - self._start, jitter(self._delay)
-        if waited + pause > self._seconds:
+        waited = time.monotonic() - self._start
+        if waited >= self._seconds:
             raise DataError(
                 f"{self._location} can't be accessed after {waited:.0f} s of retries ({reason}); check that the server "
                 "runs and is reachable, or raise data.retry_seconds"
             ) from error
         if self._delay == _FIRST_DELAY_SECONDS:  # warn only once
             _log.warning("%s can't be accessed (%s); retrying for up to %.0f s", self._location, reason, self._seconds)
-        time.sleep(pause)
+        # The last try comes when the time is up, however long the random pauses were.
+        time.sleep(min(jitter(self._delay), self._seconds - waited))
         self._delay = min(2 * self._delay, _MAX_DELAY_SECONDS)
 
 

@@ -69,6 +69,7 @@ class Window:
 
     `lanes`, `lengths` and `fresh` are as in `Rows`. `inputs` and `targets` are None on ranks that don't need them. A
     time step without a target (padding, or unlabeled) has the target IGNORE_INDEX; in floating-point targets, NaN.
+    Targets of a loss over whole rows may have a length of their own, then padding.
     """
 
     num_steps: int  # the number of time steps, padding included
@@ -76,7 +77,7 @@ class Window:
     lengths: Tensor  # int64 [batch]
     fresh: Tensor  # bool [batch]
     inputs: Tensor | None = None  # [time, batch, ...]
-    targets: Tensor | None = None  # [time, batch, ...]
+    targets: Tensor | None = None  # [time, batch, ...]; [length, batch] if targets have a length of their own
 
     @property
     def num_rows(self) -> int:

@@ -20,6 +20,9 @@ class Block(nn.Module, ABC):
     causal: bool = True
     """False for a block that looks ahead in time; then windows are never cut into chunks."""
 
+    num_table_rows: int | None = None
+    """Set by a block whose weights all have this number of rows, one per token, that ranks may split; else None."""
+
     def initial_state(self, rows: Rows) -> State:
         """Return the initial state of these rows; `()` for a stateless block."""
         return ()

@@ -1,18 +1,37 @@
 """check_widths: finds a block that takes another number of features than the block before it gives, without weights."""
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError
 from stretto.base.task import Task
-from stretto.blocks.block import Block
 from stretto.blocks.input_spec import InputSpec, block_input_spec
+from stretto.blocks.losses import Loss
 from stretto.blocks.meta_run import run_on_meta
+from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.stack import Stack
 
 
-def check_widths(model: Stack) -> None:
-    """Raise if two adjacent blocks do not fit; each block runs on the meta device, on one time step of one row.
+@dataclass(frozen=True)
+class ModelInput:
+    """What the first block of a model takes. Every rank knows it, also those that don't hold that block."""
+
+    block_name: str
+    spec: InputSpec | None  # None: not known
+
+    @classmethod
+    def of(cls, model: Stack) -> "ModelInput":
+        """Return what the first block of a whole model takes; nothing is known if it is only a later stage."""
+        spec = None if model.first > 0 else block_input_spec(model[0])
+        return cls(f"block 0 ({type(model[0]).__name__})", spec)
+
+
+def check_widths(model: Stack, loss: Loss | None = None) -> None:
+    """Raise if two adjacent blocks, or the last one and a loss over whole rows, do not fit.
+
+    Each block runs on the meta device, on one time step of one row.
 
     What can't be run there (a block of the user that reads a tensor's value, for example) is not checked.
     """
@@ -28,11 +47,13 @@ def check_widths(model: Stack) -> None:
             x = torch.zeros(1, 1, *spec.shape, dtype=dtype, device="meta")
         x = None if x is None else run_on_meta(block, x, model.dtype)
         before = name
+    if x is not None and isinstance(loss, RowLoss):
+        loss.check_width(x.shape[-1])
 
 
-def check_inputs(first: Block, task: Task) -> None:
+def check_inputs(model_input: ModelInput, task: Task) -> None:
     """Raise if a model's first block can't read the inputs of a dataset."""
-    name, spec = f"block 0 ({type(first).__name__})", block_input_spec(first)
+    name, spec = model_input.block_name, model_input.spec
     width = _input_width(spec)
     if spec is not None and spec.num_tokens is not None and task.inputs == "channels":
         raise ConfigError(f"{name} takes tokens, but the data has {task.num_inputs} channels; start with another block")

@@ -7,8 +7,10 @@ from torch import Tensor, nn
 
 from stretto.base.errors import ConfigError
 from stretto.base.task import Task
+from stretto.blocks.activation_penalty import ActivationPenalty
 from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.dropout import Dropout, LockedDropout
+from stretto.blocks.embed_categories import EmbedCategories
 from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.pooling import Pooling
 from stretto.blocks.recurrent import GRU, LSTM
@@ -45,7 +47,7 @@ def find_input_spec(stack: Stack, task: Task | None = None, example: Tensor | No
 def _from_stack(stack: Stack) -> InputSpec:
     """Return the input spec of the first block that is not dropout; raise ConfigError if it can't be inferred."""
     for index, block in enumerate(stack, stack.first):
-        if isinstance(block, Dropout | LockedDropout):
+        if isinstance(block, Dropout | LockedDropout | ActivationPenalty):
             continue
         input_spec = block_input_spec(block)
         if input_spec is None:
@@ -61,7 +63,7 @@ def block_input_spec(module: nn.Module) -> InputSpec | None:
     """Return the input spec of a block, or of a torch module in one; None if it is not known, or any."""
     match module:
         case Stack():
-            others = [block for block in module if not isinstance(block, Dropout | LockedDropout)]
+            others = [block for block in module if not isinstance(block, Dropout | LockedDropout | ActivationPenalty)]
             return block_input_spec(others[0]) if others else None
         case Residual():
             return block_input_spec(module.block)
@@ -81,6 +83,8 @@ def block_input_spec(module: nn.Module) -> InputSpec | None:
             return InputSpec(tuple(module.normalized_shape))
         case Standardize():
             return InputSpec((len(module.mean),))
+        case EmbedCategories():
+            return InputSpec((module.num_inputs,))
         case Pooling():
             return InputSpec((module.num_features,))
     return None

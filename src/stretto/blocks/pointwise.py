@@ -36,7 +36,7 @@ class Embedding(Pointwise):
 
     def __init__(self, num_tokens: int, num_features: int) -> None:
         super().__init__(_UniformEmbedding(num_tokens, num_features))
-        self.num_tokens = num_tokens
+        self.num_tokens = self.num_table_rows = num_tokens
 
 
 class Linear(Pointwise):
@@ -44,7 +44,7 @@ class Linear(Pointwise):
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
         super().__init__(nn.Linear(in_features, out_features, bias=bias))
-        self.num_outputs = out_features
+        self.num_outputs = self.num_table_rows = out_features
 
 
 class LayerNorm(Pointwise):

@@ -15,12 +15,12 @@ RnnSequence = TypeVar("RnnSequence", Tensor, PackedSequence)
 """The input or output of torch's RNN modules."""
 
 
-def _layers_first(tensor: Tensor) -> Tensor:
+def layers_first(tensor: Tensor) -> Tensor:
     """Return `[batch, layers, features]` as torch's `[layers, batch, features]`, contiguous as cuDNN requires."""
     return tensor.transpose(0, 1).contiguous()
 
 
-def _batch_first(tensor: Tensor, dtype: torch.dtype) -> Tensor:
+def batch_first(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """Return `[layers, batch, features]` as `[batch, layers, features]`, converted from autocast's dtype to `dtype`."""
     return tensor.transpose(0, 1).to(dtype)
 
@@ -72,8 +72,8 @@ class LSTM(Block):
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         h, c = state
-        y, (new_h, new_c) = run_rnn(self.cell, x, (_layers_first(h), _layers_first(c)))
-        return y, (_batch_first(new_h, h.dtype), _batch_first(new_c, c.dtype))
+        y, (new_h, new_c) = run_rnn(self.cell, x, (layers_first(h), layers_first(c)))
+        return y, (batch_first(new_h, h.dtype), batch_first(new_c, c.dtype))
 
 
 class GRU(Block):
@@ -88,5 +88,5 @@ class GRU(Block):
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         (h,) = state
-        y, new_h = run_rnn(self.cell, x, _layers_first(h))
-        return y, (_batch_first(new_h, h.dtype),)
+        y, new_h = run_rnn(self.cell, x, layers_first(h))
+        return y, (batch_first(new_h, h.dtype),)

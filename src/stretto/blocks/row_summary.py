@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 
 from stretto.base.errors import ConfigError
+from stretto.blocks.activation_penalty import ActivationPenalty
 from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
@@ -31,7 +32,7 @@ def find_unsummarized(model: Stack) -> str | None:
     for block in _reversed_blocks(model):
         if isinstance(block, Bidirectional):
             return type(block).__name__
-        if not isinstance(block, Pointwise | Dropout | LockedDropout):
+        if not isinstance(block, Pointwise | Dropout | LockedDropout | ActivationPenalty):
             return None
     return None
 

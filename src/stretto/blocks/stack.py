@@ -1,7 +1,7 @@
 """Stack: a sequence of blocks, which is itself a block and can be sliced into stages."""
 
 from collections.abc import Iterable, Iterator
-from itertools import accumulate, pairwise
+from itertools import accumulate, islice, pairwise
 from typing import cast, overload
 
 import torch
@@ -11,6 +11,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
+from stretto.blocks.vocab_shard import VocabShard
 
 
 class Stack(Block):
@@ -18,9 +19,12 @@ class Stack(Block):
 
     `stack[2:4]` shares blocks 2 and 3 with `stack` and keeps their names: `first`, the index of its first block, is 2.
     So names in checkpoints, and the random numbers derived from them, do not depend on which stage holds a block.
+
+    `loss` is a loss that has weights (see `attach_loss`). It is not a block and does not run in `forward`; slices that
+    end with the last block keep it.
     """
 
-    def __init__(self, blocks: Iterable[Block], first: int = 0) -> None:
+    def __init__(self, blocks: Iterable[Block], first: int = 0, loss: nn.Module | None = None) -> None:
         super().__init__()
         block_list = list(blocks)
         if not block_list:
@@ -33,16 +37,45 @@ class Stack(Block):
                 )
         self.first = first
         self.blocks = nn.ModuleDict({str(index): block for index, block in enumerate(block_list, first)})
+        self.loss = loss
         self.causal = all(block.causal for block in block_list)
         # The stack's state is one flat tuple; each slice selects the tensors of one block.
         tensor_counts = [len(block.initial_state(Rows.of(0))) for block in block_list]
         self._state_slices = [slice(start, stop) for start, stop in pairwise(accumulate(tensor_counts, initial=0))]
+        # In a slice: the weights that are tied to one of a block before it. By name; the values are their first names.
+        self._borrowed: dict[str, str] = {}
+        # Set by an engine with several stages, which trains only some of the complete model's blocks on this rank.
+        self.is_split = False
 
     def __len__(self) -> int:
-        return len(self.blocks)
+        return len(self._state_slices)
 
     def __iter__(self) -> Iterator[Block]:
-        return (cast(Block, block) for block in self.blocks.values())
+        # Shards of other blocks come after the stack's own blocks, and don't run with them.
+        return (cast(Block, block) for block in islice(self.blocks.values(), len(self)))
+
+    def add_shard(self, index: int, shard: VocabShard) -> None:
+        """Hold some rows of the table of the model's block `index`, by the names that its weights have there."""
+        assert str(index) not in self.blocks
+        self.blocks[str(index)] = shard
+
+    @property
+    def has_shards(self) -> bool:
+        """Whether this stack holds some rows of another block's table."""
+        return len(self.blocks) > len(self)
+
+    @property
+    def vocab_shard(self) -> VocabShard:
+        """The last shard that was added."""
+        shard = list(self.blocks.values())[-1]
+        assert isinstance(shard, VocabShard)
+        return shard
+
+    def rows_of(self, name: str) -> tuple[int, int | None]:
+        """Return the first row that this stack has of a weight, and the number in the complete model: None if all."""
+        kind, index = name.split(".")[:2]
+        shard = self.blocks[index] if kind == "blocks" and index in self.blocks else None
+        return (shard.rows.start, shard.num_table_rows) if isinstance(shard, VocabShard) else (0, None)
 
     @overload
     def __getitem__(self, index: int) -> Block: ...
@@ -52,10 +85,56 @@ class Stack(Block):
         blocks = list(self)
         if isinstance(index, int):
             return blocks[index]
-        start, _, stride = index.indices(len(blocks))
+        start, stop, stride = index.indices(len(blocks))
         if stride != 1:
             raise ConfigError(f"a Stack can't be sliced with step {stride}; use step 1: stages are contiguous blocks")
-        return Stack(blocks[index], self.first + start)
+        part = Stack(blocks[index], self.first + start, self.loss if stop == len(blocks) else None)
+        part.is_split = self.is_split
+        part._borrowed = {
+            name: first_name
+            for name, first_name in self.tied_names().items()
+            if part.has_block_of(name) and not part.has_block_of(first_name)
+        }
+        return part
+
+    def tied_names(self) -> dict[str, str]:
+        """Return the first name, in the complete model, of each weight whose name is not its first one.
+
+        If an output layer uses the weight of the embedding: `{"blocks.2.module.weight": "blocks.0.module.weight"}`.
+        """
+        first_names: dict[nn.Parameter, str] = {}
+        tied = {}
+        for name, parameter in self.named_parameters(remove_duplicate=False):
+            first_name = first_names.setdefault(parameter, self._borrowed.get(name, name))
+            if first_name != name:
+                tied[name] = first_name
+        return tied
+
+    def named_weights(self) -> dict[str, nn.Parameter]:
+        """Return the parameters by name: a tied one once, by its first name in the complete model."""
+        return {self._borrowed.get(name, name): parameter for name, parameter in self.named_parameters()}
+
+    def named_tensors(self) -> dict[str, Tensor]:
+        """Return parameters and buffers, as `state_dict` does, but a tied one once, by its first name."""
+        tied = self.tied_names()
+        return {tied.get(name, name): tensor for name, tensor in self.state_dict().items()}
+
+    def owned_parameters(self) -> list[nn.Parameter]:
+        """Return the parameters whose first name is in this slice: over all slices of a model, each once."""
+        return [parameter for name, parameter in self.named_parameters() if name not in self._borrowed]
+
+    def has_block_of(self, name: str) -> bool:
+        """Return whether a weight, `blocks.<index>.<name>` or `loss.<name>`, or a shard of it, is in this stack."""
+        kind, index = name.split(".")[:2]
+        return self.loss is not None if kind == "loss" else index in self.blocks
+
+    def check_complete(self) -> None:
+        """Raise if this rank has trained weights of only some blocks."""
+        if self.is_split:
+            raise ConfigError(
+                "the model was trained in several stages, so this rank has the trained weights of its own stage only; "
+                "use stretto.train.gather_model(engine, model), called on all ranks"
+            )
 
     def initial_state(self, rows: Rows) -> State:
         return self.begin(rows)

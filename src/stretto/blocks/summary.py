@@ -4,12 +4,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stretto.base.errors import ConfigError
 from stretto.base.html_table import html_table
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
+from stretto.blocks.embed_categories import EmbedCategories
 from stretto.blocks.input_spec import find_input_spec
 from stretto.blocks.meta_run import run_on_meta
 from stretto.blocks.pointwise import Embedding, Pointwise
@@ -27,7 +28,7 @@ class BlockSummary:
     index: int  # in the complete model
     name: str
     output: tuple[int, ...] | None  # shape of the output at one time step of one row; None if it is not known
-    num_weights: int
+    num_weights: int  # without those that are tied to an earlier block's
     cost: float  # share of the stack's estimated cost, by which blocks are split into stages
     state: tuple[tuple[int, ...], ...]  # shapes of a row's state tensors
 
@@ -40,7 +41,7 @@ class ModelSummary:
 
     @property
     def num_weights(self) -> int:
-        """The number of weights of all blocks."""
+        """The number of weights of all blocks; a tied one counts once."""
         return sum(block.num_weights for block in self.blocks)
 
     def __str__(self) -> str:
@@ -80,15 +81,18 @@ def summarize(stack: Stack, example: Tensor | None = None) -> ModelSummary:
     total_cost = sum(block_cost(block) for block in stack)
     x = _meta_input(stack, example)
     summaries = []
+    counted: set[nn.Parameter] = set()
     for index, block in enumerate(stack, stack.first):
         state = block.initial_state(Rows.of(1, 1, device=stack.device, dtype=stack.dtype))
         x = None if x is None else run_on_meta(block, x, stack.dtype)
+        weights = set(block.parameters()) - counted
+        counted |= weights
         summaries.append(
             BlockSummary(
                 index,
                 _name(block),
                 None if x is None else tuple(x.shape[2:]),
-                sum(weight.numel() for weight in block.parameters()),
+                sum(weight.numel() for weight in weights),
                 block_cost(block) / total_cost,
                 tuple(tuple(tensor.shape[1:]) for tensor in state),
             )
@@ -98,8 +102,9 @@ def summarize(stack: Stack, example: Tensor | None = None) -> ModelSummary:
 
 def block_cost(block: Block) -> float:
     """Return a block's estimated cost: 1 plus its number of weights; 1 for an embedding, which only looks up rows."""
+    is_lookup = isinstance(block, Embedding | EmbedCategories)
     # The 1 spreads blocks without weights over stages too.
-    return 1.0 + (0 if isinstance(block, Embedding) else sum(parameter.numel() for parameter in block.parameters()))
+    return 1.0 + (0 if is_lookup else sum(parameter.numel() for parameter in block.parameters()))
 
 
 def _meta_input(stack: Stack, example: Tensor | None) -> Tensor | None:

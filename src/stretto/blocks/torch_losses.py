@@ -25,6 +25,7 @@ from stretto.blocks.losses import (
     split_missing,
     sum_classes,
 )
+from stretto.blocks.row_loss import RowLoss
 
 _OWN_LOSSES = (AbsoluteError, BinaryCrossEntropy, CrossEntropy, HuberLoss, QuantileLoss, SquaredError)
 # Modules whose loss is one number per element of outputs and targets of the same shape.
@@ -47,7 +48,7 @@ def as_loss(loss: Loss | nn.Module) -> Loss:
     As with torch's `reduction="mean"`, a step's loss and gradient are those of the mean over all targets of the global
     batch, without missing ones (NaN, or the ignore index). Tensors are time-major, and classes are the last dim.
     """
-    if isinstance(loss, (*_OWN_LOSSES, _CheckedLoss, _ElementwiseLoss, _LogProbabilityLoss)):
+    if isinstance(loss, (*_OWN_LOSSES, RowLoss, _CheckedLoss, _ElementwiseLoss, _LogProbabilityLoss)):
         return loss
     if isinstance(loss, type) and issubclass(loss, (nn.Module, *_OWN_LOSSES)):
         raise ConfigError(f"loss={loss.__name__} is a class; create it: {loss.__name__}()")
@@ -61,6 +62,12 @@ def as_loss(loss: Loss | nn.Module) -> Loss:
     checked = _CheckedLoss(loss)
     checked.try_out()
     return checked
+
+
+def loss_module(loss: Loss | nn.Module) -> nn.Module | None:
+    """Return the module that a user's loss, or a loss over whole rows, consists of; None if it is no module."""
+    module = loss.loss if isinstance(loss, _CheckedLoss) else loss
+    return module if isinstance(module, nn.Module) else None
 
 
 def mark_ignored(loss: Loss, targets: Tensor) -> Tensor:
@@ -86,6 +93,8 @@ def _wrap(module: nn.Module) -> Loss:
         module = copy.deepcopy(module)
         setattr(module, "reduction", "none")  # noqa: B010 - nn.Module does not declare it
         return _ElementwiseLoss(module)
+    if type(module) is nn.CTCLoss:
+        raise ConfigError("loss=CTCLoss is torch's, which does not see whole rows here; use stretto.nn.CTCLoss()")
     names = ", ".join(kind.__name__ for kind in (nn.CrossEntropyLoss, nn.NLLLoss, *_ELEMENTWISE))
     raise ConfigError(f"loss={name} is not one of {names}; write a function of outputs and targets, and {_REMEDY}")
 

@@ -6,6 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
+from stretto.base.average_trigger import AverageTrigger
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
 from stretto.base.errors import DataError
 from stretto.base.improvement import Improvement
@@ -94,6 +95,7 @@ class TrainingState(StrictModel):
     improvement: Improvement = Improvement()  # of the evaluations, if training depends on them
     num_reductions: int = Field(0, ge=0, lt=_INT_LIMIT)  # how often a plateau has lowered the learning rate
     num_averaged: int = Field(0, ge=0, lt=_INT_LIMIT)  # how many steps are in the average of the weights
+    average_trigger: AverageTrigger = AverageTrigger()  # of `nt-asgd`
     progress: float = Field(ge=0, allow_inf_nan=False)  # of the run, from 0 to 1
     is_done: bool = False
 

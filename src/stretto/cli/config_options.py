@@ -31,15 +31,15 @@ def load_run_config(options: argparse.Namespace) -> RunConfig:
 
 def metavar(field: FieldInfo) -> str:
     """Return the type of a field as shown in the help: `INT`, `lstm|gru`, `A,B,...`."""
-    if get_origin(field.annotation) is tuple:
-        item_type = get_args(field.annotation)[0]
-        return "TABLES" if isinstance(item_type, type) and issubclass(item_type, BaseModel) else "A,B,..."
-    if get_origin(field.annotation) is dict:
-        return "TABLE"
     types = get_args(field.annotation) if get_origin(field.annotation) in (Union, UnionType) else (field.annotation,)
     words: list[str] = []
     for type_ in types:
-        if get_origin(type_) is Literal:
+        if get_origin(type_) is tuple:
+            item_type = get_args(type_)[0]
+            words.append("TABLES" if isinstance(item_type, type) and issubclass(item_type, BaseModel) else "A,B,...")
+        elif get_origin(type_) is dict:
+            words.append("TABLE")
+        elif get_origin(type_) is Literal:
             words += map(str, get_args(type_))
         elif type_ is not type(None):
             # An Annotated type, such as that of a path, holds the plain type in `__origin__`.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from stretto.base.errors import ConfigError
 from stretto.base.locations import check_url
 from stretto.config.run import RunConfig
 
@@ -13,3 +14,13 @@ def find_data(run: str, config: RunConfig, fields: Sequence[str], allowed_locati
         if location is not None:
             return check_url(location, f"{run}: data.{name}", allowed_locations)
     return None
+
+
+def no_data_error(run: str, config: RunConfig) -> ConfigError:
+    """Return the error of a command that needs --data, because the run has no data.valid."""
+    if config.data.factory is None:
+        return ConfigError(f"{run} was trained without data.valid; choose the data with --data=DATA")
+    return ConfigError(
+        f"the data of {run} comes from a function (data.factory={config.data.factory!r}), which this command does not "
+        f"call; in Python, call stretto.serve.predict_arrays(stretto.load_model({run!r}), rows)"
+    )

@@ -34,6 +34,8 @@ class Layout(StrictModel):
     """Parts that a window is split into in time; while a stage computes one, the stage before it computes the next."""
     recompute: bool = False
     """Recompute a chunk's activations in its backward (activation checkpointing): less memory, more time."""
+    vocab_parallel: bool = False
+    """Split the table of the output layer over the stages: each computes its part of the logits of every chunk."""
 
     blocks: Counts = ()
     """Number of blocks in each stage, in order; by default the estimated cost of the stages is balanced."""
@@ -52,6 +54,11 @@ class Layout(StrictModel):
         if self.blocks and (len(self.blocks) != self.stages or min(self.blocks) < 1):
             raise ValueError(f"blocks={list(self.blocks)} must have one number >= 1 per stage (stages={self.stages})")
         return self
+
+    @property
+    def splits_vocab(self) -> bool:
+        """Whether the table of the output layer is split over several stages."""
+        return self.vocab_parallel and self.stages > 1
 
     @property
     def num_ranks(self) -> int:
@@ -74,4 +81,5 @@ class Layout(StrictModel):
         text = f"{self.replicas} x {self.stages} x {self.micro_batches} x {self.chunks}"
         blocks = f", blocks {','.join(map(str, self.blocks))}" if self.blocks else ""
         recompute = ", recompute" if self.recompute else ""
-        return f"{text} (replicas x stages x micro-batches x chunks){blocks}{recompute}"
+        vocab = ", vocab_parallel" if self.vocab_parallel else ""
+        return f"{text} (replicas x stages x micro-batches x chunks){blocks}{recompute}{vocab}"

@@ -21,7 +21,7 @@ def _parse_numbers(value: object) -> object:
 Numbers = Annotated[tuple[float, ...], Field(strict=False), BeforeValidator(_parse_numbers)]
 
 # The losses that `model.loss` can name, and the fields that only one of them uses.
-LOSS_NAMES = ("cross_entropy", "binary_cross_entropy", "mse", "mae", "huber", "quantile")
+LOSS_NAMES = ("cross_entropy", "crf", "ctc", "binary_cross_entropy", "mse", "mae", "huber", "quantile")
 _LOSS_OF_FIELD = {
     "class_weights": "cross_entropy",
     "label_smoothing": "cross_entropy",
@@ -37,9 +37,10 @@ class ModelConfig(StrictModel):
     """Your own model, as `file.py:function` or `package.module:function`; the function takes a `stretto.data.Task` and
     returns a Stack."""
     loss: str | None = None
-    """The loss: `cross_entropy`, `binary_cross_entropy`, `mse`, `mae`, `huber`, `quantile`, or your own, as
-    `file.py:function` or `package.module:function`: the function takes outputs and targets and returns a LossSum. By
-    default cross-entropy for tokens and classes, and the squared error for values."""
+    """The loss: `cross_entropy`, `crf` (classes per time step), `ctc` (a sequence of classes per row),
+    `binary_cross_entropy`, `mse`, `mae`, `huber`, `quantile`, or your own, as `file.py:function` or
+    `package.module:function`: the function takes outputs and targets and returns a LossSum. By default cross-entropy
+    for tokens and classes, CTC for a sequence of classes per row, and the squared error for values."""
     class_weights: Numbers = ()
     """cross_entropy: the weight of each class, in the order of the classes; by default all are equal."""
     label_smoothing: float = Field(0.0, ge=0, le=1)
@@ -65,10 +66,23 @@ class ModelConfig(StrictModel):
     the first recurrent layer; by default there is none."""
     projection: int | None = Field(None, ge=1)
     """Size that an LSTM projects its outputs to (torch's `proj_size`); by default there is no projection."""
+    tied: bool = False
+    """For a language model: the output layer uses the weight of the token embedding, which must have the size of the
+    last recurrent layer's output."""
     dropout: float = Field(0.0, ge=0, lt=1)
     """Probability of zeroing a feature, after the embedding and after each recurrent block."""
     locked_dropout: bool = True
     """Zero the same features at all time steps of a window (variational dropout), not new ones at each time step."""
+    weight_dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability of zeroing a recurrent weight of an LSTM, the same ones in a whole step (weight drop, as in the
+    AWD-LSTM)."""
+    embedding_dropout: float = Field(0.0, ge=0, lt=1)
+    """Probability of zeroing the embedding of a token, the same ones in a whole step."""
+    activation_penalty: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Weight of a penalty on the mean square of the last recurrent layer's outputs, after dropout (AR)."""
+    temporal_penalty: float = Field(0.0, ge=0, allow_inf_nan=False)
+    """Weight of a penalty on the mean square of their change from one time step to the next, before dropout (TAR).
+    Neither penalty is in the loss that is reported."""
     residual: bool = False
     """Add the input of each recurrent block to its output, where the sizes match."""
     norm: bool = False
@@ -88,6 +102,13 @@ class ModelConfig(StrictModel):
             raise ValueError(f"projection={self.projection} must be less than hidden={self.hidden}; make it smaller")
         if self.projection is not None and self.bidirectional:
             raise ValueError(f"projection={self.projection} can't be combined with bidirectional; remove one of them")
+        if self.tied and self.embedding_size != self.output_size:
+            raise ValueError(
+                f"tied=true needs equal sizes, but the embedding has {self.embedding_size} features and the last "
+                f"recurrent layer {self.output_size}; set embedding={self.output_size}, or projection"
+            )
+        if self.weight_dropout and (self.cell == "gru" or self.bidirectional):
+            raise ValueError(f"weight_dropout={self.weight_dropout} needs cell='lstm' in one direction; remove it")
         self._check_loss()
         return self
 

@@ -16,12 +16,12 @@ from stretto.config.train import TrainConfig
 Folder = Annotated[Path, Field(strict=False)]
 # A path or a URL; `Path` would change `s3://` to `s3:/`.
 Location = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
-# A list, or the text `a,b` of a command-line option.
-Names = Annotated[
-    tuple[str, ...],
-    Field(strict=False),
-    BeforeValidator(lambda value: tuple(value.split(",")) if isinstance(value, str) else value),
-]
+# A list, or the text `a,b` of a command-line option; an empty text is an empty list.
+_SPLIT_TEXT = BeforeValidator(
+    lambda value: tuple(value.split(",") if value else ()) if isinstance(value, str) else value
+)
+Names = Annotated[tuple[str, ...], Field(strict=False), _SPLIT_TEXT]
+OptionalNames = Annotated[tuple[str, ...] | None, Field(strict=False), _SPLIT_TEXT]
 
 
 class DataConfig(StrictModel):
@@ -49,7 +49,8 @@ class DataConfig(StrictModel):
     max_rows: int = Field(65536, ge=1)
     """batches, forecast: maximum rows of a global batch."""
     row_multiple: int = Field(8, ge=1)
-    """batches, forecast: larger numbers of rows are usually a multiple of this, so that replicas get equal shares."""
+    """batches, forecast: the rows of a global batch, if more, are rounded down to a multiple of this, so that replicas
+    get equal shares; not those of a pool's last batch."""
     context: int | None = Field(None, ge=1)
     """forecast: time steps of a series that the network sees before it makes a forecast. batches, if each time step
     has its own target: maximum time steps of a row; longer sequences are cut into several rows."""
@@ -63,12 +64,13 @@ class DataConfig(StrictModel):
     """channels without targets: forecast the change from the value this many time steps before (0: the value)."""
     targets: Names = ()
     """channels without targets: the channels to forecast; by default all except `known_future` and `static`."""
-    known_future: Names = ()
+    known_future: OptionalNames = None
     """channels without targets: names of the channels whose values over the horizon are known when a forecast is made
-    (calendar, prices, plans); the network sees them. By default those that the data was prepared with."""
-    static: Names = ()
+    (calendar, prices, plans); the network sees them. By default those that the data was prepared with; `[]` means
+    none."""
+    static: OptionalNames = None
     """channels without targets: names of the channels that are constant within a series, which are inputs only. By
-    default those that the data was prepared with."""
+    default those that the data was prepared with; `[]` means none."""
     masks: bool = False
     """channels: add an input for each channel: 1 where its value is present, 0 where it is missing."""
     scale: Literal["standard", "none"] = "standard"
@@ -148,9 +150,10 @@ class MetricsConfig(StrictModel):
     """Metrics of the evaluations, besides the loss, and the one that the run monitors."""
 
     names: Names = ()
-    """Metrics to compute: `accuracy`, `f1` (macro) and `per_class` (a table) for classes, `mae` for values, or your own
-    as `file.py:name` or `package.module:name`: a function of outputs and targets that returns a sum and a count, or an
-    object of torchmetrics."""
+    """Metrics to compute: `accuracy`, `f1` (macro) and `per_class` (a table) for classes, `mae` for values (in the
+    units of the data), or your own as `file.py:name` or `package.module:name`: a function of outputs and targets that
+    returns a sum and a count, or an object of torchmetrics. With `model.loss = "quantile"`, `coverage` is always
+    there: the fraction of values between the first and the last quantile."""
     monitor: str = "loss"
     """The metric that `train.patience`, the plateau schedule and `save.keep_best` depend on: `loss`, or the name of a
     metric."""
@@ -189,6 +192,11 @@ class RunConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.run.precision == "fp16" and (self.model.activation_penalty or self.model.temporal_penalty):
+            raise ValueError(
+                "run.precision='fp16' scales the loss, but not model.activation_penalty and model.temporal_penalty; "
+                "use bf16 or fp32"
+            )
         has_validation = self.data.valid is not None or self.data.factory is not None
         if self.metrics.names and not has_validation:
             raise ValueError("metrics.names are computed in evaluations, which need validation data; set data.valid")
@@ -202,4 +210,6 @@ class RunConfig(StrictModel):
         """The setting that depends on evaluations during the run, as `name=value`; None if there is none."""
         if not self.train.uses_evaluations:
             return None
-        return "train.schedule='plateau'" if self.train.patience is None else f"train.patience={self.train.patience}"
+        if self.train.patience is not None:
+            return f"train.patience={self.train.patience}"
+        return "train.schedule='plateau'" if self.train.schedule == "plateau" else "train.average='nt-asgd'"

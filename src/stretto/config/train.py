@@ -72,13 +72,17 @@ class TrainConfig(StrictModel):
     nonfinite: Literal["stop", "skip"] = "stop"
     """If a loss or gradient is not finite, stop the run and save the batch, or skip the step (at most 99 in a row)."""
 
-    average: Literal["none", "ema", "swa"] = "none"
-    """Average the weights after each step: `ema` exponentially, `swa` equally. Evaluations and the final weights use
-    the averages."""
+    average: Literal["none", "ema", "swa", "nt-asgd"] = "none"
+    """Average the weights after each step: `ema` exponentially, `swa` equally, `nt-asgd` equally from the evaluation on
+    that is worse than those before the last `average_patience` (with `optimizer = "sgd"`, this is NT-ASGD). Evaluations
+    and the final weights use the averages."""
     average_decay: float = Field(0.999, ge=0, lt=1)
     """ema: how much of the average each step keeps; the rest is from the weights."""
     average_start: int = Field(1, ge=1)
     """ema, swa: first step whose weights are averaged."""
+    average_patience: int = Field(5, ge=1)
+    """nt-asgd: number of recent evaluations that an evaluation is not compared with: averaging begins after one that is
+    worse than the best before them."""
     patience: int | None = Field(None, ge=1)
     """Stop early after this many evaluations without a lower validation loss (or a better `metrics.monitor`); by
     default never."""
@@ -86,7 +90,7 @@ class TrainConfig(StrictModel):
     @property
     def uses_evaluations(self) -> bool:
         """Whether training depends on the results of evaluations."""
-        return self.patience is not None or self.schedule == "plateau"
+        return self.patience is not None or self.schedule == "plateau" or self.average == "nt-asgd"
 
     @property
     def lowest_lr_ratio(self) -> float:
@@ -102,6 +106,7 @@ class TrainConfig(StrictModel):
             ("plateau_factor", "schedule", ("plateau",)),
             ("average_decay", "average", ("ema",)),
             ("average_start", "average", ("ema", "swa")),
+            ("average_patience", "average", ("nt-asgd",)),
         ):
             value, other = getattr(self, name), getattr(self, needed_field)
             if value != type(self).model_fields[name].default and other not in needed_values:

@@ -4,15 +4,21 @@ from torch import nn
 
 from stretto.base.errors import ConfigError, PlanError
 from stretto.blocks.check_widths import check_widths
-from stretto.blocks.initialize import check_untied, initialize
+from stretto.blocks.initialize import draw_block, initialize
+from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.blocks.summary import block_cost
+from stretto.blocks.ties import restore_ties
 from stretto.blocks.torch_losses import as_loss
+from stretto.blocks.vocab_check import check_vocab_parallel
+from stretto.blocks.vocab_shard import VocabShard, shard_rows
 from stretto.config.layout import Layout
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.precision import Precision
 from stretto.engine.replica import ReplicaEngine
+from stretto.engine.tied_weights import TiedWeights, find_holders
+from stretto.engine.vocab_head import VocabHead
 from stretto.mesh.device import find_device
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
@@ -33,31 +39,64 @@ def make_engine(
 
     With `seed`, each module's weights come from a generator seeded with `seed` and the module's name; `model` can then
     be on the meta device, so no rank ever holds all of it. Without `seed`, all replicas start with replica 0's weights.
-    Tied weights are possible only without `seed` and with one stage. `loss` can be one of torch's: see `nn.as_loss`.
+    Weights that blocks of several stages share (tied weights) stay equal. `loss` can be one of torch's: `nn.as_loss`.
+    Weights of the loss are those of the last stage, named `loss.<name>`.
     """
-    loss = as_loss(loss)
-    check_widths(model)
-    layout = layout or Layout()
+    loss, layout = as_loss(loss), layout or Layout()
+    _check_model_and_layout(model, layout)
+    check_widths(model, loss)
+    given_model, model = model, attach_loss(model, loss)
+    head_loss = check_vocab_parallel(model, loss, layout.stages) if layout.splits_vocab else None
+    parts = stage_parts(model, layout)
+    holders = find_holders(model, parts)
+    world = world or World(rank=0, size=1, device=find_device("auto") if model.device.type == "meta" else model.device)
+    all_stages = tuple(range(layout.stages))
+    shared_by = [*holders.values(), *([] if head_loss is None else [all_stages])]
+    mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.adjacent), shared_by)
+    if not model.causal:
+        # A block that looks ahead needs the whole window at once, so there is one chunk.
+        layout = layout.model_copy(update={"chunks": 1})
+    # Without a seed, weights that were split before stay so.
+    given_model.is_split = model.is_split = layout.stages > 1 or (seed is None and given_model.is_split)
+    if head_loss is not None:
+        parts[-1] = slice(parts[-1].start, len(model) - 1)
+    stage, tied_names = model[parts[mesh.stage]], model.tied_names()
+    if seed is not None:
+        initialize(stage, seed, world.device, model=model)
+        restore_ties(model, tied_names, stage)
+    elif any(parameter.is_meta for parameter in stage.parameters()):
+        raise ConfigError("the model's weights are on the meta device; pass seed=... to make_engine to initialize them")
+    if head_loss is not None:
+        _add_vocab_shard(stage, model, mesh, seed)
+    stage.to(world.device)
+    tied_weights = TiedWeights(stage, mesh, holders)
+    if seed is None:
+        tied_weights.copy_from_first_stage()
+    engine = PipelineEngine(stage, loss, layout, mesh, precision=precision, model=model)
+    engine.tied_weights = tied_weights
+    if head_loss is not None:
+        engine.vocab_head = VocabHead(stage.vocab_shard, head_loss, mesh, mesh.stage_groups[all_stages], precision)
+    return ReplicaEngine(engine, mesh, has_equal_weights=seed is not None) if layout.replicas > 1 else engine
+
+
+def _check_model_and_layout(model: object, layout: Layout) -> None:
+    if not isinstance(model, Stack):
+        raise ConfigError(
+            f"model is of type {type(model).__name__}, not a stretto.nn.Stack; build one from blocks, or convert a "
+            "module of torch with stretto.exchange.from_torch"
+        )
     if layout.auto:
         raise ConfigError(
             "layout.auto has not been resolved; pass the layout from stretto.choose_layout, or use `stretto train`"
         )
-    if layout.stages > 1:
-        # Check the whole model: each stage would silently train its own copy of a weight that two of them share.
-        check_untied(model)
-    world = world or World(rank=0, size=1, device=find_device("auto") if model.device.type == "meta" else model.device)
-    mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.adjacent))
-    if not model.causal:
-        # A block that looks ahead needs the whole window at once, so there is one chunk.
-        layout = layout.model_copy(update={"chunks": 1})
-    stage = model[stage_parts(model, layout)[mesh.stage]]
-    if seed is not None:
-        initialize(stage, seed, world.device)
-    elif any(parameter.is_meta for parameter in stage.parameters()):
-        raise ConfigError("the model's weights are on the meta device; pass seed=... to make_engine to initialize them")
-    stage.to(world.device)
-    engine = PipelineEngine(stage, loss, layout, mesh, precision=precision, model=model)
-    return ReplicaEngine(engine, mesh, has_equal_weights=seed is not None) if layout.replicas > 1 else engine
+
+
+def _add_vocab_shard(stage: Stack, model: Stack, mesh: Mesh, seed: int | None) -> None:
+    """Give a stage its rows of the last block's table; the whole table exists only while it is drawn."""
+    block = model[-1] if seed is None else draw_block(model, len(model) - 1, seed)
+    assert block.num_table_rows is not None
+    rows = shard_rows(block.num_table_rows, mesh.stage, mesh.num_stages)
+    stage.add_shard(model.first + len(model) - 1, VocabShard(block, rows))
 
 
 def stage_parts(model: Stack, layout: Layout) -> list[slice]:
@@ -68,5 +107,15 @@ def stage_parts(model: Stack, layout: Layout) -> list[slice]:
                 f"layout.blocks={list(layout.blocks)} has {sum(layout.blocks)} blocks in total, but the model "
                 f"has {len(model)}; make the numbers sum to {len(model)}"
             )
+        if layout.splits_vocab and layout.blocks[-1] == 1:
+            raise PlanError(
+                f"layout.blocks={list(layout.blocks)} gives the last stage only the output layer, which all stages "
+                "share with layout.vocab_parallel=true; give the last stage one more block"
+            )
         return partition_from_counts(layout.blocks)
-    return partition([block_cost(block) for block in model], layout.stages)
+    costs = [block_cost(block) for block in model]
+    if not layout.splits_vocab:
+        return partition(costs, layout.stages)
+    # All stages share the last block's work; it is listed with the last stage.
+    parts = partition(costs[:-1], layout.stages)
+    return [*parts[:-1], slice(parts[-1].start, len(costs))]

@@ -44,10 +44,15 @@ class WindowCut:
         first, stop = shape.chunk_bounds[action.chunk]
         return tensor[first:stop, shape.start : shape.start + shape.rows_per_chunk[action.chunk]]
 
-    def sort_window(self, window: Window, device: torch.device) -> Window:
-        """Return the window with its rows sorted, and its inputs and targets on `device`, copied once."""
+    def sort_window(self, window: Window, device: torch.device, *, moves_targets: bool = True) -> Window:
+        """Return the window with its rows sorted, and its inputs and targets on `device`, copied once.
+
+        Without `moves_targets`, targets stay where they are.
+        """
         inputs = None if window.inputs is None else to_device(window.inputs, device)
-        targets = None if window.targets is None else to_device(window.targets, device)
+        targets = window.targets
+        if targets is not None and moves_targets:
+            targets = to_device(targets, device)
         window = replace(window, inputs=inputs, targets=targets)
         return window if self.order is None else window.select(self.order)
 

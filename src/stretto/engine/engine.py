@@ -11,7 +11,9 @@ from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.state import State, detach, where_rows
 from stretto.base.window import Rows, Window
+from stretto.blocks.check_widths import ModelInput
 from stretto.blocks.losses import LossSum
+from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.stack import Stack
 from stretto.engine.precision import Precision
 from stretto.engine.recorder import ActionRecorder
@@ -22,7 +24,10 @@ BeforeLastBackward = Callable[[], Sequence[Tensor]]
 
 
 OnOutputs = Callable[[Tensor, Tensor], None]
-"""Called with the outputs and targets of each chunk, both `[time, batch, ...]`, on the ranks that compute the loss."""
+"""Called with the outputs and targets of each chunk, both `[time, batch, ...]`, on the ranks that compute the loss.
+
+With a loss over whole rows, it is called for each micro-batch; not if targets have a length of their own.
+"""
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,7 @@ class Engine(Protocol):
 
     @property
     def stack(self) -> Stack:
-        """The blocks on this rank; their parameters are the ones to optimize."""
+        """The blocks on this rank, and on the last stage a loss that has weights; these are the ones to optimize."""
 
     @property
     def mesh(self) -> Mesh:
@@ -56,8 +61,20 @@ class Engine(Protocol):
         """The bidirectional block that the whole model ends with, if it has no summary: see `find_unsummarized`."""
 
     @property
+    def model_input(self) -> ModelInput:
+        """What the first block of the whole model takes."""
+
+    @property
+    def row_loss(self) -> RowLoss | None:
+        """The loss, if it is one over whole rows; the same on every rank."""
+
+    @property
     def num_micro_batches(self) -> int:
         """The number of micro-batches that a replica's rows are split into; a window needs at least as many rows."""
+
+    @property
+    def reads_targets(self) -> bool:
+        """Whether this rank needs a window's targets: it computes the loss, or a part of the logits."""
 
     @property
     def precision(self) -> Precision:
@@ -137,8 +154,11 @@ def reset_ended_rows(stack: Stack, rows: Rows, num_steps: int, state: State) -> 
 
 
 def squared_grad_norm(stack: Stack, device: torch.device) -> Tensor:
-    """Return the squared norm of the gradients of a stack on `device`, as a float64 scalar on it."""
-    gradients = [parameter.grad for parameter in stack.parameters() if parameter.grad is not None]
+    """Return the squared norm of the gradients of a stack on `device`, as a float64 scalar on it.
+
+    A weight that stages share counts on the first of them only.
+    """
+    gradients = [parameter.grad for parameter in stack.owned_parameters() if parameter.grad is not None]
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=device)  # a stage may have no weights
     return torch.nn.utils.get_total_norm(gradients).double().square()

@@ -1,25 +1,81 @@
-"""Gathers the tensors of all stages on every rank, by name."""
+"""Gathers the tensors of all stages on every rank, by name or as a model."""
+
+import copy
+from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor
 
+from stretto.base.errors import ConfigError
+from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.stack import Stack
+from stretto.blocks.ties import load_tensors
+from stretto.blocks.vocab_shard import shard_rows
+from stretto.engine.engine import Engine
 from stretto.mesh.mesh import Mesh
 
 
-def gather_model_tensors(model: Stack, parts: list[slice], local: dict[str, Tensor], mesh: Mesh) -> dict[str, Tensor]:
+def gather_model(engine: Engine, model: Stack) -> Stack:
+    """Return the complete model with the engine's weights, a copy in the CPU's memory, for any layout. Collective.
+
+    `model` is the one that the engine was made from. With several stages, its own blocks have trained weights only
+    where they belong to this rank's stage. All ranks must call this, and all of them get the complete model.
+    """
+    mesh = engine.mesh
+    if engine.row_loss is not None:
+        model = attach_loss(model, engine.row_loss)
+    counts = [0.0] * mesh.num_stages
+    counts[mesh.stage] = len(engine.stack) / mesh.num_replicas
+    num_blocks = [round(count) for count in mesh.world.all_reduce(counts)]
+    splits_vocab = engine.stack.has_shards
+    num_blocks[-1] += splits_vocab
+    if sum(num_blocks) != len(model):
+        raise ConfigError(
+            f"model has {len(model)} blocks, but the engine's model has {sum(num_blocks)}; pass the model that the "
+            "engine was made from"
+        )
+    parts = [slice(start, stop) for start, stop in pairwise(accumulate(num_blocks, initial=0))]
+    complete = copy.deepcopy(model)
+    load_tensors(
+        complete, gather_model_tensors(model, parts, engine.stack.state_dict(), mesh, splits_vocab=splits_vocab)
+    )
+    return complete.to("cpu")
+
+
+def gather_model_tensors(
+    model: Stack, parts: list[slice], local: dict[str, Tensor], mesh: Mesh, *, splits_vocab: bool = False
+) -> dict[str, Tensor]:
     """Return the tensors of the whole model by name, on every rank and on the CPU.
 
     `local` has the tensors of this rank; one that it lacks, such as a missing gradient, becomes zeros. `model`, which
-    may be on the meta device, gives all names and shapes, and `parts` the slice of blocks that each stage holds.
+    may be on the meta device, gives all names and shapes, and `parts` the slice of blocks that each stage holds. With
+    `splits_vocab`, the stages hold some rows each of the last block's tensors.
     """
     gathered: dict[str, Tensor] = {}
+    split_prefix = f"blocks.{model.first + len(model) - 1}." if splits_vocab else None
     for stage, part in enumerate(parts):
         source = mesh.topology.rank(0, stage)
         for name, reference in model[part].state_dict().items():
+            if split_prefix is not None and name.startswith(split_prefix):
+                gathered[name] = _gather_rows(reference, local.get(name), mesh)
+                continue
             tensor = local.get(name) if mesh.stage == stage else None
-            if tensor is None:
-                tensor = torch.zeros(reference.shape, dtype=reference.dtype, device=mesh.world.device)
-            # Clone, because the broadcast overwrites the tensor on all replicas but the first.
-            gathered[name] = mesh.world.broadcast(tensor.detach().clone(), source).cpu()
+            gathered[name] = _broadcast(reference, tensor, source, mesh)
     return gathered
+
+
+def _gather_rows(reference: Tensor, local: Tensor | None, mesh: Mesh) -> Tensor:
+    """Return a tensor whose rows the stages split."""
+    parts = []
+    for stage in range(mesh.num_stages):
+        rows = shard_rows(len(reference), stage, mesh.num_stages)
+        tensor = local if mesh.stage == stage else None
+        parts.append(_broadcast(reference[rows.start : rows.stop], tensor, mesh.topology.rank(0, stage), mesh))
+    return torch.cat(parts)
+
+
+def _broadcast(reference: Tensor, tensor: Tensor | None, source: int, mesh: Mesh) -> Tensor:
+    if tensor is None:
+        tensor = torch.zeros(reference.shape, dtype=reference.dtype, device=mesh.world.device)
+    # Clone, because the broadcast overwrites the tensor on all replicas but the first.
+    return mesh.world.broadcast(tensor.detach().clone(), source).cpu()

@@ -11,7 +11,10 @@ from stretto.base.errors import ConfigError
 from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights, rnn_modules
+from stretto.blocks.check_widths import ModelInput
+from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss, LossSum
+from stretto.blocks.row_loss import RowLoss, call_row_loss
 from stretto.blocks.row_summary import find_unsummarized
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import as_loss, mark_ignored
@@ -42,17 +45,21 @@ class LocalEngine:
     def __init__(self, stack: Stack, loss: Loss, *, micro_batches: int = 1, precision: Precision = "fp32") -> None:
         if micro_batches < 1:
             raise ConfigError(f"micro_batches={micro_batches} must be at least 1")
-        self._device = stack.device
-        if self._device.type == "meta":
+        stack = attach_loss(stack, loss)
+        if any(parameter.is_meta for parameter in stack.parameters()):
             raise ConfigError("the stack's weights are on the meta device; create them with stretto.nn.initialize")
-        self.stack = stack
+        self._device = stack.device
+        self.stack = stack.to(self._device)
         self.mesh = Mesh(World(rank=0, size=1, device=self._device), Topology(1, 1))
         self.is_causal = stack.causal
         self.unsummarized = find_unsummarized(stack)
+        self.model_input = ModelInput.of(stack)
         self.num_micro_batches = micro_batches
+        self.reads_targets = True
         self.recorder = ActionRecorder(self._device)
         self._loss = as_loss(loss)
-        self.precision = check_precision(precision)
+        self.row_loss = self._loss if isinstance(self._loss, RowLoss) else None
+        self.precision = check_precision(precision, stack)
         self._cast_weights = CastWeights(rnn_modules(stack), compute_dtype(precision))
 
     @flush_denormals()
@@ -102,13 +109,16 @@ class LocalEngine:
             carried_rows = None if carried is None else slice_rows(carried, rows)
             with self.recorder.action(0, Action(ActionKind.FORWARD, index, 0)):
                 loss, after = self._forward(window[rows], carried_rows, key, on_outputs)
-            if loss.total.requires_grad:
+            if torch.is_grad_enabled():
                 with self.recorder.action(0, Action(ActionKind.BACKWARD, index, 0)):
-                    roots: list[Tensor] = []
+                    # A micro-batch without targets may have a loss without a graph.
+                    roots = [loss.total] if loss.total.requires_grad else []
+                    gradients: list[Tensor | None] = [torch.full_like(root, loss_scale) for root in roots]
                     if index == self.num_micro_batches - 1:
-                        roots = [*before_last_backward(), *self._cast_weights.roots_of_last_backward()]
-                    gradients = [torch.full_like(loss.total, loss_scale), *[None] * len(roots)]
-                    torch.autograd.backward([loss.total, *roots], gradients)
+                        roots += [*before_last_backward(), *self._cast_weights.roots_of_last_backward()]
+                        gradients += [None] * (len(roots) - len(gradients))
+                    if roots:
+                        torch.autograd.backward(roots, gradients)
             losses.append(replace(loss, total=loss.total.detach()))
             states.append(detach(after))
         return step_result(losses, cat_rows(states), self._device)
@@ -121,8 +131,17 @@ class LocalEngine:
         inputs, targets = window_tensor(window, "inputs", self.stack.dtype), window_tensor(window, "targets")
         with autocast(self._device, self.precision):
             y, after = self.stack(to_device(inputs, self._device), state)
+        loss = self._compute_loss(y, targets, window.lengths, on_outputs)
+        return loss, reset_ended_rows(self.stack, rows, window.num_steps, after)
+
+    def _compute_loss(self, y: Tensor, targets: Tensor, lengths: Tensor, on_outputs: OnOutputs | None) -> LossSum:
+        if self.row_loss is not None:
+            loss = call_row_loss(self.row_loss, y, targets, lengths)
+            if on_outputs is not None and self.row_loss.targets_per_step:
+                on_outputs(self.row_loss.predictions(y, lengths), to_device(targets, self._device))
+            return loss
         targets = to_device(targets, self._device)
         loss = self._loss(y, targets)
         if on_outputs is not None:
             on_outputs(y, mark_ignored(self._loss, targets))
-        return loss, reset_ended_rows(self.stack, rows, window.num_steps, after)
+        return loss

@@ -34,8 +34,10 @@ from stretto.base.errors import ConfigError
 from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights
+from stretto.blocks.check_widths import ModelInput
 from stretto.blocks.fused import FusedStack
 from stretto.blocks.losses import Loss, LossSum
+from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.row_summary import find_unsummarized
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import as_loss, mark_ignored
@@ -54,6 +56,9 @@ from stretto.engine.engine import (
 )
 from stretto.engine.precision import Precision, autocast, check_precision, compute_dtype
 from stretto.engine.recorder import ActionRecorder
+from stretto.engine.row_loss_step import RowLossStep
+from stretto.engine.tied_weights import TiedWeights
+from stretto.engine.vocab_head import HeadStep, VocabHead
 from stretto.mesh.mesh import Mesh
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.schedule import forward_schedule, stage_schedule
@@ -75,7 +80,7 @@ class _LiveChunk:
 
     x: Tensor  # a new autograd leaf that collects dx; on the first stage, the window's inputs
     state: State  # new autograd leaves that collect d(state); in the first chunk, the initial or carried state
-    y: Tensor | None = None  # the output, or the summed loss on the last stage; None if it will be recomputed
+    y: Tensor | None = None  # the output, or the summed loss of a chunk; None if it will be recomputed
     after: State = ()  # the state after the chunk, with its graph
 
 
@@ -110,6 +115,7 @@ class PipelineEngine:
         model = stack if model is None else model
         self.is_causal = model.causal
         self.unsummarized = find_unsummarized(model)
+        self.model_input = ModelInput.of(model)
         self.mesh = mesh
         self.layout = layout
         self.num_micro_batches = layout.micro_batches
@@ -117,8 +123,11 @@ class PipelineEngine:
         self.recorder = ActionRecorder(self.device)
         self.num_started_windows = 0  # shown in this rank's status
         self._loss = as_loss(loss)
-        self.precision = check_precision(precision)
+        self.row_loss = self._loss if isinstance(self._loss, RowLoss) else None
+        self.precision = check_precision(precision, model)
         self.cast_weights = CastWeights(self._fused_stack.rnns, compute_dtype(precision))
+        self.tied_weights = TiedWeights(stack, mesh, {})
+        self.vocab_head: VocabHead | None = None  # if all stages share the last block's work
         self._boundaries: tuple[BoundarySpec | None, BoundarySpec | None] | None = None
 
     @flush_denormals()
@@ -136,9 +145,13 @@ class PipelineEngine:
         cut = self._cut(window)
         actions = stage_schedule(self.mesh.stage, self.mesh.num_stages, len(cut.micro_batches), cut.num_chunks)
         with self.cast_weights.for_step():
-            step = _PipelineStep(self, window, cut, carried, key, before_last_backward)
-            step.loss_scale = loss_scale
-            return step.run(actions)
+            step = _PipelineStep(self, window, cut, carried, key, before_last_backward, loss_scale)
+            if step.head is not None:
+                step.head.loss_scale = loss_scale
+            result = step.run(actions)
+        # The last backward has already summed the gradients over the replicas, if there are several.
+        self.tied_weights.sum_gradients()
+        return result
 
     @torch.no_grad()
     def eval_step(
@@ -149,12 +162,19 @@ class PipelineEngine:
         cut = self._cut(window)
         actions = forward_schedule(len(cut.micro_batches), cut.num_chunks)
         with self.cast_weights.for_step():
-            step = _PipelineStep(self, window, cut, carried, key, no_op)
+            step = _PipelineStep(self, window, cut, carried, key, no_op, loss_scale=1.0)
             step.on_outputs = on_outputs
+            if step.head is not None:
+                step.head.on_outputs = on_outputs
             return step.run(actions)
 
+    @property
+    def reads_targets(self) -> bool:
+        """Whether this stage needs a window's targets."""
+        return self.mesh.is_last_stage or self.vocab_head is not None
+
     def squared_grad_norm(self) -> Tensor:
-        """Return the squared norm of this stage's gradient."""
+        """Return the squared norm of the gradients of this stage, without weights that an earlier stage holds too."""
         return squared_grad_norm(self.stack, self.device)
 
     def _cut(self, window: Window) -> WindowCut:
@@ -197,12 +217,13 @@ class _PipelineStep:
         carried: State | None,
         key: int,
         before_last_backward: BeforeLastBackward,
+        loss_scale: float,
     ) -> None:
         self.engine = engine
         self.mesh = engine.mesh
         self.cut = cut
         self.before_last_backward = before_last_backward
-        self.loss_scale = 1.0
+        self.loss_scale = loss_scale
         self.on_outputs: OnOutputs | None = None
         self.loss_gradient: Tensor | None = None  # the gradient that each backward of the last stage starts with
         engine.num_started_windows += 1
@@ -210,10 +231,19 @@ class _PipelineStep:
         self.recompute = engine.layout.recompute
         self.live_chunks: dict[tuple[int, int], _LiveChunk] = {}  # by (micro-batch, chunk)
         self.losses: list[LossSum] = []
+        if engine.vocab_head is not None:
+            engine.vocab_head.check_targets(window)
         # All copies to the device are made here, once, before any message is awaited.
-        self.window = cut.sort_window(window, engine.device)
+        self.window = cut.sort_window(window, engine.device, moves_targets=engine.row_loss is None)
         self.inputs = window_tensor(self.window, "inputs", engine.stack.dtype) if self.mesh.is_first_stage else None
-        self.targets = window_tensor(self.window, "targets") if self.mesh.is_last_stage else None
+        targets = window_tensor(self.window, "targets") if engine.reads_targets else None
+        self.head: HeadStep | None = None
+        if engine.vocab_head is not None and targets is not None:
+            self.head = HeadStep(engine.vocab_head, cut, targets)
+        self.targets = targets if self.head is None else None
+        self.row_loss_step: RowLossStep | None = None  # on the last stage, if the loss is over whole rows
+        if engine.row_loss is not None and self.targets is not None:
+            self.row_loss_step = RowLossStep(engine.row_loss, cut, self.targets, self.window.lengths, loss_scale)
         self.rows = self.window.rows(key, engine.device, engine.stack.dtype)
         carried = None if carried is None else cut.sort_state(carried)
         # `begin` is called per micro-batch: a learned initial state then has one graph per micro-batch, which the
@@ -226,6 +256,8 @@ class _PipelineStep:
 
     def run(self, actions: list[Action]) -> StepResult:
         """Run the actions in order; return this stage's result of the step."""
+        if self.head is not None:
+            actions = self.head.schedule()
         # A micro-batch that ends early has fewer chunks than the schedule; every stage skips the same actions.
         actions = [action for action in actions if self.cut.dims(action) != (0, 0)]
         self._post_receives(actions)
@@ -234,11 +266,17 @@ class _PipelineStep:
             self.mesh.world.set_status(_ActionStatus(action, self.engine.num_started_windows))
             if action.kind is ActionKind.FORWARD:
                 self._forward(action)
-            else:
+            elif action.kind is ActionKind.BACKWARD:
                 self._backward(action, is_last=action is last_backward)
+            elif self.head is not None:
+                self.head.receive(action)
+                with self.engine.recorder.action(self.mesh.stage, action):
+                    self.losses += self.head.run(action)
         if self.mesh.forward_channel is not None and self.mesh.backward_channel is not None:
             self.mesh.forward_channel.flush()
             self.mesh.backward_channel.flush()
+        if self.head is not None:
+            self.head.finish()
         self.mesh.world.set_status(f"after window {self.engine.num_started_windows}")
         # Rows are sorted longest first, so those that ended last come right after the remaining ones.
         state = cat_rows([cat_rows([progress.state, *reversed(progress.ended_states)]) for progress in self.progress])
@@ -275,6 +313,12 @@ class _PipelineStep:
             if isinstance(y, LossSum):
                 self.losses.append(replace(y, total=y.total.detach()))
                 y = y.total
+            elif self.row_loss_step is not None:
+                self.row_loss_step.add(action, y)
+                loss = self.row_loss_step.loss(action, self.on_outputs, has_backward=self.has_backward)
+                self.losses += [] if loss is None else [loss]
+            elif self.head is not None and self.mesh.is_last_stage:
+                self.head.keep_output(action, y)
             elif self.mesh.forward_channel is not None:
                 self.mesh.forward_channel.send(y.detach())
             if self.has_backward:
@@ -289,16 +333,20 @@ class _PipelineStep:
         if not self.mesh.is_last_stage:
             assert self.mesh.backward_channel is not None
             y_gradient = self.mesh.backward_channel.receive(f"the gradient of {action}")
+        elif self.head is not None:
+            y_gradient = self.head.take_gradient(action)
         with self.engine.recorder.action(self.mesh.stage, action):
             if live.y is None:
                 # layout.recompute: the forward ran without a graph, so it runs again with one.
                 y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
                 live.y = y.total if isinstance(y, LossSum) else y
-            if self.mesh.is_last_stage:
+            if self.row_loss_step is not None:
+                y_gradient = self.row_loss_step.gradient(action)
+            elif y_gradient is None:
                 if self.loss_gradient is None:
                     self.loss_gradient = torch.full_like(live.y, self.loss_scale)
                 y_gradient = self.loss_gradient
-            roots, gradients = self._roots(live, y_gradient, progress.after_gradients)
+            roots, gradients = self._roots(live, y_gradient.to(live.y.dtype), progress.after_gradients)
             if is_last:
                 roots += [*self.before_last_backward(), *self.engine.cast_weights.roots_of_last_backward()]
                 gradients += [None] * (len(roots) - len(gradients))
@@ -333,7 +381,8 @@ class _PipelineStep:
         return self.mesh.forward_channel.receive(f"the activations of {action}")
 
     def _targets(self, action: Action) -> Tensor | None:
-        return None if self.targets is None else self.cut.part(self.targets, action)
+        """Return the targets of a chunk; None if its outputs are sent to the next stage, or kept for whole rows."""
+        return None if self.targets is None or self.row_loss_step is not None else self.cut.part(self.targets, action)
 
     def _drop_ended(self, progress: _MicroBatchProgress, action: Action) -> State:
         """Set aside the states of rows that ended before this chunk; return the state of the others."""

@@ -34,7 +34,10 @@ class ReplicaEngine:
         self.stack = engine.stack
         self.is_causal = engine.is_causal
         self.unsummarized = engine.unsummarized
+        self.model_input = engine.model_input
+        self.row_loss = engine.row_loss
         self.num_micro_batches = engine.num_micro_batches
+        self.reads_targets = engine.reads_targets
         self.precision = engine.precision
         self.recorder = engine.recorder
         assert mesh.replica_group is not None

@@ -11,15 +11,18 @@ import torch
 from torch import Tensor, nn
 
 from stretto.base.window import Rows
+from stretto.blocks.activation_penalty import ActivationPenalty
 from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
+from stretto.blocks.embed_categories import EmbedCategories
 from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.pooling import FinalStates, MaxPool, MeanPool
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
 from stretto.blocks.standardize import Standardize
+from stretto.blocks.weight_drop import WeightDropLSTM, WordDropEmbedding
 from stretto.exchange.onnx_custom import add_custom_block
 from stretto.exchange.onnx_graph import Graph
 from stretto.exchange.onnx_pooling import add_final_states, add_max_pool, add_mean_pool
@@ -37,7 +40,14 @@ def enumerate_blocks(stack: Stack, label: str) -> Iterator[tuple[str, Block]]:
 
 def has_forward_of(module: object, *kinds: type[Module]) -> TypeGuard[Module]:
     """Return whether a module is one of these classes, or a subclass that inherits `forward`: it computes the same."""
-    return any(isinstance(module, kind) and type(module).forward is kind.forward for kind in kinds)
+    return any(isinstance(module, kind) and _evaluated_forward(module) is kind.forward for kind in kinds)
+
+
+def _evaluated_forward(module: nn.Module) -> object:
+    """Return the `forward` that computes what a module computes in evaluations."""
+    if type(module) is WeightDropLSTM:
+        return LSTM.forward
+    return Pointwise.forward if type(module) is WordDropEmbedding else type(module).forward
 
 
 def state_names(block: Block, label: str = "") -> list[str | None]:
@@ -47,7 +57,7 @@ def state_names(block: Block, label: str = "") -> list[str | None]:
     if has_forward_of(block, Residual):
         return state_names(block.block, label)
     num_tensors = len(block.initial_state(Rows.of(1)))
-    if has_forward_of(block, Dropout, LockedDropout):
+    if has_forward_of(block, Dropout, LockedDropout, ActivationPenalty) or isinstance(block, WordDropEmbedding):
         return [None] * num_tensors
     names_by_class: dict[type[Block], list[str]] = {
         LSTM: ["h", "c"],
@@ -58,7 +68,8 @@ def state_names(block: Block, label: str = "") -> list[str | None]:
         FinalStates: ["first", "has_started"],
     }
     matches = [names for kind, names in names_by_class.items() if has_forward_of(block, kind)]
-    return [f"state.{label}.{name}" for name in (matches[0] if matches else range(num_tensors))]
+    names = [f"state.{label}.{name}" for name in (matches[0] if matches else range(num_tensors))]
+    return [*names, *[None] * (num_tensors - len(names))]  # dropped weights need a key in training
 
 
 def add_block(graph: Graph, block: Block, x: str, example: Tensor, label: str = "") -> tuple[str, Tensor]:
@@ -85,7 +96,7 @@ def _add_leaf_block(
 ) -> tuple[str, list[str]]:
     """Add a block other than a plain Stack or Residual; return the names of its output and its next state tensors."""
     x, *state = inputs
-    if has_forward_of(block, Dropout, LockedDropout):
+    if has_forward_of(block, Dropout, LockedDropout, ActivationPenalty):
         return x, []
     if has_forward_of(block, LSTM) or has_forward_of(block, GRU):
         return _add_rnn(graph, block.cell, label, x, state)
@@ -99,6 +110,8 @@ def _add_leaf_block(
         return add_final_states(graph, x, *state)
     if has_forward_of(block, Standardize):
         return _add_standardize(graph, block, f"blocks.{label}", x), []
+    if has_forward_of(block, EmbedCategories):
+        return _add_embed_categories(graph, block, f"blocks.{label}", x), []
     if has_forward_of(block, Pointwise):
         y = _add_module(graph, block.module, f"blocks.{label}.module", x)
         if y is not None:
@@ -134,6 +147,28 @@ def _add_standardize(graph: Graph, block: Standardize, name: str, x: str) -> str
     if not block.masks:
         return scaled
     return graph.add_node("Concat", scaled, graph.add_node("Where", is_missing, zero, one), axis=-1)
+
+
+def _add_embed_categories(graph: Graph, block: EmbedCategories, name: str, x: str) -> str:
+    """Add a lookup per category; what is not a code, such as NaN, is code 0."""
+    zero, one = (graph.add_initializer(f"{name}.{value}", torch.tensor(float(value))) for value in (0, 1))
+    parts = [graph.add_node("Gather", x, graph.add_int64_constant(*block.numbers), axis=-1)] if block.numbers else []
+    for index, (category, table) in enumerate(zip(block.categories, block.tables, strict=True)):
+        last = graph.add_initializer(f"{name}.{index}.last", torch.tensor(float(category.num_names)))
+        weight = graph.add_initializer(f"{name}.tables.{index}.weight", table.state_dict()["weight"])
+        values = graph.add_node(
+            "Round", graph.add_node("Gather", x, graph.add_int64_constant(*category.inputs), axis=-1)
+        )
+        is_code = graph.add_node(
+            "And", graph.add_node("GreaterOrEqual", values, one), graph.add_node("LessOrEqual", values, last)
+        )
+        codes = graph.add_node("Cast", graph.add_node("Where", is_code, values, zero), to=graph.int64)
+        width = len(category.inputs) * table.state_dict()["weight"].shape[1]
+        # [time, rows, inputs, features] -> [time, rows, inputs * features]
+        parts.append(
+            graph.add_node("Reshape", graph.add_node("Gather", weight, codes), graph.add_int64_constant(0, 0, width))
+        )
+    return graph.add_node("Concat", *parts, axis=-1)
 
 
 def _add_bias(graph: Graph, module: nn.Module, name: str) -> str | None:

@@ -70,6 +70,7 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
     """
     exportable = None if isinstance(model, Stack) else model
     original = model if isinstance(model, Stack) else _stack_to_export(model)
+    original.check_complete()
     if any(parameter.is_meta for parameter in original.parameters()):
         raise ConfigError("the stack's weights are on the meta device; create them with stretto.nn.initialize")
     stack = copy.deepcopy(original).cpu().float().eval()

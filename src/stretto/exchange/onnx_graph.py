@@ -34,6 +34,11 @@ class Graph:
         """ONNX's code for the type int32."""
         return int(self._onnx.TensorProto.INT32)
 
+    @property
+    def int64(self) -> int:
+        """ONNX's code for the type int64."""
+        return int(self._onnx.TensorProto.INT64)
+
     def add_initializer(self, name: str, value: Tensor | NDArray[Any]) -> str:
         """Add a constant array, such as a weight; return its name."""
         array = value.detach().numpy() if isinstance(value, Tensor) else value

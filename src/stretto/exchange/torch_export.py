@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError
+from stretto.blocks.activation_penalty import ActivationPenalty
 from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
@@ -59,6 +60,7 @@ def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]
 
 def torch_weights(stack: Stack) -> tuple[dict[str, Tensor], dict[str, dict[str, object]]]:
     """Return a stack's weights under the names of torch modules, and the modules that `export_torch` returns."""
+    stack.check_complete()
     if not has_forward_of(stack, Stack):
         raise ConfigError(
             f"the stack's class {type(stack).__name__} has its own forward, so torch modules can't replace it; use "
@@ -81,7 +83,7 @@ def _block_layers(block: Block, label: str) -> list[TorchLayer]:
     """Return the torch modules for a block; raise ConfigError if torch has none, or the block overrides `forward`."""
     if has_forward_of(block, Stack):
         return [layer for name, inner in enumerate_blocks(block, label) for layer in _block_layers(inner, name)]
-    if has_forward_of(block, Dropout, LockedDropout):
+    if has_forward_of(block, Dropout, LockedDropout, ActivationPenalty):
         return []  # no weights, and not needed for inference
     if has_forward_of(block, Residual):
         layers = [] if isinstance(block.block, Stack) else _block_layers(block.block, label)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from stretto.base.bounded_read import check_expanded_size, parse_json
 from stretto.base.errors import ConfigError, DataError
 from stretto.blocks.dropout import Dropout
+from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.stack import Stack
 from stretto.exchange.imported_layer import ImportedLayer, LayerKind, Weights, import_layer, residual, stack_layers
 from stretto.exchange.torch_export import LAYERS_METADATA_KEY, POOLING_KINDS
@@ -58,15 +59,23 @@ def _named_layers(module: nn.Module) -> dict[str, nn.Module]:
     )
 
 
-def _from_modules(modules: Mapping[str, nn.Module]) -> list[ImportedLayer]:
+def _from_modules(
+    modules: Mapping[str, nn.Module], imported: dict[Tensor, Tensor | nn.Module] | None = None
+) -> list[ImportedLayer]:
+    """Import modules in order; `imported` has the new weights of embeddings and linear layers before them."""
+    imported = {} if imported is None else imported
     layers: list[ImportedLayer] = []
     for name, module in modules.items():
         if isinstance(module, nn.Sequential | nn.ModuleList | nn.ModuleDict):
-            layers += _from_modules({f"{name}.{child}": inner for child, inner in module.named_children()})
+            layers += _from_modules({f"{name}.{child}": inner for child, inner in module.named_children()}, imported)
         elif type(module) is nn.Dropout:
             layers.append(ImportedLayer(name, [Dropout(module.p)]))
         elif type(module) is not nn.Identity:
             layers.append(_from_module(name, module))
+            block = layers[-1].blocks[0]
+            if isinstance(module, nn.Embedding | nn.Linear) and isinstance(block, Pointwise):
+                # Layers that share their weight still do.
+                block.module.weight = imported.setdefault(module.weight, block.module.weight)
     return layers
 
 

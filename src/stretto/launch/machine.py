@@ -22,7 +22,7 @@ from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout
 
 _MIN_PYTHON = (3, 11)
 _MIN_TORCH = (2, 10)
-_EXTRAS = ("pyarrow", "datasets", "s3fs", "tensorboard", "wandb", "mlflow", "prometheus_client",
+_EXTRAS = ("pyarrow", "datasets", "tokenizers", "s3fs", "tensorboard", "wandb", "mlflow", "prometheus_client",
            "onnx", "onnxruntime", "onnxscript", "h5py", "cloudpickle", "shtab", "torchmetrics", "optuna",
            "aiohttp")  # fmt: skip
 _GIB = 1 << 30

@@ -17,6 +17,7 @@ from stretto.base.window import Rows
 from stretto.blocks.cast_weights import CastWeights
 from stretto.blocks.fused import FusedStack, find_fused, fused_runs
 from stretto.blocks.initialize import initialize
+from stretto.blocks.row_loss import RowLoss, call_row_loss
 from stretto.blocks.stack import Stack
 from stretto.engine.engine import window_tensor
 from stretto.engine.precision import compute_dtype
@@ -61,7 +62,7 @@ def measure_kinds(profile_input: ProfileInput, memory_limit: float) -> Iterator[
     names = name_kinds(model)
     for index, name in enumerate(names):
         if name not in outputs:
-            stack = initialize(copy.deepcopy(model[index : index + 1]), profile_input.seed, profile_input.device)
+            stack = _initialized_part(profile_input, slice(index, index + 1))
             # The model's first block needs no gradient w.r.t. its input, but later blocks of its kind, if any, do.
             needs_input_gradient = index > 0 or names.count(name) > 1
             block = _MeasuredBlock(profile_input, stack.train(), inputs, needs_input_gradient)
@@ -93,9 +94,15 @@ def measure_fused_kinds(
     return fused
 
 
+def _initialized_part(profile_input: ProfileInput, part: slice) -> Stack:
+    """Return a copy of some blocks of the model on the device, with initial weights."""
+    model = profile_input.model
+    return initialize(copy.deepcopy(model[part]), profile_input.seed, profile_input.device, model=model)
+
+
 def _measure_run(profile_input: ProfileInput, run: slice, memory_limit: float) -> tuple[CostPoint, ...]:
     """Measure a fused run of blocks as a whole."""
-    stack = initialize(copy.deepcopy(profile_input.model[run]), profile_input.seed, profile_input.device).train()
+    stack = _initialized_part(profile_input, run).train()
     cell = next(module for module in stack.modules() if isinstance(module, nn.RNNBase))
     example = torch.zeros(1, 1, cell.input_size, dtype=stack.dtype, device=profile_input.device)
     block = _MeasuredBlock(profile_input, stack, example, needs_input_gradient=True)
@@ -195,18 +202,23 @@ class _MeasuredBlock:
 
 
 def _measure_loss(profile_input: ProfileInput, output: Tensor, memory_limit: float) -> KindCosts:
-    targets = window_tensor(profile_input.window, "targets")
+    loss = profile_input.make_loss()
 
     def trial(rows: int, steps: int) -> Trial:
         y = _random_input(output, rows, steps).requires_grad_()
-        device, chunk_targets = y.device, targets[:steps, :rows].to(y.device)
+        device, targets = y.device, profile_input.crop_targets(rows, steps)
+        # A loss over whole rows is measured on rows of as many time steps: its cost is about the same for each of them.
+        lengths = profile_input.window.lengths[:rows].clamp(max=steps)
+        targets = targets if isinstance(loss, RowLoss) else targets.to(device)
 
         def run() -> tuple[float, float]:
             y.grad = None
             started = synchronized_time(device)
-            total = profile_input.loss(y, chunk_targets).total
+            result = call_row_loss(loss, y, targets, lengths) if isinstance(loss, RowLoss) else loss(y, targets)
+            total = result.total
             forward_stopped = synchronized_time(device)
-            total.backward()  # type: ignore[no-untyped-call]
+            if total.requires_grad:  # not if no row has a target
+                total.backward()  # type: ignore[no-untyped-call]
             return forward_stopped - started, synchronized_time(device) - forward_stopped
 
         return run
@@ -271,13 +283,19 @@ def _fractions(whole: int, divisors: tuple[int, ...]) -> list[int]:
 
 
 def _is_too_large(rows: int, steps: int, points: dict[tuple[int, int], CostPoint], memory_limit: float) -> bool:
-    """Return whether a point would take too long or too much memory, extrapolated from the largest one measured."""
-    largest = max(points.values(), key=lambda point: point.rows * point.steps, default=None)
-    if largest is None:
+    """Return whether a point would take too long or too much memory, extrapolated from those measured."""
+    if not points:
         return False
-    ratio = rows * steps / (largest.rows * largest.steps)
+
+    def ratio(point: CostPoint) -> float:
+        return rows * steps / (point.rows * point.steps)
+
+    largest = max(points.values(), key=lambda point: point.rows * point.steps)
+    # Each point gives an upper bound, as a larger chunk costs less per time step. The lowest bound counts: the machine
+    # may have been slow for a moment while the others were measured.
+    seconds = min((point.forward + point.backward) * ratio(point) for point in points.values())
     # The factor of 4 leaves room for inputs and outputs, and for the gradients of all of these.
-    return 4 * largest.saved * ratio > memory_limit or (largest.forward + largest.backward) * ratio > _MAX_RUN_SECONDS
+    return 4 * largest.saved * ratio(largest) > memory_limit or seconds > _MAX_RUN_SECONDS
 
 
 def _measure_point(

@@ -15,6 +15,7 @@ from stretto.base.tf32 import use_tf32
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
 from stretto.blocks.losses import Loss, LossSum
+from stretto.blocks.row_loss import RowLoss, call_row_loss
 from stretto.blocks.torch_losses import as_loss
 
 
@@ -222,9 +223,18 @@ def _difference(expected: Tensor, actual: Tensor | None, scale: float) -> float:
 
 
 @use_tf32(False)
-def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-4) -> None:
-    """Raise a `LawError` unless the losses of two parts of a batch, split in time or rows, sum to that of the whole."""
+def check_loss(
+    loss: Loss, y: Tensor, targets: Tensor, *, lengths: Tensor | None = None, tolerance: float = 1e-4
+) -> None:
+    """Raise a `LawError` unless the losses of two parts of a batch, split in time or rows, sum to that of the whole.
+
+    A loss over whole rows is split in rows only; `lengths` is the number of time steps of each row, by default all.
+    Nothing after a row's last time step may change it.
+    """
     loss = as_loss(loss)
+    if isinstance(loss, RowLoss):
+        _check_row_loss(loss, y, targets, lengths, tolerance)
+        return
     whole = loss(y, targets)
     if not math.isfinite(whole.total):
         raise LawError(
@@ -236,17 +246,43 @@ def check_loss(loss: Loss, y: Tensor, targets: Tensor, *, tolerance: float = 1e-
             continue
         # Parts of different sizes, because errors of two equal parts could cancel out.
         split = zip(y.tensor_split([cut], dim), targets.tensor_split([cut], dim), strict=True)
-        parts = [loss(*pair) for pair in split]
-        total, count = sum(float(part.total) for part in parts), sum(int(part.count) for part in parts)
-        weight = sum(float(_weight(part)) for part in parts)
-        scale = max(abs(float(part.total)) for part in (whole, *parts))
-        # `not ... <=` instead of `>`, so that NaN fails the check.
-        is_sum = count == int(whole.count) and math.isclose(weight, float(_weight(whole)), rel_tol=tolerance)
-        if not is_sum or not abs(total - float(whole.total)) <= tolerance * scale:
-            raise LawError(
-                f"the loss is not a sum over {axis}: two parts give {total:.6g} over {count} targets, the whole "
-                f"{float(whole.total):.6g} over {int(whole.count)}; return a sum and a count, never a mean"
-            )
+        _check_sum(axis, whole, [loss(*pair) for pair in split], tolerance)
+
+
+def _check_row_loss(loss: RowLoss, y: Tensor, targets: Tensor, lengths: Tensor | None, tolerance: float) -> None:
+    if lengths is None:
+        lengths = torch.full((y.shape[1],), len(y))
+    whole = call_row_loss(loss, y, targets, lengths)
+    if not math.isfinite(whole.total):
+        raise LawError(f"the loss is {float(whole.total)}, so its parts can't be compared; check its outputs")
+    cut = max(1, y.shape[1] // 3)
+    if cut < y.shape[1]:
+        parts = [slice(cut), slice(cut, None)]
+        losses = [call_row_loss(loss, y[:, rows], targets[:, rows], lengths[rows]) for rows in parts]
+        _check_sum("rows", whole, losses, tolerance)
+    is_padding = torch.arange(len(y)).unsqueeze(1) >= lengths
+    changed = y.clone()
+    changed[is_padding.to(y.device)] = 1.0 - y[is_padding.to(y.device)]
+    padded = call_row_loss(loss, changed, targets, lengths)
+    if not abs(float(padded.total) - float(whole.total)) <= tolerance * abs(float(whole.total)):
+        raise LawError(
+            f"the loss changes from {float(whole.total):.6g} to {float(padded.total):.6g} with outputs after the last "
+            "time step of rows; use the first `lengths` outputs of each row only"
+        )
+
+
+def _check_sum(axis: str, whole: LossSum, parts: Sequence[LossSum], tolerance: float) -> None:
+    """Raise unless the losses of parts sum to that of the whole."""
+    total, count = sum(float(part.total) for part in parts), sum(int(part.count) for part in parts)
+    weight = sum(float(_weight(part)) for part in parts)
+    scale = max(abs(float(part.total)) for part in (whole, *parts))
+    # `not ... <=` instead of `>`, so that NaN fails the check.
+    is_sum = count == int(whole.count) and math.isclose(weight, float(_weight(whole)), rel_tol=tolerance)
+    if not is_sum or not abs(total - float(whole.total)) <= tolerance * scale:
+        raise LawError(
+            f"the loss is not a sum over {axis}: two parts give {total:.6g} over {count} targets, the whole "
+            f"{float(whole.total):.6g} over {int(whole.count)}; return a sum and a count, never a mean"
+        )
 
 
 def _weight(loss_sum: LossSum) -> Tensor:

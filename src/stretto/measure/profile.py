@@ -15,6 +15,7 @@ from stretto.base.position import Position
 from stretto.base.units import pluralize
 from stretto.blocks.fused import find_fused
 from stretto.blocks.losses import Loss
+from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.engine.precision import Precision
@@ -22,6 +23,7 @@ from stretto.measure.block_kinds import measure_fused_kinds, measure_kinds, name
 from stretto.measure.link_costs import measure_all_reduce, measure_bare_all_reduce, measure_links
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.rank_speeds import guess_rank_speeds, measure_rank_speeds
+from stretto.measure.tied_blocks import find_tied_blocks
 from stretto.measure.timing import fastest_time
 from stretto.mesh.device import find_device
 from stretto.mesh.world import World
@@ -118,7 +120,9 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
         kinds=kinds,
         blocks=tuple(name_kinds(profile_input.model)),
         fused_blocks=find_fused(list(profile_input.model)),
+        tied=find_tied_blocks(profile_input.model),
         loss=loss,
+        row_loss=isinstance(profile_input.loss, RowLoss),
         shares_memory=profile_input.is_cpu,
         overlap=0.0 if profile_input.is_cpu else GPU_OVERLAP,
         optimizer_state_ratio=_optimizer_state_ratio(profile_input),

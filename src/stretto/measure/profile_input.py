@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from stretto.base.fingerprint import fingerprint as fingerprint_of
 from stretto.base.optimizer import OptimizerFactory
@@ -17,7 +17,9 @@ from stretto.base.position import Position
 from stretto.base.tf32 import fp32_precisions
 from stretto.base.window import Window
 from stretto.blocks.initialize import initialize
+from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss
+from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import as_loss
 from stretto.config.layout import Layout
@@ -70,6 +72,7 @@ class ProfileInput:
             "devices": os.cpu_count() if self.is_cpu else torch.accelerator.device_count(),
             "torch": torch.__version__,
             "blocks": [f"{block}{[tuple(weight.shape) for weight in block.parameters()]}" for block in self.model],
+            "tied": self.model.tied_names(),
             "loss": re.sub(r" at 0x\w+", "", repr(self.loss)),  # without memory addresses
             "batch": [window.num_rows, window.num_steps],
             "precision": self.precision,
@@ -128,14 +131,29 @@ class ProfileInput:
             num_steps=steps,
             lengths=part.lengths.clamp(max=steps),
             inputs=window_tensor(part, "inputs")[:steps],
-            targets=window_tensor(part, "targets")[:steps],
+            targets=self.crop_targets(rows, steps),
         )
+
+    def crop_targets(self, rows: int, steps: int) -> Tensor:
+        """Return the targets of the first `rows` rows and `steps` time steps."""
+        targets = window_tensor(self.window, "targets")[:, :rows]
+        if not isinstance(self.loss, RowLoss) or self.loss.targets_per_step:
+            return targets[:steps]
+        # At most half as many as there are time steps: CTC has room for these, with a blank between equal ones.
+        return targets if steps == self.window.num_steps else targets[: steps // 2]
 
     def make_engine(self, chunks: int) -> PipelineEngine:
         """Return an engine that runs the whole model on this rank, in `chunks` chunks."""
-        stack = initialize(copy.deepcopy(self.model), self.seed, self.device)
+        stack, loss = copy.deepcopy((self.model, self.loss))
+        stack = initialize(attach_loss(stack, loss), self.seed, self.device)
         single_rank = Mesh(World(rank=0, size=1, device=self.device), Topology(1, 1))
-        return PipelineEngine(stack, self.loss, Layout(chunks=chunks), single_rank, precision=self.precision)
+        return PipelineEngine(stack, loss, Layout(chunks=chunks), single_rank, precision=self.precision)
+
+    def make_loss(self) -> Loss:
+        """Return a copy of the loss; if it has weights, they are drawn."""
+        last_block, loss = copy.deepcopy((self.model[-1:], self.loss))
+        initialize(attach_loss(last_block, loss), self.seed, self.device, model=self.model)
+        return loss
 
     def _describe_optimizer(self) -> list[object]:
         """Return the optimizer's class and which settings are nonzero; their exact values don't change its cost."""

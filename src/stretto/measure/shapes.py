@@ -6,6 +6,7 @@ from torch import nn
 from stretto.base.position import Position
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
+from stretto.blocks.embed_categories import EmbedCategories
 from stretto.blocks.pointwise import Embedding
 from stretto.blocks.stack import Stack
 from stretto.engine.engine import window_tensor
@@ -34,7 +35,7 @@ def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, state_size: int) -> B
     class_name, outputs = type(block).__name__.lower(), y[0, 0].numel()
     sizes = {name: weight.numel() for name, weight in block.named_parameters()}
     num_weights = sum(sizes.values())
-    if isinstance(block, Embedding):
+    if isinstance(block, Embedding | EmbedCategories):
         return BlockShape(class_name, weights=0, embedding_weights=num_weights, outputs=outputs)
     recurrent = sum(size for name, size in sizes.items() if "_hh" in name or "_hr" in name)  # nn.LSTM's names
     if state_size and not recurrent:

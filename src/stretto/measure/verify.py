@@ -13,7 +13,9 @@ from stretto.base.state import State
 from stretto.base.tf32 import use_tf32
 from stretto.base.window import IGNORE_INDEX, Rows
 from stretto.blocks.initialize import initialize
+from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss
+from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.engine.build import make_engine, stage_parts
@@ -98,11 +100,17 @@ def verify(
     if num_steps < 1:
         raise ConfigError(f"num_steps={num_steps} compares nothing; use at least 1")
     world = world or World(rank=0, size=1, device=torch.device("cpu"))
-    engine = make_engine(copy.deepcopy(model), loss, layout, world, seed=seed, precision=precision)
+    # Together, because a loss that has weights may be part of the model already; a copy leaves the user's as they are.
+    model, loss = copy.deepcopy((model, loss))
+    model = attach_loss(model, loss)
+    engine = make_engine(*copy.deepcopy((model, loss)), layout, world, seed=seed, precision=precision)
     parallel = _ParallelRun(engine, model, windows, layout)
     # Rank 0 also runs the whole model by itself, and compares.
-    single = _SingleRun(_initialized_copy(model, seed, world), loss, windows, precision) if world.is_rank_zero else None
-    differences = torch.zeros(len(model) + 1, 2)  # [loss, 0], then [gradients, state] of each block
+    single = None
+    if world.is_rank_zero:
+        single = _SingleRun(*_initialized_copy(model, loss, seed, world), windows, precision)
+    # [loss, gradients of its weights], then [gradients, state] of each block
+    differences = torch.zeros(len(model) + 1, 2)
     position = Position()
     for step in range(num_steps):
         key = derive_key(seed, "step", step)
@@ -111,7 +119,7 @@ def verify(
             expected = single.step(position, key)
             differences = torch.maximum(differences, torch.tensor(actual.differences(expected)))
         position = windows.next_position(position)
-    violations = [] if single is None else _find_violations(_initialized_copy(model, seed, world), loss, windows)
+    violations = [] if single is None else _find_violations(*_initialized_copy(model, loss, seed, world), windows)
     # The other ranks have differences of zero, so the sums are rank 0's differences.
     sums = world.all_reduce(differences.flatten().tolist())
     sentences = world.broadcast_text("\n".join(violations))
@@ -120,7 +128,7 @@ def verify(
         for index, block in enumerate(model)
     ]
     tolerance = REDUCED_TOLERANCES.get(precision) or TOLERANCES.get(model.dtype, 1e-4)
-    return Verification(layout, num_steps, sums[0], tuple(blocks), tolerance, tuple(sentences.splitlines()))
+    return Verification(layout, num_steps, max(sums[:2]), tuple(blocks), tolerance, tuple(sentences.splitlines()))
 
 
 @dataclass(frozen=True)
@@ -132,15 +140,18 @@ class _StepTensors:
     states: dict[int, State]  # by block index
 
     def differences(self, expected: "_StepTensors") -> list[list[float]]:
-        """Return [difference in the loss, 0], then [difference in gradients, in state] for each block."""
+        """Return differences: [loss, gradients of its weights], then [gradients, state] of each block."""
         loss = abs(self.mean_loss - expected.mean_loss) / max(abs(expected.mean_loss), 1e-12)
-        pairs = [[loss, 0.0]]
+        pairs = [[loss, self._gradient_difference(expected, "loss.")]]
         for index, state in expected.states.items():
-            names = [name for name in expected.gradients if name.startswith(f"blocks.{index}.")]
-            gradient_differences = [_difference(self.gradients[name], expected.gradients[name]) for name in names]
             state_differences = [_difference(*tensors) for tensors in zip(self.states[index], state, strict=True)]
-            pairs.append([max(gradient_differences, default=0.0), max(state_differences, default=0.0)])
+            gradients = self._gradient_difference(expected, f"blocks.{index}.")
+            pairs.append([gradients, max(state_differences, default=0.0)])
         return pairs
+
+    def _gradient_difference(self, expected: "_StepTensors", prefix: str) -> float:
+        names = [name for name in expected.gradients if name.startswith(prefix)]
+        return max((_difference(self.gradients[name], expected.gradients[name]) for name in names), default=0.0)
 
 
 class _SingleRun:
@@ -165,19 +176,21 @@ class _ParallelRun:
         self, engine: PipelineEngine | ReplicaEngine, model: Stack, windows: WindowSource, layout: Layout
     ) -> None:
         self.engine, self.model, self.windows = engine, model, windows
-        self.parts = stage_parts(model, layout)
+        self.parts, self.splits_vocab = stage_parts(model, layout), layout.splits_vocab
         self.shares = [windows.share(i, layout.replicas, min_rows=layout.micro_batches) for i in range(layout.replicas)]
         self.state: State | None = None
 
     def step(self, position: Position, key: int) -> _StepTensors:
         engine = self.engine
         window = self.shares[engine.mesh.replica].read(
-            position, inputs=engine.mesh.is_first_stage, targets=engine.mesh.is_last_stage
+            position, inputs=engine.mesh.is_first_stage, targets=engine.reads_targets
         )
         result = engine.step(window, self.state, key)
         self.state = result.state
         total, count = engine.mesh.world.all_reduce([float(result.total), float(result.count)])  # 0 on earlier stages
-        gradients = gather_model_tensors(self.model, self.parts, _gradients(engine.stack), engine.mesh)
+        gradients = gather_model_tensors(
+            self.model, self.parts, _gradients(engine.stack), engine.mesh, splits_vocab=self.splits_vocab
+        )
         return _StepTensors(total / max(count, 1), gradients, self._gather_states(result.state, position))
 
     def _gather_states(self, state: State, position: Position) -> dict[int, State]:
@@ -201,8 +214,9 @@ class _ParallelRun:
         return states
 
 
-def _initialized_copy(model: Stack, seed: int, world: World) -> Stack:
-    return initialize(copy.deepcopy(model), seed, world.device)
+def _initialized_copy(model: Stack, loss: Loss, seed: int, world: World) -> tuple[Stack, Loss]:
+    model, loss = copy.deepcopy((model, loss))
+    return initialize(model, seed, world.device), loss
 
 
 def _states_by_block(stack: Stack, state: State) -> dict[int, State]:
@@ -210,7 +224,9 @@ def _states_by_block(stack: Stack, state: State) -> dict[int, State]:
 
 
 def _gradients(stack: Stack) -> dict[str, Tensor]:
-    return {name: parameter.grad for name, parameter in stack.named_parameters() if parameter.grad is not None}
+    """Return the gradients by parameter name; those of a tied one by each of its names, to compare all copies of it."""
+    named_parameters = stack.named_parameters(remove_duplicate=False)
+    return {name: parameter.grad for name, parameter in named_parameters if parameter.grad is not None}
 
 
 def _difference(actual: Tensor, expected: Tensor) -> float:
@@ -229,9 +245,8 @@ def _find_violations(model: Stack, loss: Loss, windows: WindowSource) -> list[st
     window = windows.read(Position())
     rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
     targets = window_tensor(window, "targets")[:, rows]
-    has_target = ~targets.isnan() if targets.is_floating_point() else targets != IGNORE_INDEX
-    # End at the last target, so that the loss has something to sum.
-    stop = max(steps, 1 + int(has_target.flatten(1).any(1).nonzero().max())) if bool(has_target.any()) else steps
+    row_loss = loss if isinstance(loss, RowLoss) else None
+    stop = steps if row_loss is not None else _last_target(targets, steps)
     device = next((parameter.device for parameter in model.parameters()), targets.device)
     x = window_tensor(window, "inputs", model.dtype)[stop - steps : stop, rows].to(device)
     violations = []
@@ -245,7 +260,20 @@ def _find_violations(model: Stack, loss: Loss, windows: WindowSource) -> list[st
         with torch.no_grad():
             x, _ = block(x, block.begin(Rows.of(x.shape[1], steps, device=x.device, dtype=model.dtype)))
     try:
-        check_loss(loss, x, targets[stop - steps : stop].to(device))
+        if row_loss is not None:
+            # Whole rows, of which the blocks have not run all time steps.
+            y = torch.randn(window.num_steps, x.shape[1], x.shape[-1], dtype=x.dtype, device=device)
+            check_loss(row_loss, y, targets, lengths=window.lengths[rows].clamp(max=window.num_steps))
+        else:
+            check_loss(loss, x, targets[stop - steps : stop].to(device))
     except LawError as error:
         violations.append(str(error))
     return violations
+
+
+def _last_target(targets: Tensor, num_steps: int) -> int:
+    """Return where some `num_steps` time steps end, so that the last target is among them."""
+    has_target = ~targets.isnan() if targets.is_floating_point() else targets != IGNORE_INDEX
+    if not bool(has_target.any()):
+        return num_steps
+    return max(num_steps, 1 + int(has_target.flatten(1).any(1).nonzero().max()))

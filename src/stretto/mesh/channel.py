@@ -45,9 +45,18 @@ class Channel:
         for _ in range(self._num_receives_ahead):
             self._post_next_receive()
 
+    def post_ahead(self) -> None:
+        """Post the next receive, if there is one: its sender sends it before the next collective of both ranks.
+
+        Otherwise the send would be pending during the collective, and a device that must first end its pending
+        operations, to allocate memory, would never take part in it.
+        """
+        if not self._pending_receives:
+            self._post_next_receive()
+
     def receive(self, description: str) -> Tensor:
         """Wait for the next message and return it; `description` names it in this rank's status and in errors."""
-        if not self._num_receives_ahead:
+        if not self._pending_receives:
             self._post_next_receive()
         buffer, work = self._pending_receives.popleft()
         assert self._source is not None

@@ -1,6 +1,7 @@
 """Mesh: one rank's position in the grid of replicas and stages, with the process groups that it needs there."""
 
 import os
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -8,6 +9,7 @@ import torch.distributed as dist
 
 from stretto.base.errors import MeshError
 from stretto.mesh.channel import Channel
+from stretto.mesh.stage_group import StageGroup
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World, group_timeout
 
@@ -24,9 +26,12 @@ class Mesh:
            │ replica_group      │                    │        gradients of a stage are summed over its column
            ▼                    ▼                    ▼
         stage 0 ──forward──► stage 1 ──forward──► stage 2     replica 1
+
+    `stage_groups` has a group for each of `shared_by`, the sets of stages that hold copies of the same weights, if this
+    stage is in it.
     """
 
-    def __init__(self, world: World, topology: Topology) -> None:
+    def __init__(self, world: World, topology: Topology, shared_by: Iterable[tuple[int, ...]] = ()) -> None:
         if topology.size != world.size:
             raise MeshError(
                 f"a grid of {topology.num_replicas} x {topology.num_stages} (replicas x stages) needs a world size of "
@@ -50,10 +55,13 @@ class Mesh:
         self.forward_channel: Channel | None = None
         self.backward_channel: Channel | None = None
         self.replica_group: dist.ProcessGroup | None = None
+        self.stage_groups: dict[tuple[int, ...], StageGroup] = {}  # by the stages
         # If a rank has already failed, the barrier raises its published error; new_group would wait for that rank.
         self.world.barrier()
         with self.world.collective("new_group"):
             self._create_groups()
+            for stages in sorted(set(shared_by)):
+                self._create_stage_group(stages)
 
     def _create_groups(self) -> None:
         if self.num_stages > 1:
@@ -68,6 +76,18 @@ class Mesh:
             self.backward_channel = Channel(self.world, (backward_from, following), (backward_to, previous))
         if self.num_replicas > 1:
             self.replica_group = self._create_group(self.topology.stage_ranks(self.stage))
+
+    def _create_stage_group(self, stages: tuple[int, ...]) -> None:
+        """Create the group of some stages of this replica, and connect it; a rank that is not in it has its own.
+
+        Like the groups of neighbors: every rank creates the same number of groups.
+        """
+        is_member = self.stage in stages
+        ranks = [self.topology.rank(self.replica, stage) for stage in stages] if is_member else [self.world.rank]
+        group = self._create_group(ranks)
+        if is_member:
+            dist.all_reduce(torch.zeros(1, device=self.world.device), group=group)
+            self.stage_groups[stages] = StageGroup(self.world, group, ranks)
 
     def _neighbor(self, distance: int) -> int | None:
         """Return the rank of the stage at this distance; None before the first stage or after the last."""

@@ -25,6 +25,7 @@ from stretto.mesh.c10d import (
     AllreduceOptions,
     BarrierOptions,
     BroadcastOptions,
+    ReduceOptions,
     Store,
     Work,
     open_gloo,
@@ -122,6 +123,11 @@ class StrictProcessGroup(dist.ProcessGroup):
         self, tensors: list[Tensor], options: BroadcastOptions
     ) -> StrictWork:
         return self._post(lambda: self._gloo.broadcast(tensors, options).wait(), tensors)
+
+    def reduce(  # type: ignore[override]
+        self, tensors: list[Tensor], options: ReduceOptions
+    ) -> StrictWork:
+        return self._post(lambda: self._gloo.reduce(tensors, options).wait(), tensors)
 
     def allgather(  # type: ignore[override]
         self, outputs: list[list[Tensor]], inputs: list[Tensor], options: AllgatherOptions | None = None

@@ -1,15 +1,17 @@
-"""Action: the forward or backward of one chunk of one micro-batch on one stage, and what it waits for."""
+"""Action: what one stage does with one chunk of one micro-batch, such as its forward, and what it waits for."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 
 class ActionKind(Enum):
-    """Whether an action is a forward or a backward."""
+    """What an action does. All stages run HEAD and HEAD_GRADIENT if the head's table is split over them."""
 
     FORWARD = "F"
     BACKWARD = "B"
+    HEAD = "H"  # this stage's part of the logits, and their maximum and sum
+    HEAD_GRADIENT = "G"  # the loss, the gradient of this stage's part of the table and of the hidden states
 
     # Members are singletons, so identity is enough. Enum's default hash would dominate the time of a simulation.
     __hash__ = object.__hash__
@@ -34,34 +36,62 @@ def action_labels(actions: Iterable[Action]) -> Callable[[Action], str]:
     return lambda action: f"{action.kind.value}{action.chunk}"
 
 
-def dependencies(action: Action, stage: int, num_stages: int, num_chunks: int) -> Iterator[tuple[int, Action]]:
+def dependencies(
+    action: Action, stage: int, num_stages: int, num_chunks: int, *, has_head: bool = False
+) -> Iterator[tuple[int, Action]]:
     """Yield the (stage, action) pairs that must finish before `action` can run on `stage`.
 
     For stage s, micro-batch m and chunk k: F(s,m,k) needs the activations of F(s-1,m,k) and the state of F(s,m,k-1).
     B(s,m,k) needs the gradient of its outputs from B(s+1,m,k), the gradient of its final state from B(s,m,k+1), and
-    what F(s,m,k) has saved.
+    what F(s,m,k) has saved. With `has_head`, a head is split over all stages: H(s,m,k) needs the hidden states of the
+    last stage's F; G(s,m,k) needs the statistics of H(m,k) from all stages; the last stage's B needs all G(m,k).
     """
+    yield from senders(action, stage, num_stages, has_head=has_head)
     kind, micro_batch, chunk = action.kind, action.micro_batch, action.chunk
-    if kind is ActionKind.FORWARD:
-        if stage > 0:
-            yield stage - 1, action
-        if chunk > 0:
-            yield stage, Action(kind, micro_batch, chunk - 1)
-    else:
+    is_last = stage == num_stages - 1
+    if kind is ActionKind.FORWARD and chunk > 0:
+        yield stage, Action(kind, micro_batch, chunk - 1)
+    elif kind is ActionKind.HEAD and is_last:
         yield stage, Action(ActionKind.FORWARD, micro_batch, chunk)
-        if stage < num_stages - 1:
-            yield stage + 1, action
+    elif kind is ActionKind.HEAD_GRADIENT:
+        yield stage, Action(ActionKind.HEAD, micro_batch, chunk)
+    elif kind is ActionKind.BACKWARD:
+        yield stage, Action(ActionKind.FORWARD, micro_batch, chunk)
+        if has_head and is_last:
+            yield stage, Action(ActionKind.HEAD_GRADIENT, micro_batch, chunk)
         if chunk < num_chunks - 1:
             yield stage, Action(kind, micro_batch, chunk + 1)
 
 
-def receives_from(action: Action, stage: int, num_stages: int) -> int | None:
-    """Return the stage that sends `action` its activations or gradients, or None if there is none."""
-    source = stage - 1 if action.kind is ActionKind.FORWARD else stage + 1
-    return source if 0 <= source < num_stages else None
+def senders(action: Action, stage: int, num_stages: int, *, has_head: bool = False) -> Sequence[tuple[int, Action]]:
+    """Return the (stage, action) pairs of other stages whose messages `action` waits for."""
+    last, kind = num_stages - 1, action.kind
+    if kind is ActionKind.FORWARD:
+        return ((stage - 1, action),) if stage else ()
+    if kind is ActionKind.BACKWARD and stage < last:
+        return ((stage + 1, action),)
+    if kind is ActionKind.HEAD:
+        return ((last, _with_kind(action, ActionKind.FORWARD)),) if stage < last else ()
+    if kind is ActionKind.BACKWARD and not has_head:
+        return ()
+    sent = _with_kind(action, ActionKind.HEAD if kind is ActionKind.HEAD_GRADIENT else ActionKind.HEAD_GRADIENT)
+    return tuple((other, sent) for other in range(num_stages) if other != stage)
 
 
-def sends_to(action: Action, stage: int, num_stages: int) -> int | None:
-    """Return the stage that waits for the output of `action`, or None if there is none."""
-    target = stage + 1 if action.kind is ActionKind.FORWARD else stage - 1
-    return target if 0 <= target < num_stages else None
+def receivers(action: Action, stage: int, num_stages: int, *, has_head: bool = False) -> Sequence[tuple[int, Action]]:
+    """Return the (stage, action) pairs of other stages that wait for the message of `action`."""
+    last, kind = num_stages - 1, action.kind
+    if kind is ActionKind.FORWARD and stage < last:
+        return ((stage + 1, action),)
+    if kind is ActionKind.BACKWARD:
+        return ((stage - 1, action),) if stage else ()
+    if kind is ActionKind.HEAD_GRADIENT:
+        return ((last, _with_kind(action, ActionKind.BACKWARD)),) if stage < last else ()
+    if kind is ActionKind.FORWARD and not has_head:
+        return ()
+    received = _with_kind(action, ActionKind.HEAD if kind is ActionKind.FORWARD else ActionKind.HEAD_GRADIENT)
+    return tuple((other, received) for other in range(num_stages) if other != stage)
+
+
+def _with_kind(action: Action, kind: ActionKind) -> Action:
+    return Action(kind, action.micro_batch, action.chunk)

@@ -61,6 +61,10 @@ class CostModel:
             high.saved - low.saved + saving.saved,
         )
 
+    def loss_cost(self, rows: int, steps: int) -> ChunkCost:
+        """Return the cost of the loss alone, which `chunk_cost` includes in that of the last block."""
+        return interpolate(self.profile.loss, rows, steps)
+
     def fusion_savings(self, rows: int, steps: int) -> list[ChunkCost]:
         """Return how much less each block costs in one call with the block before it; one more entry at the end."""
         return self._chunk_sums(rows, steps)[1]
@@ -71,10 +75,27 @@ class CostModel:
 
     def optimizer_seconds(self, start: int, stop: int) -> float:
         """Return the seconds that the gradient norm, scaling and the optimizer step take."""
-        return self._optimizer[stop] - self._optimizer[start]
+        repeated = 0.0
+        for index, num_bytes in self._repeated_weights(start, stop):
+            kind = self.block_kinds[index]
+            repeated += kind.optimizer * num_bytes / max(kind.weight_bytes, 1)
+        return self._optimizer[stop] - self._optimizer[start] - repeated
 
     def weight_bytes(self, start: int, stop: int) -> float:
-        return self._weights[stop] - self._weights[start]
+        """Return the bytes of the weights; one that is tied counts once in the range."""
+        return self._weights[stop] - self._weights[start] - self.repeated_bytes(start, stop)
+
+    def repeated_bytes(self, start: int, stop: int) -> float:
+        """Return the bytes of tied weights that blocks of the range share with an earlier block of the range."""
+        return sum(num_bytes for _, num_bytes in self._repeated_weights(start, stop))
+
+    def _repeated_weights(self, start: int, stop: int) -> list[tuple[int, int]]:
+        """Return each block of the range that shares a weight with an earlier block of it, and the weight's bytes."""
+        return [
+            (index, tie.weight_bytes)
+            for tie in self.profile.tied
+            for index in [index for index in tie.blocks if start <= index < stop][1:]
+        ]
 
     def cast_bytes(self, start: int, stop: int) -> float:
         """Return the bytes of the weights' copies in half precision and of the sums of their gradients."""

@@ -7,6 +7,8 @@ import numpy as np
 
 from stretto.config.layout import Layout
 from stretto.plan.cost_model import CostModel
+from stretto.plan.head_schedule import max_live_chunks_with_head
+from stretto.plan.head_share import head_share, own_blocks, stage_total
 from stretto.plan.partition import RangeCosts, range_costs
 from stretto.plan.schedule import max_live_chunks
 
@@ -35,23 +37,29 @@ class RankMemory:
 def num_communicators(layout: Layout, stage: int) -> int:
     """Return how many communicators a rank of a stage has.
 
-    One for all ranks; one for the replicas of its stage; and two for each neighboring stage, one per direction.
+    One for all ranks; one for the replicas of its stage; one for the stages that share a split head; and two for each
+    neighboring stage, one per direction.
     """
     if layout.num_ranks == 1:
         return 0
     num_neighbors = (stage > 0) + (stage < layout.stages - 1)
-    return 1 + (layout.replicas > 1) + 2 * num_neighbors
+    return 1 + (layout.replicas > 1) + layout.splits_vocab + 2 * num_neighbors
 
 
 def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows: int, steps: int) -> RankMemory:
     """Return the memory of a stage that holds the blocks `part`, for chunks of `rows` rows and `steps` time steps.
 
     A chunk is live from its forward to its backward. A stage keeps the states of live chunks and what their forwards
-    save. With recomputation it keeps only their inputs and states, and what one forward saves while it runs again.
+    save. With recomputation it keeps only their inputs and states, and what one forward saves while it runs again. A
+    loss over whole rows keeps the outputs of all chunks, too.
     """
-    weights = costs.weight_bytes(part.start, part.stop)
-    num_live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)
-    saved = costs.chunk_cost(part.start, part.stop, rows, steps).saved
+    weights = stage_total(layout, costs.num_blocks, part, costs.weight_bytes)
+    count_live = max_live_chunks_with_head if layout.splits_vocab else max_live_chunks
+    num_live = count_live(stage, layout.stages, layout.micro_batches, layout.chunks)
+    own = own_blocks(layout, costs.num_blocks, part)
+    saved = costs.chunk_cost(own.start, own.stop, rows, steps).saved
+    # The logits of a split head live during one chunk's head only.
+    logits = head_share(layout, costs.num_blocks, lambda start, stop: costs.chunk_cost(start, stop, rows, steps).saved)
     received, sent = (_boundary_bytes(costs, edge) * rows * steps for edge in (part.start, part.stop))
     state = costs.state_bytes(part.start, part.stop) * rows
     return RankMemory(
@@ -59,7 +67,9 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
         casts=costs.cast_bytes(part.start, part.stop),
         gradients=weights,
         optimizer=weights * costs.profile.optimizer_state_ratio,
-        activations=num_live * (received + state) + saved if layout.recompute else num_live * (saved + state),
+        activations=logits
+        + (num_live * (received + state) + saved if layout.recompute else num_live * (saved + state))
+        + (num_live * _row_loss_bytes(costs, layout, rows, steps) if part.stop == costs.num_blocks else 0.0),
         messages=_NUM_MESSAGE_BUFFERS * (received + sent),
         communicators=num_communicators(layout, stage) * costs.profile.communicator_bytes,
     )
@@ -73,19 +83,38 @@ def all_memory_totals(costs: CostModel, layout: Layout, rows: int, steps: int) -
     # The first block of a range is not fused with the block before it.
     saved += np.array([saving.saved for saving in costs.fusion_savings(rows, steps)])[:, None]
     copies = 2 + costs.profile.optimizer_state_ratio  # weights, gradients, optimizer
-    model_bytes = [copies * costs.weight_bytes(0, stop) + costs.cast_bytes(0, stop) for stop in edges]
+    # The difference of two prefix sums would leave out a weight that is tied to one of a block before the range.
+    untied = [costs.weight_bytes(0, stop) + costs.repeated_bytes(0, stop) for stop in edges]
+    model_bytes = [copies * weights + costs.cast_bytes(0, stop) for weights, stop in zip(untied, edges, strict=True)]
     state = range_costs(np.array([costs.state_bytes(0, stop) for stop in edges])) * rows
     boundary = np.array([_boundary_bytes(costs, edge) for edge in edges]) * rows * steps
-    fixed = range_costs(np.array(model_bytes)) + _NUM_MESSAGE_BUFFERS * (boundary[:, None] + boundary[None, :])
+    fixed = range_costs(np.array(model_bytes))
+    if costs.profile.tied:
+        fixed -= copies * np.array([[costs.repeated_bytes(start, stop) for stop in edges] for start in edges])
+    fixed += _NUM_MESSAGE_BUFFERS * (boundary[:, None] + boundary[None, :])
 
     def totals(stage: int) -> RangeCosts:
         num_live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)
         rest = fixed + num_communicators(layout, stage) * costs.profile.communicator_bytes
+        rest = rest.copy()
+        rest[:, -1] += num_live * _row_loss_bytes(costs, layout, rows, steps)
         if layout.recompute:
             return np.asarray(rest + num_live * (boundary[:, None] + state) + saved)
         return np.asarray(rest + num_live * (saved + state))
 
     return totals
+
+
+def _row_loss_bytes(costs: CostModel, layout: Layout, rows: int, steps: int) -> float:
+    """Return the bytes that the last stage keeps for each live chunk if the loss is one over whole rows; else 0.
+
+    These are its outputs, joined with those of other chunks, and their gradient; with recomputation also what the loss
+    saves, which is otherwise counted with the blocks.
+    """
+    if not costs.profile.row_loss:
+        return 0.0
+    saved = costs.loss_cost(rows, steps).saved if layout.recompute else 0.0
+    return 2 * costs.block_kinds[-1].output_bytes * rows * steps + saved
 
 
 def _boundary_bytes(costs: CostModel, edge: int) -> float:

@@ -8,7 +8,9 @@ from functools import cache, cached_property, partial
 from stretto.config.layout import Layout
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.cluster import Cluster
-from stretto.plan.cost_model import CostModel
+from stretto.plan.cost_model import ChunkCost, CostModel
+from stretto.plan.head_schedule import head_schedule
+from stretto.plan.head_share import STATISTICS_BYTES, head_share, own_blocks, stage_total
 from stretto.plan.memory import RankMemory, rank_memory
 from stretto.plan.micro_batches import MicroBatchShape
 from stretto.plan.partition import partition_from_counts
@@ -39,7 +41,7 @@ class Prediction:
     layout: Layout
     seconds: float
     pipeline: float  # seconds that forwards and backwards take, waiting included
-    all_reduce: float  # seconds of the gradients' all-reduce that don't overlap with a backward
+    all_reduce: float  # seconds of the gradients' all-reduces that don't overlap with a backward
     optimizer: float  # seconds
     other: float  # seconds that the rest takes: overhead such as reading data, and the all-reduce of metrics
     bubble: float  # the fraction of the pipeline's time in which stages wait for each other; 0 with one stage
@@ -80,6 +82,10 @@ class _StepSimulation:
         """Return the schedule of each stage, as the engine runs it."""
         schedules = []
         for stage in range(self.layout.stages):
+            if self.layout.splits_vocab:
+                chunk_counts = [len(shape.chunk_bounds) for shape in self.micro_batches]
+                schedules.append(head_schedule(stage, self.layout.stages, chunk_counts))
+                continue
             actions = stage_schedule(stage, self.layout.stages, len(self.micro_batches), self.num_chunks)
             # Micro-batches that end early have no rows in their last chunks.
             schedules.append([action for action in actions if self.shapes[action.micro_batch][action.chunk][0]])
@@ -91,19 +97,47 @@ class _StepSimulation:
         host = self.costs.profile.host_seconds
         last_chunk = len(self.micro_batches[0].chunk_bounds) - 1
         shapes, recompute = self.shapes, self.layout.recompute
-        chunk_costs = [cache(partial(costs.chunk_cost, part.start, part.stop)) for part in self.parts]
-        accumulate = [costs.accumulate_seconds(part.start, part.stop) for part in self.parts]
+        own = [own_blocks(self.layout, costs.num_blocks, part) for part in self.parts]
+        chunk_costs = [cache(partial(costs.chunk_cost, part.start, part.stop)) for part in own]
+        accumulate = [costs.accumulate_seconds(part.start, part.stop) for part in own]
+        head_cost = cache(partial(costs.chunk_cost, costs.num_blocks - 1, costs.num_blocks))
+        head_accumulate = head_share(self.layout, costs.num_blocks, costs.accumulate_seconds)
+
+        def head_seconds(action: Action) -> float:
+            head = head_cost(*shapes[action.micro_batch][action.chunk])
+            if action.kind is ActionKind.HEAD:
+                return max(head.forward / self.layout.stages + overhead, host)
+            is_first = action.micro_batch == 0 and action.chunk == 0
+            return max(head.backward / self.layout.stages + (0.0 if is_first else head_accumulate) + overhead, host)
 
         def seconds(stage: int, action: Action) -> float:
+            if action.kind in (ActionKind.HEAD, ActionKind.HEAD_GRADIENT):
+                return head_seconds(action)
             chunk = chunk_costs[stage](*shapes[action.micro_batch][action.chunk])
+            block_forward = chunk.forward
+            if costs.profile.row_loss and stage == self.layout.stages - 1:
+                chunk, block_forward = self._move_row_loss(action, chunk)
             if action.kind is ActionKind.FORWARD:
                 return max(chunk.forward + overhead, host)
             # The first backward of a step has no gradient to add to.
             is_first = action.micro_batch == 0 and action.chunk == last_chunk
-            recomputation = chunk.forward if recompute else 0.0
+            recomputation = block_forward if recompute else 0.0
             return max(chunk.backward + recomputation + (0.0 if is_first else accumulate[stage]) + overhead, host)
 
         return seconds
+
+    def _move_row_loss(self, action: Action, chunk: ChunkCost) -> tuple[ChunkCost, float]:
+        """Return the cost of a chunk of the last stage, and the seconds of its blocks' forward.
+
+        A loss over whole rows is not part of each chunk: all of it is in the last chunk of a micro-batch.
+        """
+        shape = self.micro_batches[action.micro_batch]
+        part = self.costs.loss_cost(*self.shapes[action.micro_batch][action.chunk])
+        forward, backward = chunk.forward - part.forward, chunk.backward - part.backward
+        if action.chunk < len(shape.chunk_bounds) - 1:
+            return ChunkCost(forward, backward, chunk.saved), forward
+        whole = self.costs.loss_cost(shape.stop - shape.start, shape.chunk_bounds[-1][1])
+        return ChunkCost(forward + whole.forward, backward + whole.backward, chunk.saved), forward
 
     def message_cost(self) -> ActionCost:
         """Return a function that gives how many seconds the message that is sent after an action takes."""
@@ -113,8 +147,17 @@ class _StepSimulation:
             for stage in boundaries
         ]
         sizes = [self.costs.sent_bytes(self.parts[stage].stop) for stage in boundaries]
+        # A collective of all stages is as slow as its slowest link.
+        slowest = max(links, key=lambda link: link.seconds(1e6), default=self.costs.intra_node)
+        hidden_bytes = self.costs.sent_bytes(self.costs.num_blocks - 1) if self.layout.splits_vocab else 0.0
 
         def seconds(stage: int, action: Action) -> float:
+            if action.kind in (ActionKind.HEAD, ActionKind.HEAD_GRADIENT) or (
+                action.kind is ActionKind.FORWARD and stage == self.layout.stages - 1
+            ):
+                num_rows, num_time_steps = self.shapes[action.micro_batch][action.chunk]
+                num_bytes = STATISTICS_BYTES if action.kind is ActionKind.HEAD else hidden_bytes
+                return slowest.seconds(num_bytes * num_rows * num_time_steps)
             boundary = stage if action.kind is ActionKind.FORWARD else stage - 1
             num_rows, num_time_steps = self.shapes[action.micro_batch][action.chunk]
             return links[boundary].seconds(sizes[boundary] * num_rows * num_time_steps)
@@ -131,14 +174,48 @@ class _StepSimulation:
 
         return simulate(self.schedules(), self.action_cost(), self.message_cost(), speed=speed)
 
+    def tied_weights(self) -> list[tuple[list[int], int]]:
+        """Return the stages that hold each weight of more than one stage, and its bytes."""
+        weights = []
+        for tie in self.costs.profile.tied:
+            holders = [
+                stage
+                for stage, part in enumerate(self.parts)
+                if any(part.start <= index < part.stop for index in tie.blocks)
+            ]
+            if len(holders) > 1:
+                weights.append((holders, tie.weight_bytes))
+        return weights
+
+    def tied_seconds(self) -> float:
+        """Return how long it takes to sum the gradients of tied weights over stages, after all backwards."""
+        seconds = 0.0
+        for holders, num_bytes in self.tied_weights():
+            crossings = [self.cluster.crosses_nodes(self.layout, stage) for stage in range(min(holders), max(holders))]
+            num_nodes = min(len(holders), 1 + sum(crossings))
+            seconds += self.costs.all_reduce_seconds(num_bytes, len(holders), num_nodes)
+        return seconds
+
     def traffic(self, stage: int) -> float:
         """Return the bytes that a rank of a stage sends: activations, their gradients, and its weights' gradients."""
         part, replicas = self.parts[stage], self.layout.replicas
         forward = self.costs.sent_bytes(part.stop) if stage < self.layout.stages - 1 else 0.0
         backward = self.costs.sent_bytes(part.start) if stage else 0.0
         num_tokens = sum(rows * time_steps for chunk_shapes in self.shapes for rows, time_steps in chunk_shapes)
-        all_reduce = 2 * (replicas - 1) / replicas * self.costs.weight_bytes(part.start, part.stop)  # in a ring
-        return (forward + backward) * num_tokens + all_reduce
+        weights = stage_total(self.layout, self.costs.num_blocks, part, self.costs.weight_bytes)
+        all_reduce = 2 * (replicas - 1) / replicas * weights  # in a ring
+        for holders, num_bytes in self.tied_weights():
+            all_reduce += 2 * (len(holders) - 1) / len(holders) * num_bytes if stage in holders else 0.0
+        return (forward + backward + self._head_bytes(stage)) * num_tokens + all_reduce
+
+    def _head_bytes(self, stage: int) -> float:
+        """Return the bytes per row and time step that a stage sends for a split head."""
+        if not self.layout.splits_vocab:
+            return 0.0
+        num_others = self.layout.stages - 1
+        hidden = self.costs.sent_bytes(self.costs.num_blocks - 1)
+        # The last stage sends hidden states to all others; each of these sends it their gradient.
+        return STATISTICS_BYTES * num_others + hidden * (num_others if stage == num_others else 1)
 
 
 def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> Prediction:
@@ -150,10 +227,11 @@ def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Clust
     memory = [rank_memory(costs, layout, stage, part, *largest_chunk) for stage, part in enumerate(parts)]
     ends = [_all_reduce_end(step, timeline) for step, timeline in zip(simulations, timelines, strict=True)]
     pipeline = _mean([timeline.seconds for timeline in timelines])
-    all_reduce = _mean(ends) - pipeline
+    all_reduce = _mean(ends) - pipeline + simulations[0].tied_seconds()
     num_on_node = cluster.ranks_on_node(layout)
     speed = partial(costs.contention.relative_speed, num_on_node)
-    optimizer = max(costs.optimizer_seconds(part.start, part.stop) for part in parts) / speed(num_busy=num_on_node)
+    updates = [stage_total(layout, costs.num_blocks, part, costs.optimizer_seconds) for part in parts]
+    optimizer = max(updates) / speed(num_busy=num_on_node)
     num_nodes = math.ceil(layout.num_ranks / cluster.devices_per_node)
     metrics = costs.all_reduce_seconds(_METRICS_BYTES, layout.num_ranks, num_nodes)
     # Assume that ranks don't slow each other down while they read data.
@@ -198,7 +276,7 @@ def _all_reduce_end(step: _StepSimulation, timeline: Timeline) -> float:
     duration = partial(costs.all_reduce_seconds, num_ranks=layout.replicas, num_nodes=num_nodes)
     ends = []
     for stage, part in enumerate(step.parts):
-        num_bytes = costs.weight_bytes(part.start, part.stop)
+        num_bytes = stage_total(layout, costs.num_blocks, part, costs.weight_bytes)
         last = last_actions[stage]
         overlapped = costs.profile.overlap * (last.stop - last.start)
         exposed = max(duration(num_bytes) - overlapped, duration(min(num_bytes, _BUCKET_BYTES))) * slowdown

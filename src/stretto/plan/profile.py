@@ -76,6 +76,14 @@ class KindCosts(StrictModel):
         return tuple(sorted({point.steps for point in self.points}))
 
 
+class TiedBlocks(StrictModel):
+    """A weight that several blocks share."""
+
+    blocks: tuple[int, ...] = Field(min_length=2, strict=False)
+    """The indices of the blocks, in increasing order."""
+    weight_bytes: int = Field(ge=0, le=10**18)
+
+
 class Link(StrictModel):
     """The latency and bandwidth of messages between two devices."""
 
@@ -129,8 +137,12 @@ class Profile(StrictModel):
     """The kind of each block of the model, in order."""
     fused_blocks: tuple[int, ...] = Field((), strict=False)
     """The indices of the blocks that run in one call with the block before them, if both are in the same stage."""
+    tied: tuple[TiedBlocks, ...] = Field((), strict=False)
+    """The weights that several blocks share; the costs of each kind include them."""
     loss: KindCosts
     """The cost of the loss, with the same fields as an entry of `kinds`."""
+    row_loss: bool = False
+    """True if the loss is one over whole rows: it runs once per micro-batch, at its last chunk."""
     intra_node: Link | None = None
     """The link between devices of one node; None if only one device per node was measured."""
     inter_node: Link | None = None
@@ -167,6 +179,9 @@ class Profile(StrictModel):
         outside = [index for index in self.fused_blocks if not 0 < index < len(self.blocks)]
         if outside:
             raise ValueError(f"fused_blocks has {outside[0]}, which is not the index of a block after another")
+        unknown_blocks = [index for tie in self.tied for index in tie.blocks if not 0 <= index < len(self.blocks)]
+        if unknown_blocks:
+            raise ValueError(f"tied has {unknown_blocks[0]}, which is not the index of a block")
         points = (point for name in self.blocks for point in self.kinds[name].points)
         if all(point.forward + point.backward == 0 for point in points):
             raise ValueError("no block takes any time; at least one needs a forward or backward above 0")
@@ -185,7 +200,9 @@ class Profile(StrictModel):
 
     @property
     def weight_bytes(self) -> int:
-        return sum(self.kinds[name].weight_bytes for name in self.blocks)
+        """Bytes of all weights; a tied one counts once."""
+        repeated = sum(tie.weight_bytes * (len(tie.blocks) - 1) for tie in self.tied)
+        return sum(self.kinds[name].weight_bytes for name in self.blocks) - repeated
 
 
 def load_profile(path: Path) -> Profile:

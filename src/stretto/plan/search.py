@@ -232,11 +232,16 @@ class _LayoutSearch:
         """Return the best partition whose stages all fit in memory, or None."""
         rows, steps = self.workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
         crossing = tuple(self.cluster.crosses_nodes(layout, stage) for stage in range(layout.stages - 1))
-        parts = self._cached_partition(layout.stages, rows, steps, crossing, layout.recompute)
+        if layout.splits_vocab:
+            parts = self._parts_with_split_head(layout, rows, steps, crossing)
+        else:
+            parts = self._cached_partition(layout.stages, rows, steps, crossing, layout.recompute)
         memory_limit = self._memory_limit(layout)
         peak = max(rank_memory(self.costs, layout, stage, part, rows, steps).total for stage, part in enumerate(parts))
         if peak <= memory_limit:
             return parts
+        if layout.splits_vocab:
+            return None
         # The balanced partition doesn't fit: allow only ranges of blocks that do.
         totals = all_memory_totals(self.costs, layout, rows, steps)
         seconds = self._range_seconds(layout.stages, rows, steps, crossing, layout.recompute)
@@ -245,6 +250,14 @@ class _LayoutSearch:
             layout.stages,
             lambda stage: np.where(totals(stage) <= memory_limit, seconds(stage), np.inf),
         )
+
+    def _parts_with_split_head(self, layout: Layout, rows: int, steps: int, crossing: tuple[bool, ...]) -> list[slice]:
+        """Return the best partition of all blocks but the last, which is listed with the last stage."""
+        num_blocks = self.costs.num_blocks
+        seconds = self._range_seconds(layout.stages, rows, steps, crossing, layout.recompute)
+        parts = partition_by_cost(num_blocks - 1, layout.stages, lambda stage: seconds(stage)[:num_blocks, :num_blocks])
+        assert parts is not None, "without a memory limit, every partition has a finite cost"
+        return [*parts[:-1], slice(parts[-1].start, num_blocks)]
 
     def _memory_limit(self, layout: Layout) -> float:
         """Return how many bytes each rank can use: those of a device, or an equal share of the node's memory."""

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stretto.plan.actions import Action, ActionKind, receives_from, sends_to
+from stretto.plan.actions import Action, ActionKind, receivers, senders
 from stretto.plan.timeline import TimedAction, Timeline
 
 ActionCost = Callable[[int, Action], float]
@@ -27,11 +27,13 @@ def simulate(
 
     By default, a sender does not wait for its message to arrive. With `blocking` it waits until the receiver has posted
     a receive and the message has arrived. Each stage posts one receive ahead per direction, and the next one when it
-    starts to use the current message. `speed` models ranks that compete for the same cores.
+    starts to use the current message. `speed` models ranks that compete for the same cores. If the schedules have a
+    head, its messages are those of collectives: no sender waits for them, as the head's next action waits for all.
     """
     stages = [_SimulatedStage(index, actions) for index, actions in enumerate(schedules)]
     speeds = [1.0, *(speed(num_busy) for num_busy in range(1, len(stages) + 1))]
-    return _Simulator(stages, speeds, cost, message_cost, blocking).run()
+    has_head = any(action.kind is ActionKind.HEAD for action in schedules[0])
+    return _Simulator(stages, speeds, cost, message_cost, blocking, has_head).run()
 
 
 @dataclass(slots=True)
@@ -42,7 +44,10 @@ class _SimulatedStage:
     is_busy: bool = False  # computes, or is in a blocking send
     start: float = 0.0  # when the running action started
     sending: Action | None = None  # the action whose blocking send waits for a receive
-    arrivals: dict[Action, float] = field(default_factory=dict)  # arrival times of messages not yet used
+    arrivals: dict[Action, float] = field(default_factory=dict)  # when the last message of an action arrives
+    partial: dict[Action, list[float]] = field(
+        default_factory=dict
+    )  # arrivals, of an action with more messages to come
     posted_receives: dict[ActionKind, int] = field(default_factory=lambda: dict.fromkeys(ActionKind, 1))
 
     @property
@@ -64,6 +69,7 @@ class _Simulator:
     cost: ActionCost
     message_cost: ActionCost
     blocking: bool
+    has_head: bool
     now: float = 0.0
     ends: list[tuple[float, int]] = field(default_factory=list)  # heap of running actions: (work at the end, stage)
     wake_ups: list[tuple[float, int]] = field(default_factory=list)  # heap of stages that wait: (time, stage)
@@ -110,8 +116,8 @@ class _Simulator:
         action = stage.next_action
         if stage.is_busy or action is None:
             return
-        source = receives_from(action, stage.index, len(self.stages))
-        if source is not None:
+        sources = senders(action, stage.index, len(self.stages), has_head=self.has_head)
+        if sources:
             arrival = stage.arrivals.get(action, math.inf)
             if arrival > self.now:
                 if arrival < math.inf:
@@ -120,9 +126,9 @@ class _Simulator:
             del stage.arrivals[action]
         stage.is_busy, stage.start = True, self.now
         heapq.heappush(self.ends, (self._work_now() + self.cost(stage.index, action), stage.index))
-        if self.blocking and source is not None:
+        if self.blocking and _is_point_to_point(action, sources):
             stage.posted_receives[action.kind] += 1
-            self._try_to_send(self.stages[source])
+            self._try_to_send(self.stages[sources[0][0]])
 
     def _end(self, stage: _SimulatedStage) -> None:
         """End the running action and send its message."""
@@ -130,22 +136,26 @@ class _Simulator:
         self.timed_actions.append(TimedAction(stage.index, action, stage.start, self.now))
         stage.position += 1
         stage.is_busy = False
-        target = sends_to(action, stage.index, len(self.stages))
-        if target is None:
+        targets = receivers(action, stage.index, len(self.stages), has_head=self.has_head)
+        if not targets:
             return
-        if self.blocking:
+        if self.blocking and _is_point_to_point(action, targets):
             stage.is_busy, stage.sending = True, action
             self._try_to_send(stage)
-        else:
-            self._deliver(action, self.stages[target], self.now + self.message_cost(stage.index, action))
+            return
+        arrival = self.now + self.message_cost(stage.index, action)
+        for target, received in targets:
+            self._deliver(received, self.stages[target], arrival)
 
     def _try_to_send(self, stage: _SimulatedStage) -> None:
         """Send the message that the stage is blocked on, if there is one and the receiver has posted its receive."""
         action = stage.sending
-        target = None if action is None else sends_to(action, stage.index, len(self.stages))
-        if action is None or target is None or not self.stages[target].posted_receives[action.kind]:
+        if action is None:
             return
+        ((target, _),) = receivers(action, stage.index, len(self.stages))
         receiver = self.stages[target]
+        if not receiver.posted_receives[action.kind]:
+            return
         receiver.posted_receives[action.kind] -= 1
         stage.sending = None
         arrival = self.now + self.message_cost(stage.index, action)
@@ -153,7 +163,19 @@ class _Simulator:
         self._deliver(action, receiver, arrival)
 
     def _deliver(self, action: Action, receiver: _SimulatedStage, arrival: float) -> None:
+        """Note when a message of `action` arrives at its stage."""
+        if self.has_head:
+            arrived = receiver.partial.setdefault(action, [])
+            arrived.append(arrival)
+            if len(arrived) < len(senders(action, receiver.index, len(self.stages), has_head=True)):
+                return
+            arrival = max(receiver.partial.pop(action))
         receiver.arrivals[action] = arrival
         # A busy stage finds the message in `arrivals` when it needs it.
         if not receiver.is_busy and receiver.next_action == action:
             heapq.heappush(self.wake_ups, (arrival, receiver.index))
+
+
+def _is_point_to_point(action: Action, peers: Sequence[tuple[int, Action]]) -> bool:
+    """Return whether an action exchanges one message with one neighbor; the others are collectives of a head."""
+    return bool(peers) and peers[0][1] == action

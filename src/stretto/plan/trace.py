@@ -10,9 +10,15 @@ from stretto.base.errors import DataError
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.timeline import TimedAction, Timeline
 
-Category = Literal["data", "forward", "backward", "optimizer"]
+Category = Literal["data", "forward", "backward", "optimizer", "head", "head gradient"]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
-ACTION_KINDS: dict[Category, ActionKind] = {"forward": ActionKind.FORWARD, "backward": ActionKind.BACKWARD}
+ACTION_KINDS: dict[Category, ActionKind] = {
+    "forward": ActionKind.FORWARD,
+    "backward": ActionKind.BACKWARD,
+    "head": ActionKind.HEAD,
+    "head gradient": ActionKind.HEAD_GRADIENT,
+}
+_KIND_CATEGORIES = {kind: category for category, kind in ACTION_KINDS.items()}
 # Not 0, which trace viewers treat as a system process.
 _PROCESS_ID = 1
 
@@ -23,13 +29,12 @@ class TraceEvent(NamedTuple):
     category: Category
     start: float
     stop: float
-    action: Action | None = None  # the forward or backward; None in other categories
+    action: Action | None = None  # the forward, backward or head; None in other categories
 
     @classmethod
     def of(cls, timed: TimedAction) -> "TraceEvent":
         """Return the event for a timed action."""
-        category: Category = "forward" if timed.action.kind is ActionKind.FORWARD else "backward"
-        return cls(category, timed.start, timed.stop, timed.action)
+        return cls(_KIND_CATEGORIES[timed.action.kind], timed.start, timed.stop, timed.action)
 
     def __str__(self) -> str:
         if self.action is None:
@@ -55,7 +60,7 @@ class RankTrace:
 
     @property
     def timed_actions(self) -> tuple[TimedAction, ...]:
-        """The rank's forwards and backwards."""
+        """The rank's forwards, backwards and heads."""
         return tuple(
             TimedAction(self.stage, event.action, event.start, event.stop)
             for event in self.events

@@ -1,5 +1,6 @@
 """A run's profile: read from the cache, derived from a data sheet, or measured by ranks that are launched for it."""
 
+import logging
 import os
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,17 +10,21 @@ import torch
 from stretto.base.errors import PlanError
 from stretto.base.tf32 import set_tf32
 from stretto.blocks.fused import find_fused
+from stretto.blocks.row_loss import RowLoss
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config
 from stretto.launch.local import launch_local
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.shapes import block_shapes
+from stretto.measure.tied_blocks import find_tied_blocks
 from stretto.mesh.device import find_device
 from stretto.plan.hardware import derive_profile, find_hardware
 from stretto.plan.profile import Profile, load_profile
 from stretto.train.build import build_inputs
 from stretto.train.named_optimizer import optimizer_factory
+
+_log = logging.getLogger(__name__)
 
 # By default, a CPU is profiled with at most this many ranks; the slowdown of more ranks is extrapolated.
 _MAX_CPU_RANKS = 4
@@ -67,8 +72,17 @@ def load_checked_profile(path: Path, profile_input: ProfileInput) -> Profile:
 
 
 def find_profile(config: RunConfig, profile_input: ProfileInput, path: Path | None = None) -> Profile:
-    """Read the profile at `path` (default: in the cache). If it does not exist, measure it on this machine first."""
-    path = path or profile_path(config.data.cache, profile_input)
+    """Read the profile at `path` (default: in the cache). If it does not exist, measure it on this machine first.
+
+    A profile in the cache that is damaged is measured again.
+    """
+    is_cached, path = path is None, path or profile_path(config.data.cache, profile_input)
+    if is_cached and path.is_file():
+        try:
+            return load_checked_profile(path, profile_input)
+        except PlanError as error:
+            _log.warning("measuring again, as a profile in the cache can't be used: %s", error)
+            path.unlink()
     if not path.is_file():
         num_ranks = num_ranks_to_measure(profile_input.device)
         launch_profile(config.model_copy(update={"layout": Layout()}), path, num_ranks, profile_input.threads)
@@ -79,13 +93,16 @@ def derive_from_data_sheet(hardware: str, profile_input: ProfileInput) -> Profil
     """Estimate the profile that the model would have on `hardware`, a device with a built-in data sheet."""
     workload = profile_input.workload
     shapes = block_shapes(profile_input.model, profile_input.windows)
-    return derive_profile(
+    profile = derive_profile(
         find_hardware(hardware),
         shapes,
         workload.max_rows,
         workload.num_steps,
         fused_blocks=find_fused(list(profile_input.model)),
         arithmetic=profile_input.arithmetic,
+    )
+    return profile.model_copy(
+        update={"tied": find_tied_blocks(profile_input.model), "row_loss": isinstance(profile_input.loss, RowLoss)}
     )
 
 

@@ -57,15 +57,18 @@ def _csv_lines(line: str, text: TextIO) -> Iterator[str]:
 
 
 def read_header(path: Path, reader: Iterator[list[str]]) -> list[str]:
-    """Return the names of the columns; reject a header line that doesn't name each column."""
+    """Return the names of the columns; reject a header line that doesn't name each column.
+
+    Many programs end each line with a separator, so an empty last name is kept; `csv_row` leaves that column out.
+    """
     try:
         header = next(reader, [])
     except csv.Error as error:
         raise DataError(f"{path}: its header line can't be read ({error}); fix it") from None
-    for name in header:
+    for name in header[:-1] if len(header) > 1 and not header[-1] else header:
         if not name or not is_utf8(name) or header.count(name) > 1:
             raise DataError(f"{path}: the column name {name!r} is empty, repeated or not UTF-8; rename it")
-    if not header or all(_is_number(name) or looks_like_time(name) for name in header):
+    if not header or all(_is_number(name) or looks_like_time(name) for name in header if name):
         raise DataError(f"{path}: its first line is blank or has only numbers and times; write the column names there")
     return header
 

@@ -7,8 +7,7 @@ from datetime import date
 from statistics import fmean
 from typing import Any, Literal
 
-from stretto.prepare.record_parser import infer_list_type, parse_number
-from stretto.prepare.target_parser import as_list
+from stretto.prepare.record_parser import as_list, infer_list_type, parse_number
 from stretto.prepare.time_formats import find_time_formats, looks_like_time, parse_time
 
 # An `unparsed time` looks like a time, but its format is unknown: 01/03/2012 could be in January or in March.
@@ -38,6 +37,7 @@ class FieldSummary:
     is_integer: bool = False  # whether all numbers are integers
     time_formats: tuple[str, ...] = ()  # of times that are not ISO; several if day and month can't be told apart
     has_nan: bool = False  # whether a value is NaN or infinite, or NA in a CSV file
+    has_number: bool = False  # whether one of the texts is a number
 
     @property
     def has_sequence_name(self) -> bool:
@@ -49,6 +49,14 @@ class FieldSummary:
         """Whether the field seems to hold times that can't be parsed, judging by its values (`type`) or by its name."""
         is_short = self.type in ("text", "category") and self.mean_length < _MAX_TIME_CHARS
         return self.type == "unparsed time" or (is_short and self.name.lower() in TIME_NAMES)
+
+    @property
+    def could_be_categories(self) -> bool:
+        """Whether the field holds texts or booleans that can be categories.
+
+        No value is a number, since that would be a typing error among numbers or texts.
+        """
+        return self.type in ("category", "text") and not self.has_number and not self.may_be_unparsed_time
 
     @property
     def is_constant(self) -> bool:
@@ -99,7 +107,8 @@ def _infer_field(name: str, values: Sequence[object], is_csv: bool, time_format:
     texts = [value for value in present if isinstance(value, str)]
     if len(texts) < len(present):
         return summary
-    summary = replace(summary, num_unique=len(set(texts)), mean_length=fmean(map(len, texts)))
+    has_number = any(number is not None and math.isfinite(number) for number in numbers)
+    summary = replace(summary, num_unique=len(set(texts)), mean_length=fmean(map(len, texts)), has_number=has_number)
     if formats := _find_formats(texts, time_format):
         return replace(summary, type="time" if len(formats) == 1 else "unparsed time", time_formats=formats)
     if sum(map(looks_like_time, texts)) > _MIN_TIME_FRACTION * len(texts):

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from stretto.base.errors import DataError
-from stretto.prepare.downloads import localize
+from stretto.prepare.downloads import localize, urls_in_errors
 from stretto.prepare.field_check import check_field
 from stretto.prepare.field_summary import FieldSummary
 from stretto.prepare.file_listing import AmbiguousInputError, Format, Listing, list_files, list_validation_files
@@ -45,6 +45,7 @@ class Inspection:
     num_rows: int | None = None  # approximate number of rows; None for text
     fields: tuple[FieldSummary, ...] = ()
     notes: tuple[str, ...] = ()  # decisions that you may want to change
+    tokenizer: str | None = None  # of subwords: `bpe:8000`, or the path of a tokenizer.json
 
     @property
     def kind(self) -> DataKind:
@@ -54,6 +55,7 @@ class Inspection:
         return "sequences" if isinstance(self.schema, SequenceSchema) else "series"
 
 
+@urls_in_errors()
 def inspect_data(
     paths: Sequence[Path | str] | Path | str, hints: DataHints = DataHints(), *, valid: Sequence[Path | str] = ()
 ) -> Inspection:
@@ -65,12 +67,15 @@ def inspect_data(
     """
     if hints.kind not in (None, "text", "sequences", "series"):
         raise DataError(f"kind={hints.kind!r} is not allowed; choose from text, sequences, series")
+    if hints.tokenizer is not None:
+        hints = replace(hints, level="subword")
     listing = list_files(list_paths(paths), hints.format)
     is_text = listing.format == "text" or hints.kind == "text"
     if validation_files := list_validation_files(map(localize, valid), listing.format, is_text):
         ignored = (*listing.ignored, *listing.valid_paths)
         listing = replace(listing, valid_paths=validation_files, ignored=ignored, is_split_by_name=False)
-    return _inspect_text(listing, hints) if is_text else _inspect_records(listing, hints)
+    inspection = _inspect_text(listing, hints) if is_text else _inspect_records(listing, hints)
+    return replace(inspection, tokenizer=hints.tokenizer)
 
 
 def _inspect_text(listing: Listing, hints: DataHints) -> Inspection:
@@ -89,7 +94,7 @@ def _inspect_text(listing: Listing, hints: DataHints) -> Inspection:
             getincrementaldecoder("utf-8")().decode(content, final=is_complete)
         except UnicodeDecodeError as error:
             place = f"byte {error.start + 1:,}"
-            if hints.level in ("char", "word"):
+            if hints.level not in (None, "byte"):
                 raise DataError(f"{path}: {place} is not UTF-8; convert the file, or use level=byte") from None
             schema = replace(schema, is_utf8=False)
             notes.append(f"{path.name} is not UTF-8 ({place}): it can only be read as bytes")
@@ -109,7 +114,7 @@ def _inspect_records(listing: Listing, hints: DataHints) -> Inspection:
     if (hints.kind or _infer_kind(sample, hints)) == "series":
         kind = target_kind_of(sample, hints)
         inputs = sample if kind is None else without_targets(sample, hints)
-        schema, notes = infer_series_schema(inputs, hints.time, hints.by)
+        schema, notes = infer_series_schema(inputs, hints)
         schema, target_notes = choose_series_targets(schema, hints, kind)
         notes += target_notes
     else:

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stretto.base.errors import DataError
-from stretto.base.task import GIVEN_TARGET_KINDS, TargetKind
+from stretto.base.task import GIVEN_TARGET_KINDS, TABLE_TARGET_KINDS, TargetKind
 from stretto.prepare.time_formats import check_time_format
+from stretto.prepare.tokenizer import open_tokenizer
 from stretto.store.index import Store
 from stretto.store.sequences import Sequences, SharedProperties
 from stretto.store.vocabulary import VOCABULARY_FILE, Level, Vocabulary, parse_vocabulary, vocabulary_bytes
@@ -16,7 +17,7 @@ BadRowPolicy = Literal["error", "skip"]
 NanPolicy = Literal["error", "missing"]
 ValueType = Literal["text", "tokens", "channels"]
 
-LEVELS: tuple[Level, ...] = get_args(Level)
+LEVELS: tuple[Level, ...] = ("byte", "char", "word")  # those that need no tokenizer
 SHARD_BYTES = 64 << 20
 
 
@@ -55,6 +56,15 @@ class PrepareOptions:
                 check_time_format(value)
             if item.name == "shard_bytes" and value < 1:
                 raise DataError(f"shard_bytes={value} must be at least 1")
+            if item.name == "tokenizer" and value is not None:
+                self._check_alone(value)
+
+    def _check_alone(self, tokenizer: Path | str) -> None:
+        """Reject other options that say what a token is."""
+        for name in ("level", "vocabulary", "max_symbols"):
+            if (value := getattr(self, name)) is not None:
+                problem = f"tokenizer={tokenizer} and {name}={value} contradict each other"
+                raise DataError(f"{problem}; leave one of them out")
 
     def to_dict(self) -> dict[str, Any]:
         """Return the options as plain values, for a fingerprint."""
@@ -62,7 +72,7 @@ class PrepareOptions:
         for item in fields(self):
             value = getattr(self, item.name)
             # If an option names prepared data, the data's content counts, not its location.
-            open_value = {"vocabulary": open_vocabulary, "like": open_like}.get(item.name)
+            open_value = {"vocabulary": open_vocabulary, "like": open_like, "tokenizer": open_tokenizer}.get(item.name)
             values[item.name] = _plain(value if open_value is None else open_value(value))
         return values
 
@@ -71,6 +81,7 @@ _LEVEL_HELP = "what a token of text is (default: byte)"
 _LIKE_HELP = "use this prepared data's"  # the beginning of a sentence; `_SPLIT_HELP` is the end of one
 _VOCABULARY_HELP = "use the vocabulary of this prepared data instead of building one"
 _MAX_SYMBOLS_HELP = "maximum size of the vocabulary: the unknown symbol and the most frequent characters or words"
+_TOKENIZER_HELP = "train subwords, such as bpe:8000 for 8000 of them, or use the tokenizer in this tokenizer.json"
 _SPLIT_HELP = "to use for validation, such as 0.1; writes FOLDER/train and FOLDER/valid (default: 0)"
 _BAD_ROWS_HELP = "a row that can't be read is an error, or is skipped (default: error)"
 _SHARD_BYTES_HELP = "approximate bytes of input in one shard (default: 64 MiB); a CSV or compressed file is one shard"
@@ -85,6 +96,7 @@ class TextOptions(PrepareOptions):
     level: Level | None = option(None, _LEVEL_HELP, choices=LEVELS)
     vocabulary: Vocabulary | Path | str | None = option(None, _VOCABULARY_HELP, "FOLDER")
     max_symbols: int | None = option(None, _MAX_SYMBOLS_HELP, "N", type=int)
+    tokenizer: Path | str | None = option(None, _TOKENIZER_HELP, "NAME")
     validation_fraction: float = option(0.0, f"fraction at the end of the text {_SPLIT_HELP}", "FRACTION", type=float)
     shard_bytes: int = option(SHARD_BYTES, "approximate bytes of text in one shard (default: 64 MiB)", "N", type=int)
 
@@ -95,7 +107,10 @@ class SequenceOptions(PrepareOptions):
 
     sequence: str | None = option(None, "field with the sequence (default: inputs, text, tokens or values)", "FIELD")
     inputs: Sequence[str] | None = option(
-        None, "instead of sequence: fields with a list of numbers each, the channels", "A,B,...", type=split_names
+        None,
+        "instead of sequence: fields with a list of numbers or texts each, or one text, the channels",
+        "A,B,...",
+        type=split_names,
     )
     label: str | None = option(None, "field with the class of a sequence: text, integer or boolean", "FIELD")
     targets: Sequence[str] | None = option(
@@ -113,6 +128,7 @@ class SequenceOptions(PrepareOptions):
     level: Level | None = option(None, _LEVEL_HELP, choices=LEVELS)
     vocabulary: Vocabulary | Path | str | None = option(None, _VOCABULARY_HELP, "FOLDER")
     max_symbols: int | None = option(None, _MAX_SYMBOLS_HELP, "N", type=int)
+    tokenizer: Path | str | None = option(None, _TOKENIZER_HELP, "NAME")
     num_tokens: int | None = option(None, "vocabulary size (default: largest token in the data + 1)", "N", type=int)
     like: Path | str | SharedProperties | None = option(
         None, f"{_LIKE_HELP} vocabulary, classes and statistics", "FOLDER"
@@ -146,7 +162,10 @@ class SeriesOptions(PrepareOptions):
     """How `prepare_series` turns tables into series."""
 
     columns: Sequence[str] | None = option(
-        None, "columns to use as channels (default: all columns of numbers)", "A,B,...", type=split_names
+        None,
+        "columns to use as channels (default: those of numbers or of few different texts)",
+        "A,B,...",
+        type=split_names,
     )
     targets: Sequence[str] | None = option(
         None,
@@ -157,7 +176,7 @@ class SeriesOptions(PrepareOptions):
     target_kind: TargetKind | None = option(
         None,
         "what the targets are (default: of each time step, inferred from the first rows)",
-        choices=GIVEN_TARGET_KINDS,
+        choices=TABLE_TARGET_KINDS,
     )
     by: str | None = option(None, "column that names the series of a row (default: each file is one series)", "COLUMN")
     time: str | None = option(None, "column of times, which must not decrease within a series", "COLUMN")
@@ -187,11 +206,18 @@ def open_like(like: Path | str | SharedProperties | None) -> SharedProperties | 
     return SharedProperties(sequences.location, sequences.fields.values, sequences.fields.targets, sequences.vocabulary)
 
 
-def check_level(level: Level | None, vocabulary: Vocabulary | None, max_symbols: int | None) -> Level:
-    """Return the level of the tokens; reject options that contradict each other."""
+def given_vocabulary(options: TextOptions | SequenceOptions) -> Vocabulary | None:
+    """Return the vocabulary that the options name, as prepared data or as a tokenizer; None if it must be built."""
+    tokenizer = open_tokenizer(options.tokenizer)
+    return open_vocabulary(options.vocabulary) if tokenizer is None or isinstance(tokenizer, int) else tokenizer
+
+
+def token_level(options: TextOptions | SequenceOptions, vocabulary: Vocabulary | None) -> Level:
+    """Return the level of the tokens, given their vocabulary if it is known; reject options that contradict it."""
+    level, max_symbols = "subword" if options.tokenizer is not None else options.level, options.max_symbols
     if vocabulary is not None and level not in (None, vocabulary.level):
         raise DataError(f"level={level} is not the given vocabulary's level, {vocabulary.level}; leave one of them out")
-    chosen = vocabulary.level if vocabulary is not None else level or "byte"
+    chosen: Level = vocabulary.level if vocabulary is not None else level or "byte"
     if max_symbols is not None and (vocabulary is not None or chosen == "byte"):
         reason = "a given vocabulary" if vocabulary is not None else "bytes"
         raise DataError(f"max_symbols={max_symbols} has no effect on {reason}; leave it out")

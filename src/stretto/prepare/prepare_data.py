@@ -77,7 +77,8 @@ def _make_options(
     if isinstance(schema, TextSchema | SequenceSchema) and schema.level == "word" and max_symbols is None:
         max_symbols = _MAX_WORDS
     if isinstance(schema, TextSchema):
-        return TextOptions(level=schema.level, max_symbols=max_symbols)
+        level = None if schema.level == "subword" else schema.level
+        return TextOptions(level=level, max_symbols=max_symbols, tokenizer=inspection.tokenizer)
     if isinstance(schema, SequenceSchema):
         return SequenceOptions(
             sequence=None if schema.inputs else schema.sequence,
@@ -87,8 +88,9 @@ def _make_options(
             target_kind=schema.target_kind,
             # As inferred from many rows: the numbers of the first row may be integers by chance.
             read_as=schema.value_type,
-            level=schema.level,
+            level=None if schema.level == "subword" else schema.level,
             max_symbols=max_symbols,
+            tokenizer=inspection.tokenizer,
             bad_rows=bad_rows,
             nan=nan or "error",
         )
@@ -112,7 +114,7 @@ def _make_validation_options(options: Options, train: Corpus | Sequences) -> Opt
         assert isinstance(train, Corpus)
         return TextOptions(vocabulary=train.vocabulary)
     if isinstance(options, SequenceOptions):
-        return replace(options, like=train.location, level=None, max_symbols=None)
+        return replace(options, like=train.location, level=None, max_symbols=None, tokenizer=None)
     return replace(options, like=train.location, columns=None)
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -13,25 +13,30 @@ import numpy as np
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
-from stretto.base.task import has_classes, is_per_row, is_per_step
+from stretto.base.task import has_classes, has_own_length, is_per_row, is_per_step
+from stretto.prepare.categories import OnNote, find_categories, log_note
+from stretto.prepare.category_codes import Codes, codes_of
+from stretto.prepare.downloads import urls_in_errors
 from stretto.prepare.field_check import check_fields
-from stretto.prepare.options import SequenceOptions, check_level, open_like, open_vocabulary
+from stretto.prepare.options import SequenceOptions, given_vocabulary, open_like, token_level
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
-from stretto.prepare.record_parser import RecordParser, infer_parser, sort_class_names
+from stretto.prepare.record_parser import RecordParser, as_list, infer_parser, parse_number, sort_class_names
 from stretto.prepare.record_spool import Files, Records, are_records, source_options, spool_records
 from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows
-from stretto.prepare.row_reader import OnSkipped, RowReader, SkippedRows, log_skipped_rows
+from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, SkippedRows, log_skipped_rows
 from stretto.prepare.shard_writer import (
     ShardResult,
     finish_part,
     make_channels,
     make_target_values,
+    note_unknown,
     open_shards,
     write_parts,
     write_store,
 )
 from stretto.prepare.target_kind import infer_target_kind
 from stretto.prepare.target_parser import ParsedTargets, TargetParser, make_target_parser
+from stretto.prepare.tokenizer import open_tokenizer, train_tokenizer
 from stretto.store.sequences import (
     CHANNEL_DTYPE,
     CLASS_DTYPE,
@@ -44,6 +49,7 @@ from stretto.store.sequences import (
     TargetValues,
     Tokens,
 )
+from stretto.store.subwords import split_lines
 from stretto.store.vocabulary import (
     ByteVocabulary,
     SymbolVocabulary,
@@ -56,6 +62,7 @@ from stretto.store.vocabulary import (
 _SAMPLED_ROWS = 100  # how many records the kind of targets is inferred from
 
 
+@urls_in_errors()
 def prepare_sequences(
     files: Files | Records,
     folder: Path | str,
@@ -64,6 +71,7 @@ def prepare_sequences(
     workers: int | None = None,
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
+    on_note: OnNote = log_note,
 ) -> list[Sequences]:
     """Write the records of files, of saved Hugging Face datasets, or of Python, as sequences to `folder`.
 
@@ -71,11 +79,13 @@ def prepare_sequences(
     sequence, in the field `options.sequence`. Text becomes tokens: bytes, characters or words (`level`). Unless
     `read_as` is set, lists of integers are tokens, but channels in a field named `values`. Lists of other numbers and
     lists of lists are channels, with null for a missing value; `inputs` names several fields with a list each, which
-    become channels.
+    become channels. A field of `inputs` with a text or boolean per record, or a list of them, holds categories: at most
+    1,000, stored as codes.
 
     `label` names the field with the class of a sequence. `targets` names fields of any kind of targets: a class (text,
     integer or boolean), a number or a list of numbers for the sequence, or a list with a class, a number or a list of
-    numbers for each time step. `target_kind` says which, if it can't be inferred. null is a target that is missing.
+    numbers for each time step; or a sequence of classes with a length of its own, a list or a text, whose characters
+    are the classes. `target_kind` says which, if it can't be inferred. null is a target that is missing.
 
     In place of files, give an iterable of dicts, which is read once, one record at a time; or rows such as those of
     `from_arrays`, `from_dataset` or `from_table`, with the targets that they have. Both are first written to a
@@ -88,12 +98,23 @@ def prepare_sequences(
     if are_records(files):
         options = source_options(files, options)
         with spool_records(files, folder) as path:
-            return prepare_sequences(
-                path, folder, options, workers=workers, on_progress=on_progress, on_skipped=on_skipped
-            )
+            return _prepare_files(list_paths(path), folder, options, workers, on_progress, on_skipped, on_note)
     paths = list_paths(cast("Files", files))
+    return _prepare_files(paths, folder, options, workers, on_progress, on_skipped, on_note)
+
+
+def _prepare_files(
+    paths: list[Path],
+    folder: Path | str,
+    options: SequenceOptions,
+    workers: int | None,
+    on_progress: OnProgress,
+    on_skipped: OnSkipped,
+    on_note: OnNote,
+) -> list[Sequences]:
     parts = cut_records(paths, options.shard_bytes)
-    if options.target_kind is not None and is_per_row(options.target_kind):
+    kind = options.target_kind
+    if kind is not None and (is_per_row(kind) or has_own_length(kind)):
         parts = [replace(part, per_row=tuple(options.target_fields)) for part in parts]
     shared = open_like(options.like)
     if options.bad_rows == "error":
@@ -103,11 +124,17 @@ def prepare_sequences(
     parser = replace(_first_parser(parts, options), num_tokens=options.num_tokens, nan=options.nan)
     parser, vocabulary = _complete_parser(parser, shared, options)
     target = _make_target_parser(parts, parser, options, shared)
+    if parser.level == "subword" and target is not None and is_per_step(target.kind):
+        problem = f"targets={','.join(target.fields)} has a target per time step, which a subword is not"
+        raise DataError(f"{problem}; use level=char or level=word, or give the tokens as integers")
     settings = _SequenceSettings(options, _RowParser(parser, target), vocabulary, shared)
     # `paths` keeps a path that is given twice: its records are written twice, and the fingerprint includes it twice.
     with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
-        skipped = _write(job, parts, _scan(job, parts, settings))
+        settings = _with_categories(job, parts, _train_subwords(job, parts, settings))
+        settings = _scan(job, parts, settings)
+        skipped = _write(job, parts, settings, on_note)
         job.finish()
+    _note_unused(parts[0], settings, on_note)
     if skipped.num_rows:
         on_skipped(skipped)
     return [Sequences.open(Path(folder) / split) for split in settings.splits]
@@ -129,6 +156,10 @@ class _RowParser:
         if self.target is None:
             return None
         return CLASS_DTYPE if has_classes(self.target.kind) else CHANNEL_DTYPE
+
+    @property
+    def targets_have_own_length(self) -> bool:
+        return self.target is not None and has_own_length(self.target.kind)
 
     @property
     def needs_classes(self) -> bool:
@@ -185,11 +216,14 @@ class _SequenceSettings:
 
 def _first_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> RecordParser:
     """Return a parser for the records, inferred from the first one that can be read."""
-    if options.inputs is not None and len(options.inputs) > 1:
+    texts = _find_text_fields(parts[0], options.inputs or ())
+    # A single field of texts is text, unless it is to be read as a channel.
+    if options.inputs is not None and (len(options.inputs) > 1 or (texts and options.read_as == "channels")):
         if options.read_as not in (None, "channels"):
             problem = f"read_as={options.read_as} is not possible with inputs={','.join(options.inputs)}"
             raise DataError(f"{problem}, which are channels; leave it out")
-        return RecordParser(",".join(options.inputs), "channels", tuple(options.inputs))
+        categories: dict[str, Codes] = {name: {} for name in texts}
+        return RecordParser(",".join(options.inputs), "channels", tuple(options.inputs), categories=categories)
     sequence = options.sequence or next(iter(options.inputs or ()), None)
     first_bad = ""
     for part in parts:
@@ -203,24 +237,38 @@ def _first_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> Reco
     raise DataError(f"no row can be read as a sequence{first}; use different files or options")
 
 
+def _find_text_fields(part: RecordPart, names: Sequence[str]) -> list[str]:
+    """Return those of some fields whose values in the first records are texts or booleans, or lists of them."""
+    is_csv = part.format == "csv"
+    records = [row.record for row in islice(read_rows(part), _SAMPLED_ROWS) if not row.problem]
+    fields = []
+    for name in names:
+        values = [record.get(name) for record in records]
+        lists = [[value] if (steps := as_list(value, is_csv)) is None else steps for value in values]
+        present = [value for steps in lists for value in steps if value is not None and value != ""]
+        if present and all(isinstance(value, str | bool) and parse_number(value, is_csv) is None for value in present):
+            fields.append(name)
+    return fields
+
+
 def _complete_parser(
     parser: RecordParser, shared: SharedProperties | None, options: SequenceOptions
 ) -> tuple[RecordParser, Vocabulary | None]:
     """Return the parser, completed from `options` and `like`, and the vocabulary if known; reject contradictions."""
     _check_token_options(parser, shared, options)
-    vocabulary = open_vocabulary(options.vocabulary)
+    vocabulary = given_vocabulary(options)
     if shared is not None:
         parser = _apply_shared(parser, shared)
         vocabulary = shared.vocabulary
     if parser.value_type != "text":
         return parser, vocabulary
-    level = check_level(options.level, vocabulary, options.max_symbols)
+    level = token_level(options, vocabulary)
     return replace(parser, level=level), ByteVocabulary() if level == "byte" else vocabulary
 
 
 def _check_token_options(parser: RecordParser, shared: SharedProperties | None, options: SequenceOptions) -> None:
     """Reject token options that don't apply to this type of sequence, or that `like` already determines."""
-    for name in ("level", "vocabulary", "max_symbols", "num_tokens"):
+    for name in ("level", "vocabulary", "max_symbols", "tokenizer", "num_tokens"):
         value = getattr(options, name)
         if value is not None and parser.value_type != ("tokens" if name == "num_tokens" else "text"):
             raise DataError(f"{name}={value} has no effect on sequences of {parser.value_type}; leave it out")
@@ -243,7 +291,12 @@ def _apply_shared(parser: RecordParser, shared: SharedProperties) -> RecordParse
     if isinstance(values, Channels) and len(values.names) != (num_channels := len(parser.channel_names)):
         problem = f"like={shared.location} and {parser.sequence!r} differ in the number of channels"
         raise DataError(f"{problem} ({len(values.names)} and {num_channels}); use different data")
-    return replace(parser, num_tokens=values.num_tokens if isinstance(values, Tokens) else None)
+    if isinstance(values, Tokens):
+        return replace(parser, num_tokens=values.num_tokens)
+    # By position, as fields may have other names than those of `like`.
+    channels = zip(parser.channel_names, values.names, strict=True)
+    categories = {name: codes_of(values.categories[like]) for name, like in channels if like in values.categories}
+    return replace(parser, num_tokens=None, categories=categories)
 
 
 def _make_target_parser(
@@ -265,7 +318,8 @@ def _make_target_parser(
         readable = [(record, steps) for record, steps in sample if steps is not None]
         if not readable:
             raise DataError(f"{parts[0].path}: none of the first rows has a sequence; set target_kind")
-        kind = infer_target_kind([record for record, _ in readable], [steps for _, steps in readable], fields, is_csv)
+        records, num_steps = [record for record, _ in readable], [steps for _, steps in readable]
+        kind = infer_target_kind(records, num_steps, fields, is_csv, parser.value_type)
     target = make_target_parser([record for record, _ in sample], fields, kind, is_csv, options.nan)
     target = replace(target, is_label=options.label is not None)
     return target if shared is None else _apply_shared_targets(target, shared, options)
@@ -289,6 +343,46 @@ def _apply_shared_targets(target: TargetParser, shared: SharedProperties, option
 
 def _numbered(names: Sequence[str]) -> dict[str, int]:
     return {name: number for number, name in enumerate(names)}
+
+
+def _train_subwords(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> _SequenceSettings:
+    """Return settings with the vocabulary of subwords, if one must be trained."""
+    parser, num_tokens = settings.parser, open_tokenizer(settings.options.tokenizer)
+    if parser.value_type != "text" or not isinstance(num_tokens, int):
+        return settings
+    numbered = list(enumerate(parts))
+    read = partial(_read_training_lines, settings)
+    vocabulary = train_tokenizer(job, numbered, [part.size for part in parts], read, num_tokens)
+    return replace(settings, vocabulary=vocabulary)
+
+
+def _read_training_lines(settings: _SequenceSettings, numbered: tuple[int, RecordPart]) -> Iterator[list[str]]:
+    """Yield the lines of each text of a part that is not for validation."""
+    number, part = numbered
+    parser, reader = settings.parser, RowReader(part, settings.options.bad_rows)
+    for row_index, text in reader.read(partial(parser.parse, is_csv=part.format == "csv"), parser.fields):
+        if settings.choose_split(number, row_index) != "valid":
+            yield split_lines(text)
+
+
+def _with_categories(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> _SequenceSettings:
+    """Return settings with the codes of the categories, unless `like` has given them."""
+    unknown = [name for name, codes in settings.parser.categories.items() if not codes]
+    if not unknown:
+        return settings
+    codes = find_categories(job, parts, unknown, settings.options.bad_rows, has_lists=True)
+    parser = replace(settings.parser, categories=codes)
+    return replace(settings, row_parser=replace(settings.row_parser, sequence=parser))
+
+
+def _note_unused(part: RecordPart, settings: _SequenceSettings, on_note: OnNote) -> None:
+    """Name the fields of the first record that are not used, unless the options name those to use."""
+    options = settings.options
+    if options.sequence is not None or options.inputs is not None or options.like is not None:
+        return
+    record = next((row.record for row in read_rows(part) if not row.problem), {})
+    if unused := [name for name in record if name not in settings.row_parser.fields]:
+        on_note(f"fields that are not used: {', '.join(unused)} (inputs=NAMES, label=FIELD and targets=NAMES choose)")
 
 
 def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> _SequenceSettings:
@@ -322,18 +416,20 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     if target is not None and row_parser.needs_classes:
         if not names:
             raise DataError(f"targets={target.fields[0]} has no class in any row; choose a different field")
-        target = replace(target, classes=_numbered(sort_class_names(names)))
+        blank = [""] if has_own_length(target.kind) else []  # class 0 is never a target
+        target = replace(target, classes=_numbered([*blank, *sort_class_names(names)]))
     return replace(settings, row_parser=_RowParser(parser, target), vocabulary=vocabulary)
 
 
-def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> SkippedRows:
+def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings, on_note: OnNote) -> SkippedRows:
     parser, splits, fraction = settings.parser, settings.splits, settings.options.validation_fraction
     shards, skipped = write_parts(job, _WriteSequences(settings), parts, splits, fraction, settings.learned)
     values: Tokens | Channels
     if parser.value_type == "channels":
         shared_values = None if settings.shared is None else settings.shared.values
         like = shared_values if isinstance(shared_values, Channels) else None
-        values = make_channels(parser.channel_names, shards[splits[0]], like)  # training statistics
+        values = make_channels(parser.channel_names, shards[splits[0]], like, parser.categories)  # of training
+        note_unknown(parser.channel_names, shards, parser.categories, on_note)
     else:
         values = Tokens(num_tokens=settings.num_tokens)
     target = settings.row_parser.target
@@ -349,7 +445,8 @@ def _stored_targets(
 ) -> StoredTargets:
     """Return what the index says about the targets; `shards` are those of the training data."""
     if target.classes is not None:
-        return Classes(names=tuple(target.classes), per_step=is_per_step(target.kind))
+        names = tuple(target.classes)
+        return Classes(names=names, per_step=is_per_step(target.kind), own_length=has_own_length(target.kind))
     like = shared.targets if shared is not None and isinstance(shared.targets, TargetValues) else None
     return make_target_values(target.names, shards, is_per_step(target.kind), like)
 
@@ -395,12 +492,18 @@ class _WriteSequences:
         dtype: np.dtype[Any] = CHANNEL_DTYPE if parser.value_type == "channels" else token_dtype(settings.num_tokens)
         reader = RowReader(part, settings.options.bad_rows)
         rows = reader.read(partial(row_parser.parse, is_csv=part.format == "csv"), row_parser.fields)
-        with open_shards(folder, settings.splits, number, dtype, row_parser.target_dtype) as writers:
+        target_dtype, own_length = row_parser.target_dtype, row_parser.targets_have_own_length
+        with open_shards(folder, settings.splits, number, dtype, target_dtype, own_length=own_length) as writers:
             for row_index, (value, parsed_targets) in rows:
                 writer = writers[settings.choose_split(number, row_index)]
                 targets = None if target is None or parsed_targets is None else target.encode(parsed_targets)
                 if vocabulary is None:
                     writer.append(value, targets)
                 else:
-                    writer.append(vocabulary.encode(value), targets, len(value.encode()))
+                    tokens = vocabulary.encode(value)
+                    if not len(tokens):
+                        remedy = "use a different tokenizer"
+                        reader.reject(row_index, BadRowError("the tokenizer finds no token in the text", remedy))
+                        continue
+                    writer.append(tokens, targets, len(value.encode()))
             return finish_part(writers, reader)

@@ -3,7 +3,7 @@
 import math
 from array import array
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime
 from itertools import islice
 from pathlib import Path
@@ -14,6 +14,9 @@ from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
+from stretto.prepare.categories import OnNote, find_categories, log_note, shared_codes
+from stretto.prepare.category_codes import Codes, to_code
+from stretto.prepare.downloads import urls_in_errors
 from stretto.prepare.field_check import check_fields
 from stretto.prepare.options import BadRowPolicy, NanPolicy, SeriesOptions, open_like
 from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
@@ -21,17 +24,18 @@ from stretto.prepare.record_parser import FLOAT32_MAX, parse_number, to_number
 from stretto.prepare.record_spool import Files, Records, are_records, spool_records
 from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows, shorten
 from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, SkippedRows, log_skipped_rows, missing_field
+from stretto.prepare.series_columns import MAX_ROWS_SAMPLED, SeriesColumns, choose_columns
 from stretto.prepare.series_targets import SeriesTargets, StepTargets, make_series_targets
-from stretto.prepare.shard_writer import finish_part, make_channels, open_shards, write_parts, write_store
+from stretto.prepare.shard_writer import finish_part, make_channels, note_unknown, open_shards, write_parts, write_store
 from stretto.prepare.time_formats import ambiguous_format, find_time_formats, parse_time
 from stretto.store.sequences import CHANNEL_DTYPE, Channels, Origin, Sequences, SharedProperties
 
 Timestamp = float | datetime
 
 _COLUMN_OPTIONS = ("columns", "known_future", "static", "targets")
-_MAX_ROWS_SAMPLED = 1000  # at most this many rows are read to see which columns hold numbers
 
 
+@urls_in_errors()
 def prepare_series(
     files: Files | Records,
     folder: Path | str,
@@ -40,13 +44,15 @@ def prepare_series(
     workers: int | None = None,
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
+    on_note: OnNote = log_note,
 ) -> list[Sequences]:
     """Write the rows of files, of saved Hugging Face datasets, or of Python, as series to `folder`.
 
     Files are CSV, Parquet or JSONL. Each row is one time step. A file is one series; with `by`, consecutive rows with
     the same value in that column are one. The channels are `columns`, by default all whose first value in the first
-    file is a number, except `by`, `time` and `targets`. In place of files, give an iterable of dicts, one per row,
-    which is read once.
+    file is a number, and those of booleans or few different texts, except `by`, `time` and `targets`. Texts become
+    categories: at most 1,000, stored as codes. In place of files, give an iterable of dicts, one per row, which is read
+    once.
 
     With `targets`, a model predicts these columns at each time step, from the channels up to it, instead of a forecast:
     a class (text, integers or booleans) or values. If `target_kind` is per row, the last time step of a series counts,
@@ -55,39 +61,51 @@ def prepare_series(
     `time` must not decrease within a series. With `validation_fraction`, the end of each series goes to
     `folder/valid` and the rest to `folder/train`, from which the statistics are computed. With `like`, columns and
     statistics come from that data. `known_future` and `static` name the channels that a forecast knows ahead of time.
+    `static` may name `by`, which is then a category. `on_note` is called with what you may want to know: the columns
+    that are left out, and how many texts are not among the categories of `like`.
     """
     if are_records(files):
         with spool_records(files, folder) as path:
-            return prepare_series(
-                path, folder, options, workers=workers, on_progress=on_progress, on_skipped=on_skipped
-            )
+            return _prepare_files(list_paths(path), folder, options, workers, on_progress, on_skipped, on_note)
     paths = list_paths(cast("Files", files))
+    return _prepare_files(paths, folder, options, workers, on_progress, on_skipped, on_note)
+
+
+def _prepare_files(
+    paths: list[Path],
+    folder: Path | str,
+    options: SeriesOptions,
+    workers: int | None,
+    on_progress: OnProgress,
+    on_skipped: OnSkipped,
+    on_note: OnNote,
+) -> list[Sequences]:
     parts = cut_records(paths, None)
-    shared, columns = open_like(options.like), options.columns
+    shared = open_like(options.like)
     channels = None if shared is None else _shared_channels(shared, options)
-    if channels is not None:
-        columns = channels.names
-    known_future, static = tuple(options.known_future), tuple(options.static)
-    if channels is not None:
-        known_future, static = channels.known_future, channels.static
     if options.bad_rows == "error":
         names = [(option, name) for option in _COLUMN_OPTIONS for name in getattr(options, option) or ()]
         check_fields(parts, [*names, ("by", options.by), ("time", options.time)])
-    if columns is None:
-        columns = _numeric_columns(parts[0], {options.by, options.time, *(options.targets or ())})
-    columns = [*columns, *(name for name in (*known_future, *static) if name not in columns)]
+    columns = choose_columns(parts[0], options) if channels is None else SeriesColumns(channels.names)
+    static = tuple(options.static) if channels is None else channels.static
     parser = _StepParser(
-        _check_columns(columns, options),
+        _check_columns(columns.names, options, static),
         options.by,
         options.time,
         options.nan,
         static=static,
         time_format=options.time_format or _find_time_format(parts[0], options.time),
         targets=make_series_targets(parts, options, shared),
+        categories={} if channels is None else shared_codes(channels),
     )
     with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
-        skipped = _write(job, parts, parser, options, shared)
+        if columns.categories:
+            categories = find_categories(job, parts, columns.categories, options.bad_rows, has_lists=False)
+            parser = replace(parser, categories=categories)
+        skipped = _write(job, parts, parser, options, shared, on_note)
         job.finish()
+    if columns.ignored:
+        on_note(f"ignored, since neither numbers nor few different texts: {', '.join(columns.ignored)}")
     if skipped.num_rows:
         on_skipped(skipped)
     return [Sequences.open(Path(folder) / split) for split in _splits(options)]
@@ -103,6 +121,7 @@ def _write(
     parser: "_StepParser",
     options: SeriesOptions,
     shared: SharedProperties | None,
+    on_note: OnNote,
 ) -> SkippedRows:
     if parser.targets is not None:
         parser = replace(parser, targets=parser.targets.find_classes(job, parts, options))
@@ -111,7 +130,8 @@ def _write(
     learned = fingerprint(repr(parser))  # the columns, from the first file, and the classes
     shards, skipped = write_parts(job, task, parts, splits, options.validation_fraction, learned)
     like = shared.values if shared is not None and isinstance(shared.values, Channels) else None
-    channels = make_channels(parser.columns, shards[splits[0]], like)
+    channels = make_channels(parser.columns, shards[splits[0]], like, parser.categories)
+    note_unknown(parser.columns, shards, parser.categories, on_note)
     known_future = tuple(options.known_future) if like is None else like.known_future
     channels = channels.model_copy(update={"known_future": known_future, "static": parser.static})
     stored_targets = None if targets is None else targets.describe(shards[splits[0]], shared)
@@ -135,14 +155,15 @@ def _shared_channels(shared: SharedProperties, options: SeriesOptions) -> Channe
     return values
 
 
-def _check_columns(columns: Sequence[str], options: SeriesOptions) -> tuple[str, ...]:
+def _check_columns(columns: Sequence[str], options: SeriesOptions, static: Sequence[str]) -> tuple[str, ...]:
     listed = ",".join(columns)
+    by_in_static = {options.by} & {*static}  # the name of a series can be an input
     if not columns:
         raise DataError("columns=() is empty; name at least one column")
     for name in columns:
         if list(columns).count(name) > 1:
             raise DataError(f"columns={listed} names {name!r} more than once; name each column once")
-        if name in (options.by, options.time, *(options.targets or ())):
+        if name in (options.by, options.time, *(options.targets or ())) and name not in by_in_static:
             role = "by" if name == options.by else "time" if name == options.time else "targets"
             raise DataError(f"columns={listed} includes {role}={name}; leave it out of the columns")
         if name in options.known_future and name in options.static:
@@ -150,42 +171,11 @@ def _check_columns(columns: Sequence[str], options: SeriesOptions) -> tuple[str,
     return tuple(columns)
 
 
-def _numeric_columns(part: RecordPart, excluded: set[str | None]) -> list[str]:
-    """Return the first readable row's columns, except `excluded`, whose first value that is not missing is a number."""
-    is_numeric: dict[str, bool | None] = {}  # None until a value decides it
-    num_rows = 0
-    for row in islice(read_rows(part), _MAX_ROWS_SAMPLED):
-        num_rows += 1
-        if not is_numeric:
-            is_numeric = {name: None for name in row.record if name not in excluded}
-        for name in [name for name in is_numeric if is_numeric[name] is None]:
-            is_numeric[name] = _is_number(row.record.get(name), part.format == "csv")
-        if is_numeric and None not in is_numeric.values():
-            break
-    remedy = "choose channels with columns=NAMES"
-    for name, is_number in is_numeric.items():
-        if is_number is None:
-            raise DataError(f"{part.path}: {name!r} is missing, NaN or infinite up to row {num_rows:,}; {remedy}")
-    numeric = [name for name, is_number in is_numeric.items() if is_number]
-    if not numeric:
-        others = f", only {', '.join(sorted(is_numeric))}" if is_numeric else ""
-        raise DataError(f"{part.path} has no column of numbers{others}; {remedy}")
-    return numeric
-
-
-def _is_number(value: object, is_csv: bool) -> bool | None:
-    """Return whether a value is a number; None if it is missing, NaN or infinite, which decides nothing."""
-    number = parse_number(value, is_csv)
-    if number is None:
-        return False
-    return True if math.isfinite(number) else None
-
-
 def _find_time_format(part: RecordPart, time: str | None) -> str | None:
     """Return how the times of a file's first rows are written; None for ISO 8601 and numbers."""
     if time is None:
         return None
-    values = [row.record.get(time) for row in islice(read_rows(part, [time]), _MAX_ROWS_SAMPLED)]
+    values = [row.record.get(time) for row in islice(read_rows(part, [time]), MAX_ROWS_SAMPLED)]
     texts = [value for value in values if isinstance(value, str) and value.strip()]
     if not texts or parse_timestamp(texts[0], part.format == "csv") is not None:
         return None
@@ -206,11 +196,12 @@ class _StepParser:
     static: tuple[str, ...] = ()  # columns that are constant within a series
     time_format: str | None = None
     targets: SeriesTargets | None = None
+    categories: Mapping[str, Codes] = field(default_factory=dict)  # the codes of columns that hold categories
 
     @property
     def fields(self) -> list[str]:
-        names = [*self.columns, *(name for name in (self.by, self.time) if name is not None)]
-        return names if self.targets is None else [*names, *self.targets.columns]
+        names = (*self.columns, self.by, self.time, *(() if self.targets is None else self.targets.columns))
+        return list(dict.fromkeys(name for name in names if name is not None))
 
     def parse(
         self, record: Mapping[str, Any], is_csv: bool
@@ -223,7 +214,11 @@ class _StepParser:
         for name in self.columns:
             if name not in record:
                 raise missing_field(record, name)
-        return [to_number(record[name], name, self.nan, is_csv) for name in self.columns]
+        return [self._value(record[name], name, is_csv) for name in self.columns]
+
+    def _value(self, value: object, name: str, is_csv: bool) -> float:
+        codes = self.categories.get(name)
+        return to_number(value, name, self.nan, is_csv) if codes is None else to_code(value, name, codes)
 
     def _series_name(self, record: Mapping[str, Any]) -> Hashable:
         if self.by is None:
@@ -335,11 +330,17 @@ class _WriteSeries:
             distinct = np.unique(steps[:, index][~np.isnan(steps[:, index])])
             if len(distinct) > 1:
                 series = "a series" if name is None else f"the series {shorten(name)}"
-                problem = f"static={column} is both {distinct[0]:g} and {distinct[1]:g} in {series}"
+                first, second = (self._text(column, value) for value in distinct[:2])
+                problem = f"static={column} is both {first} and {second} in {series}"
                 by = "name them with by=COLUMN" if self.parser.by is None else f"check by={self.parser.by}"
                 raise DataError(f"{part.path}: {problem}; leave it out of static or, if these are several series, {by}")
             steps[:, index] = distinct[0] if len(distinct) else math.nan
         return steps
+
+    def _text(self, column: str, value: float) -> str:
+        """Return a value of a column for a message: a number, or the name of a category."""
+        names = [*self.parser.categories.get(column, ())]
+        return f"{value:g}" if not names else shorten(names[int(value) - 1]) if value else "unknown"
 
 
 def _find_order_error(previous: Timestamp | None, timestamp: Timestamp | None, name: str | None) -> BadRowError | None:

@@ -1,20 +1,32 @@
 """prepare_text: turns text files into a corpus, in bounded memory, completely or not at all."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
-from stretto.prepare.options import TextOptions, check_level, open_vocabulary
-from stretto.prepare.prepare_job import Job, OnProgress, PartResult, file_record, move_into_store, open_job, part_path
+from stretto.prepare.downloads import urls_in_errors
+from stretto.prepare.options import TextOptions, given_vocabulary, token_level
+from stretto.prepare.prepare_job import (
+    Job,
+    OnProgress,
+    PartResult,
+    file_record,
+    move_into_store,
+    open_job,
+    part_path,
+)
 from stretto.prepare.records import list_paths
 from stretto.prepare.text_files import TextFiles
+from stretto.prepare.tokenizer import open_tokenizer, train_tokenizer
 from stretto.store.corpus import Corpus, CorpusFields, shard_name
 from stretto.store.file_writer import FileWriter, write_file
 from stretto.store.index import write_index
+from stretto.store.subwords import split_lines
 from stretto.store.vocabulary import (
     VOCABULARY_FILE,
     ByteVocabulary,
@@ -38,6 +50,7 @@ class TextPart:
     stamp: str  # of its files: changes when one of them is modified
 
 
+@urls_in_errors()
 def prepare_text(
     files: Sequence[Path | str] | Path | str,
     folder: Path | str,
@@ -53,15 +66,15 @@ def prepare_text(
     text, plus the rest of its last line or compressed file. Shards are written by `workers` processes; by default, as
     many as pay off.
     """
-    vocabulary = open_vocabulary(options.vocabulary)
-    level = check_level(options.level, vocabulary, options.max_symbols)
+    vocabulary = given_vocabulary(options)
+    level = token_level(options, vocabulary)
     texts = TextFiles.open(list_paths(files))
     splits = _split(texts, Path(folder), options.validation_fraction)
     with open_job(folder, texts.paths, options.to_dict(), workers, on_progress) as job:
         parts = {split: _cut(texts, text_range, options.shard_bytes) for split, text_range in splits.items()}
         if vocabulary is None:
             training_parts = next(iter(parts.values()))  # those of the first split
-            vocabulary = _build_vocabulary(job, texts, training_parts, level, options.max_symbols)
+            vocabulary = _build_vocabulary(job, texts, training_parts, level, options)
         for split in splits:
             _write(job, texts, split, parts[split], vocabulary)
         job.finish()
@@ -96,15 +109,26 @@ def _sizes(parts: Sequence[TextPart]) -> list[int]:
 
 
 def _build_vocabulary(
-    job: Job, texts: TextFiles, parts: Sequence[TextPart], level: Level, max_symbols: int | None
+    job: Job, texts: TextFiles, parts: Sequence[TextPart], level: Level, options: TextOptions
 ) -> Vocabulary:
     if level == "byte":
         return ByteVocabulary()
+    if level == "subword":
+        num_tokens = open_tokenizer(options.tokenizer)
+        assert isinstance(num_tokens, int), "a tokenizer from a file is a given vocabulary"
+        return train_tokenizer(job, parts, _sizes(parts), partial(_read_lines, texts), num_tokens)
     counts: Counter[str] = Counter()
     task = _CountSymbols(texts, level)
     for _, result in job.run_unordered("count", task, parts, _sizes(parts), f"counting {level}s", learned=""):
         counts.update(result["counts"])
-    return SymbolVocabulary.from_counts(level, counts, max_symbols)
+    return SymbolVocabulary.from_counts(level, counts, options.max_symbols)
+
+
+def _read_lines(texts: TextFiles, part: TextPart) -> Iterator[list[str]]:
+    """Yield the lines of a part, as many as a span has at a time."""
+    for span in texts.read_spans(part.start, part.stop, by_line=True):
+        span.check_utf8()
+        yield split_lines(span.text.decode())
 
 
 def _write(job: Job, texts: TextFiles, split: str, parts: Sequence[TextPart], vocabulary: Vocabulary) -> None:
@@ -155,16 +179,16 @@ class _WriteTokens:
 
     def __call__(self, part: TextPart, number: int, folder: Path, /) -> PartResult:
         dtype = token_dtype(len(self.vocabulary))
-        # Characters and words are decoded from UTF-8 and may be unknown (token 0, `<unk>`); bytes are never unknown.
-        is_decoded = self.vocabulary.level != "byte"
-        num_unknown = 0
+        # All but bytes are decoded from UTF-8. Subwords may cross the end of a word, but not that of a line.
+        is_decoded, by_line = self.vocabulary.level != "byte", self.vocabulary.level == "subword"
+        unknown, num_unknown = self.vocabulary.unknown_token, 0
         with FileWriter(part_path(folder, self.split, number, "tokens")) as writer:
-            for span in self.texts.read_spans(part.start, part.stop):
+            for span in self.texts.read_spans(part.start, part.stop, by_line=by_line):
                 if is_decoded:
                     span.check_utf8()
                 tokens = self.vocabulary.encode(span.text)
                 writer.append(tokens.astype(dtype))
-                num_unknown += int((tokens == 0).sum()) if is_decoded else 0
+                num_unknown += 0 if unknown is None else int((tokens == unknown).sum())
             file = writer.finish()
         num_tokens = file.num_bytes // dtype.itemsize
         return {"files": [file_record(file, self.split)], "num_tokens": num_tokens, "num_unknown": num_unknown}

@@ -3,7 +3,7 @@
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from decimal import Decimal
 from itertools import chain
 from typing import Any
@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stretto.prepare.csv_cells import is_utf8
+from stretto.prepare.category_codes import Codes, to_code
 from stretto.prepare.decimal_commas import to_point
 from stretto.prepare.options import NanPolicy, ValueType
 from stretto.prepare.records import shorten
-from stretto.prepare.row_reader import BadRowError, missing_field
+from stretto.prepare.row_reader import BadRowError, check_text, missing_field
 from stretto.store.vocabulary import Level, split_symbols
 
 _MAX_TOKENS = 1 << 32  # tokens are stored in at most 32 bits
@@ -36,6 +36,7 @@ class RecordParser:
     num_tokens: int | None = None  # the vocabulary size; None: not known yet, or not tokens
     num_channels: int | None = None  # length of a step's list; None: a step is a plain number
     nan: NanPolicy = "error"
+    categories: Mapping[str, Codes] = field(default_factory=dict)  # the codes of those of `inputs` that hold texts
 
     @property
     def fields(self) -> list[str]:
@@ -67,7 +68,9 @@ class RecordParser:
         try:
             if self.value_type == "text":
                 return self.count_steps(self._text(record))
-            return len(require_list(record, self.fields[0], is_csv))
+            # A text of the whole sequence has no time steps.
+            lists = [name for name in self.fields if name not in self.categories or as_list(record.get(name), is_csv)]
+            return len(require_list(record, (lists or self.fields)[0], is_csv))
         except BadRowError:
             return None
 
@@ -91,12 +94,27 @@ class RecordParser:
         return np.array(steps, np.int64)
 
     def _columns(self, record: Mapping[str, Any], is_csv: bool) -> NDArray[np.float64]:
-        columns = [to_numbers(require_list(record, name, is_csv), name, self.nan) for name in self.inputs]
-        for name, column in zip(self.inputs, columns, strict=True):
-            if len(column) != len(columns[0]):
-                problem = f"{name!r} has {len(column)} time steps, but {self.inputs[0]!r} has {len(columns[0])}"
+        columns = {name: self._column(record, name, is_csv) for name in self.inputs}
+        # A text of the whole sequence has no dim; it is repeated at each time step.
+        sizes = {name: len(column) for name, column in columns.items() if column.ndim} or {self.inputs[0]: 1}
+        first, num_steps = next(iter(sizes.items()))
+        for name, size in sizes.items():
+            if size != num_steps:
+                problem = f"{name!r} has {size} time steps, but {first!r} has {num_steps}"
                 raise BadRowError(problem, "make them equal")
-        return np.stack(columns, axis=1)
+        return np.stack([np.broadcast_to(column, num_steps) for column in columns.values()], axis=1)
+
+    def _column(self, record: Mapping[str, Any], name: str, is_csv: bool) -> NDArray[np.float64]:
+        """Return the numbers or codes of a field `[steps]`; a scalar if it has one text for all time steps."""
+        codes = self.categories.get(name)
+        if codes is None:
+            return to_numbers(require_list(record, name, is_csv), name, self.nan)
+        if name not in record:
+            raise missing_field(record, name)
+        texts = as_list(record[name], is_csv)
+        if texts is None:
+            return np.array(to_code(record[name], name, codes))
+        return np.array([to_code(text, name, codes) for text in texts])
 
     def _channels(self, steps: list[Any]) -> NDArray[np.float64]:
         if self.num_channels is None:
@@ -177,6 +195,8 @@ def infer_parser(
     if value_type is None:
         raise BadRowError(f"{name!r} is {shorten(steps)}, which is neither text nor a list of numbers")
     is_nested = value_type == "channels" and isinstance(steps[0], list)
+    if is_nested and not steps[0]:
+        raise BadRowError(f"{name!r} has an empty list at a time step", "write the values of its channels")
     return RecordParser(name, value_type, num_channels=len(steps[0]) if is_nested else None)
 
 
@@ -216,15 +236,19 @@ def require_list(record: Mapping[str, Any], name: str, is_csv: bool) -> list[Any
     return value
 
 
+def as_list(value: object, is_csv: bool) -> list[Any] | None:
+    """Return the value if it is a list, or the JSON list in a CSV cell; None if there is no list."""
+    if is_csv and isinstance(value, str) and value.lstrip().startswith("["):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):
+            return None
+    return value if isinstance(value, list) else None
+
+
 def check_types(values: list[Any], types: set[type], name: str, expected: str) -> None:
     """Raise if a value of a field is of a different type."""
     # One set of all types instead of a Python loop: a sequence may have a million steps.
     if not set(map(type, values)) <= types:
         wrong = next(value for value in values if type(value) not in types)
         raise BadRowError(f"{name!r} has {shorten(wrong)}, not {expected}")
-
-
-def check_text(value: str, name: str) -> None:
-    """Raise if a text can't be written as UTF-8."""
-    if not is_utf8(value):
-        raise BadRowError(f"{name!r} has half of a surrogate pair, which is not valid UTF-8")

@@ -58,6 +58,8 @@ def source_options(source: Records, options: SequenceOptions) -> SequenceOptions
                 f"{name}={getattr(options, name)} has no effect on rows, whose fields are known; leave it out"
             )
     options = replace(options, sequence="inputs", read_as=task.inputs)
+    if task.categories:  # then a record has a field for each input
+        options = replace(options, sequence=None, inputs=tuple(f"inputs.{index}" for index in range(task.num_inputs)))
     if task.inputs == "tokens" and options.like is None and options.num_tokens is None:
         options = replace(options, num_tokens=task.num_inputs)
     if task.targets == "next_token":

@@ -228,6 +228,10 @@ def csv_row(index: int, header: list[str], cells: list[str], problem: str = "") 
     """Return the row with these cells; `problem` is the csv module's message about a row that it can't read."""
     if problem:
         return ParsedRow(index, {}, f"the row can't be read ({problem})")
+    if not header[-1]:  # the header line ends with a separator
+        header, cells, extra = header[:-1], cells[: len(header) - 1], cells[len(header) - 1 :]
+        if extra and "".join(extra):
+            return ParsedRow(index, {}, f"its last cell is {shorten(extra[-1])}, but the header has no name for it")
     if len(cells) != len(header):
         return ParsedRow(index, {}, f"its number of cells is {len(cells)}, not {len(header)} as in the header")
     for name, cell in zip(header, cells, strict=True):

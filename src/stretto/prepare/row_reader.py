@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from stretto.base.errors import DataError
 from stretto.base.units import pluralize
+from stretto.prepare.csv_cells import is_utf8
 from stretto.prepare.options import BadRowPolicy
 from stretto.prepare.records import ParsedRow, RecordPart, read_rows, shorten
 
@@ -28,6 +29,12 @@ def missing_field(record: Mapping[str, Any], name: str) -> BadRowError:
     if name in record:
         return BadRowError(f"{name!r} is empty")
     return BadRowError(f"it has no {name!r}, only {shorten(list(record))}")
+
+
+def check_text(value: str, name: str) -> None:
+    """Raise if a text can't be written as UTF-8."""
+    if not is_utf8(value):
+        raise BadRowError(f"{name!r} has half of a surrogate pair, which is not valid UTF-8")
 
 
 @dataclass(frozen=True)

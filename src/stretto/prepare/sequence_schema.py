@@ -10,10 +10,9 @@ from stretto.prepare.field_summary import FieldSummary
 from stretto.prepare.file_listing import AmbiguousInputError
 from stretto.prepare.hints import DataHints
 from stretto.prepare.options import ValueType
-from stretto.prepare.record_parser import RecordParser
+from stretto.prepare.record_parser import RecordParser, as_list
 from stretto.prepare.record_sample import RecordSample
 from stretto.prepare.target_kind import infer_target_kind
-from stretto.prepare.target_parser import as_list
 from stretto.store.vocabulary import Level, split_symbols
 
 _LABEL_NAMES = ("label", "labels", "class", "target", "targets", "category", "sentiment", "tags", "y")
@@ -52,7 +51,8 @@ def infer_sequence_schema(sample: RecordSample, hints: DataHints) -> tuple[Seque
         targets = ()
     for name in targets:
         check_field("targets", name, sample.path, sample.field_names)
-    label_fields = [field.name for field in sample.fields if field.could_be_label and field.name != sequence]
+    used = {sequence, *hints.inputs}
+    label_fields = [field.name for field in sample.fields if field.could_be_label and field.name not in used]
     notes = []
     if label is None and not targets and hints.has_label:
         label, targets = _choose_targets(sample, sequence, label_fields)
@@ -66,6 +66,8 @@ def infer_sequence_schema(sample: RecordSample, hints: DataHints) -> tuple[Seque
         label, targets = targets[0], ()
     kind = kind if targets else None
     other_labels = tuple(name for name in label_fields if name != label)
+    if unused := [name for name in sample.field_names if name not in {*used, label, *targets}]:
+        notes.append(f"fields that are not used: {', '.join(unused)}")
     return SequenceSchema(sequence, value_type, level, label, other_labels, inputs, targets, kind), notes
 
 
@@ -130,7 +132,7 @@ def _infer_kind(sample: RecordSample, parser: RecordParser, targets: tuple[str, 
     lengths = [(record, parser.find_num_steps(record, sample.is_csv)) for record in sample.records]
     readable = [(record, steps) for record, steps in lengths if steps is not None]
     records, num_steps = [record for record, _ in readable], [steps for _, steps in readable]
-    return infer_target_kind(records, num_steps, targets, sample.is_csv)
+    return infer_target_kind(records, num_steps, targets, sample.is_csv, parser.value_type)
 
 
 def _find_level(

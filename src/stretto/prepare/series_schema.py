@@ -4,18 +4,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from stretto.base.errors import DataError
 from stretto.base.task import TargetKind
-from stretto.prepare.field_summary import TIME_NAMES
+from stretto.prepare.field_summary import TIME_NAMES, FieldSummary
 from stretto.prepare.file_listing import AmbiguousInputError
+from stretto.prepare.hints import DataHints
 from stretto.prepare.options import NanPolicy
-from stretto.prepare.record_parser import parse_number
 from stretto.prepare.record_sample import RecordSample
 from stretto.prepare.time_axis import (
+    calendar_period,
     has_many_repeats,
-    infer_period,
     is_decreasing_anywhere,
     is_grouped,
     is_row_counter,
@@ -33,11 +31,12 @@ class SeriesSchema:
     """How a table is read as series."""
 
     columns: tuple[str, ...]  # the channels
+    categories: tuple[str, ...] = ()  # those with few different texts or booleans, not numbers
     time: str | None = None  # column with the time of a row
     time_format: str | None = None  # how the times are written; None: ISO 8601, or numbers
     by: str | None = None  # column that names the series of a row
     seconds: float | None = None  # median time from one row to the next; None if unknown
-    period: int = 0  # seasonal period in rows, such as 24 for hourly rows; 0 if there is none
+    period: int = 0  # rows until values may repeat, such as 24 for hourly rows; 0 if unknown
     nan: NanPolicy = "error"
     has_missing: bool = False  # whether a channel has missing values
     known_future: tuple[str, ...] = ()  # channels whose values are known ahead of time
@@ -46,50 +45,73 @@ class SeriesSchema:
     target_kind: TargetKind | None = None  # None: a forecast
 
     @property
+    def numbers(self) -> tuple[str, ...]:
+        """The channels of numbers."""
+        return tuple(name for name in self.columns if name not in self.categories)
+
+    @property
     def target_fields(self) -> tuple[str, ...]:
         """The columns to predict at each time step or per series; empty if the future is predicted."""
         return self.targets
 
 
-def infer_series_schema(sample: RecordSample, time: str | None, by: str | None) -> tuple[SeriesSchema, list[str]]:
+def infer_series_schema(sample: RecordSample, hints: DataHints) -> tuple[SeriesSchema, list[str]]:
     """Return how the table is read as series, and notes on what was inferred."""
-    time = time or _choose_time(sample)
+    time = hints.time or _choose_time(sample)
     if time is None and sample.time_format is not None:
         problem = f"time_format={sample.time_format!r} matches no column of {sample.path}"
         raise DataError(f"{problem}; fix it, or name the column with time=COLUMN")
     time_format = None if time is None else _find_time_format(sample, time)
-    by = by or _choose_by(sample, time, time_format)
-    channels = [field for field in sample.fields if field.type == "number" and field.name not in (time, by)]
-    if not channels:
+    by = hints.by or _choose_by(sample, time, time_format, hints.inputs)
+    others = [field for field in sample.fields if field.name not in (time, by)]
+    numbers = [field for field in others if field.type == "number"]
+    channels = [field for field in others if field.type == "number" or _is_category(field, hints)]
+    if not numbers and not (channels and hints.targets):
         excluded = " and ".join(name for name in (time, by) if name is not None)
         besides = f" besides {excluded}" if excluded else ""
         raise DataError(f"{sample.path} has no column of numbers{besides}; use different data")
-    others = [field for field in sample.fields if field not in channels and field.name not in (time, by)]
+    categories = tuple(field.name for field in channels if field not in numbers)
+    others = [field for field in others if field not in channels]
     unparsed_time = next((field.name for field in others if field.may_be_unparsed_time), None)
     notes = [] if time else [_file_order_note(unparsed_time, sample.records)]
-    unused = [field.name for field in others if not field.may_be_unparsed_time]
-    if unused:
-        notes.append(f"ignored because not numeric: {', '.join(unused)}")
-    with_nan = [field.name for field in channels if field.has_nan]
+    notes += _column_notes(categories, [field for field in others if not field.may_be_unparsed_time], hints)
+    with_nan = [field.name for field in numbers if field.has_nan]
     if with_nan:
         notes.append(f"NA, NaN or infinity in {', '.join(with_nan)}: read as missing values (nan=error rejects them)")
     first_series = [row for row in sample.records if by is None or row.get(by) == sample.records[0].get(by)]
     times = [] if time is None else parse_timestamps(first_series, time, sample.is_csv, time_format)
     seconds = median_interval(times)
-    numbers = [[parse_number(row.get(field.name), sample.is_csv) for field in channels] for row in first_series]
-    values = np.array(numbers, np.float64)
-    values[np.isinf(values)] = np.nan
     schema = SeriesSchema(
         columns=tuple(field.name for field in channels),
+        categories=categories,
         time=time,
         time_format=time_format,
         by=by,
         seconds=seconds,
-        period=infer_period(seconds, values),
+        period=calendar_period(seconds, len(first_series)),
         nan="missing" if with_nan else "error",
-        has_missing=any(field.num_missing or field.has_nan for field in channels),
+        has_missing=any(field.num_missing or field.has_nan for field in numbers),
     )
     return schema, notes
+
+
+def _is_category(field: FieldSummary, hints: DataHints) -> bool:
+    """Return whether a column holds categories: few different texts or booleans or, if it is named, any texts."""
+    return field.could_be_categories and (field.type == "category" or field.name in hints.inputs)
+
+
+def _column_notes(categories: Sequence[str], unused: Sequence[FieldSummary], hints: DataHints) -> list[str]:
+    """Return notes on the columns that became categories, and on those that are left out; not if inputs are named."""
+    if hints.inputs:
+        return []
+    notes = []
+    if categories:
+        notes.append(f"read as categories: {', '.join(categories)} (inputs=NAMES chooses the columns to read)")
+    if unused:
+        types = ((field.name, "texts and numbers" if field.has_number else field.type) for field in unused)
+        names = ", ".join(f"{name} ({type})" for name, type in types)
+        notes.append(f"ignored, since neither numbers nor few different texts: {names}")
+    return notes
 
 
 def _file_order_note(unparsed_time: str | None, records: Sequence[Mapping[str, Any]]) -> str:
@@ -143,9 +165,11 @@ def _find_time_format(sample: RecordSample, time: str) -> str | None:
     return given or next(iter(formats), None)
 
 
-def _choose_by(sample: RecordSample, time: str | None, time_format: str | None) -> str | None:
-    """Return the column that names the series of a row, or None if all rows are one series."""
-    candidates, mixed = _list_series_columns(sample, time, time_format)
+def _choose_by(sample: RecordSample, time: str | None, time_format: str | None, inputs: Sequence[str]) -> str | None:
+    """Return the column that names the series of a row, or None if all rows are one series; it is no input."""
+    candidates, mixed = (
+        [name for name in names if name not in inputs] for names in _list_series_columns(sample, time, time_format)
+    )
     if mixed and not candidates:
         raise DataError(
             f"{sample.path}: rows of different series are mixed; sort them by {mixed[0]!r}, then by {time!r}, "

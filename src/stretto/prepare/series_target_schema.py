@@ -38,12 +38,17 @@ def choose_series_targets(
     """Return the schema with the inputs and targets that a user has named, and notes."""
     for name in hints.inputs:
         if name not in schema.columns:
-            raise DataError(f"inputs={name} is not a column of numbers; choose from {', '.join(schema.columns)}")
+            choices = ", ".join(schema.columns)
+            raise DataError(f"inputs={name} is not a column of numbers or categories; choose from {choices}")
+    if hints.inputs:
+        schema = replace(schema, categories=tuple(name for name in schema.categories if name in hints.inputs))
     if kind is not None:
         return replace(schema, columns=hints.inputs or schema.columns, targets=hints.targets, target_kind=kind), []
     if not hints.inputs:
         return schema, []
-    added = tuple(name for name in hints.targets if name not in hints.inputs and name in schema.columns)
+    added = tuple(name for name in hints.targets if name not in hints.inputs and name in schema.numbers)
+    if not added and not any(name in schema.numbers for name in hints.inputs):
+        raise DataError(f"inputs={','.join(hints.inputs)} has no numbers to forecast; add a column of numbers")
     notes = (
         [f"{', '.join(added)}: also an input, since a forecast reads the past values of its targets"] if added else []
     )

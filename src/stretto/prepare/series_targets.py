@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
-from stretto.base.task import IGNORE_INDEX, TargetKind, has_classes, is_per_row
+from stretto.base.task import IGNORE_INDEX, TABLE_TARGET_KINDS, TargetKind, has_classes, is_per_row
 from stretto.prepare.options import SeriesOptions
 from stretto.prepare.prepare_job import Job, PartResult
 from stretto.prepare.record_parser import sort_class_names
@@ -119,6 +119,9 @@ def make_series_targets(
                 f"targets={columns[0]} has lists, but the rows of a table are time steps; use numbers or text"
             )
         kind = _STEP_KINDS[row_kind]
+    if kind not in TABLE_TARGET_KINDS:
+        choices = ", ".join(TABLE_TARGET_KINDS)
+        raise DataError(f"target_kind={kind} is not possible with series; choose from {choices}")
     if has_classes(kind) and len(columns) > 1:
         raise DataError(f"targets={','.join(columns)} are {len(columns)} columns, but {kind} needs one; name one")
     parser = TargetParser(columns, "class_per_row" if has_classes(kind) else "values_per_row", nan=options.nan)

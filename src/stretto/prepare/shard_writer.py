@@ -4,12 +4,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
+from stretto.base.units import pluralize
+from stretto.prepare.categories import OnNote
+from stretto.prepare.category_codes import Codes
 from stretto.prepare.prepare_job import Job, PartResult, PartTask, file_record, move_into_store, part_path
 from stretto.prepare.records import RecordPart
 from stretto.prepare.row_reader import RowReader, SkippedRows
@@ -37,7 +41,10 @@ ShardResult = dict[str, Any]  # a shard's files, sizes and statistics of values,
 
 
 class ShardWriter:
-    """Writes those sequences of one part that belong to one split, to `files`: values, ends and, if any, targets."""
+    """Writes those sequences of one part that belong to one split, to `files`: values, ends and, if any, targets.
+
+    A file `target_ends` is for targets that have a length of their own.
+    """
 
     def __init__(
         self,
@@ -51,14 +58,17 @@ class ShardWriter:
         self._num_buffered = 0
         self._ends: list[int] = []  # where each buffered sequence ends, in time steps of the shard
         self._targets: list[NDArray[Any]] = []
-        self._num_sequences = self._num_steps = self._num_bytes = self._longest = 0
+        self._target_ends: list[int] = []
+        self._num_sequences = self._num_steps = self._num_bytes = self._longest = self._num_targets = 0
         self._stats = channel_stats(np.zeros((0, 0)))  # without channels, as for tokens
         self._target_stats = self._stats
+        self._num_zeros = np.zeros(0, np.int64)  # of each channel
 
     def append(self, steps: NDArray[Any], targets: NDArray[Any] | None = None, num_bytes: int = 0) -> None:
         """Append a sequence; `num_bytes` is the size of its text, 0 if it is not text.
 
-        The first dim of `targets` is that of time steps, or has size 1 if the sequence has one class or vector.
+        The first dim of `targets` is that of time steps, or has size 1 if the sequence has one class or vector, or any
+        size if targets have a length of their own.
         """
         self._num_sequences += 1
         self._num_steps += len(steps)
@@ -67,6 +77,8 @@ class ShardWriter:
         self._ends.append(self._num_steps)
         if targets is not None:
             self._targets.append(targets)
+            self._num_targets += len(targets)
+            self._target_ends.append(self._num_targets)
             self._num_buffered += targets.size
         self._buffered.append(steps)
         self._num_buffered += steps.size
@@ -78,6 +90,8 @@ class ShardWriter:
             values = np.concatenate(self._buffered)
             if values.ndim == 2:
                 self._stats = join_stats(self._stats, channel_stats(values))
+                num_zeros = np.count_nonzero(values == 0, axis=0)
+                self._num_zeros = self._num_zeros + num_zeros if len(self._num_zeros) else num_zeros
             self._files["values"].append(values.astype(self._dtype))
         self._files["ends"].append(np.array(self._ends, END_DTYPE))
         if self._targets:
@@ -85,7 +99,9 @@ class ShardWriter:
             if targets.ndim == 2:
                 self._target_stats = join_stats(self._target_stats, channel_stats(targets))
             self._files["targets"].append(targets.astype(self._target_dtype))
-        self._buffered, self._num_buffered, self._ends, self._targets = [], 0, [], []
+        if "target_ends" in self._files:
+            self._files["target_ends"].append(np.array(self._target_ends, END_DTYPE))
+        self._buffered, self._num_buffered, self._ends, self._targets, self._target_ends = [], 0, [], [], []
 
     def finish(self) -> ShardResult:
         """Close the files; return them with the shard's sizes and statistics of channels and targets."""
@@ -95,9 +111,11 @@ class ShardWriter:
             "num_sequences": self._num_sequences,
             "num_steps": self._num_steps,
             "longest": self._longest,
+            "num_targets": self._num_targets if "target_ends" in self._files else 0,
             "num_bytes": self._num_bytes,
             "stats": self._stats.tolist(),
             "target_stats": self._target_stats.tolist(),
+            "num_zeros": self._num_zeros.tolist(),
         }
 
 
@@ -108,9 +126,11 @@ def open_shards(
     part_number: int,
     dtype: np.dtype[Any],
     target_dtype: np.dtype[Any] | None = None,  # None: there are no targets
+    *,
+    own_length: bool = False,  # of targets
 ) -> Iterator[dict[str, ShardWriter]]:
     """Open a shard for each split of a part; all their files are closed at the end, even if they are not finished."""
-    names = ("values", "ends") if target_dtype is None else ("values", "ends", "targets")
+    names = ["values", "ends", *([] if target_dtype is None else ["targets"]), *(["target_ends"] if own_length else [])]
     with ExitStack() as stack:
         writers = {}
         for split in splits:
@@ -173,7 +193,7 @@ def write_store(
             for file in result["files"]:
                 suffix = file["path"].rpartition(".")[2]
                 files.append(move_into_store(file, job.folder, shard_file(suffix, len(shards))))
-            shards.append(Shard(**{name: result[name] for name in ("num_sequences", "num_steps", "longest")}))
+            shards.append(Shard(**{name: result[name] for name in Shard.model_fields}))
     num_bytes = None
     if vocabulary is not None:
         num_bytes = sum(result["num_bytes"] for result in results)
@@ -207,10 +227,38 @@ def join_stats(a: ChannelStats, b: ChannelStats) -> ChannelStats:
     return np.stack([count, a[1] + delta * weight, squares, np.minimum(a[3], b[3]), np.maximum(a[4], b[4])])
 
 
-def make_channels(names: Sequence[str], results: Sequence[ShardResult], like: Channels | None = None) -> Channels:
-    """Return the channels with their mean and standard deviation (1 if constant), or `like` if it is given."""
+def make_channels(
+    names: Sequence[str],
+    results: Sequence[ShardResult],
+    like: Channels | None = None,
+    categories: Mapping[str, Codes] = MappingProxyType({}),
+) -> Channels:
+    """Return the channels with their mean and standard deviation (1 if constant), or `like` if it is given.
+
+    Channels with the codes of `categories` have mean 0 and std 1: they are not scaled.
+    """
     mean, std = _measure(names, [result["stats"] for result in results], like)
-    return like or Channels(names=tuple(names), mean=mean, std=std)
+    if like is not None:
+        return like
+    mean, std = (
+        tuple(unscaled if name in categories else value for name, value in zip(names, values, strict=True))
+        for values, unscaled in ((mean, 0.0), (std, 1.0))
+    )
+    stored = {name: tuple(codes) for name, codes in categories.items()}
+    return Channels(names=tuple(names), mean=mean, std=std, categories=stored)
+
+
+def note_unknown(
+    names: Sequence[str], shards: Mapping[str, Sequence[ShardResult]], categories: Mapping[str, Codes], on_note: OnNote
+) -> None:
+    """Say once for each channel how many of its texts are not among the categories: they have code 0."""
+    for name, codes in categories.items():
+        index = list(names).index(name)
+        counts = [shard["num_zeros"] for split_shards in shards.values() for shard in split_shards]
+        count = sum(num_zeros[index] for num_zeros in counts if num_zeros)
+        if count:
+            known = f"its {len(codes):,} categories in the training data"
+            on_note(f"{pluralize(count, 'value')} of {name!r} not among {known}: read as unknown")
 
 
 def make_target_values(

@@ -1,4 +1,4 @@
-"""TargetParser: reads the targets of a record: a class, or values, for the sequence or for each of its time steps."""
+"""TargetParser: reads the targets of a record: a class, values, or a sequence of classes, per sequence or time step."""
 
 import json
 import math
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 from stretto.base.errors import DataError
 from stretto.base.task import IGNORE_INDEX, TargetKind, has_classes, is_per_step
 from stretto.prepare.options import NanPolicy
-from stretto.prepare.record_parser import check_text, check_types, require, require_list, to_number, to_numbers
+from stretto.prepare.record_parser import as_list, check_types, require, require_list, to_number, to_numbers
 from stretto.prepare.records import shorten
-from stretto.prepare.row_reader import BadRowError, missing_field
+from stretto.prepare.row_reader import BadRowError, check_text, missing_field
 
 # Names of classes, one for the sequence or one per time step; or values `[1, values]` or `[time, values]`.
 ParsedTargets = list[str | None] | NDArray[np.float64]
@@ -48,6 +48,9 @@ class TargetParser:
         if self.kind == "class_per_step":
             classes = self._steps(record, self.fields[0], is_csv, num_steps)
             return [self._class_name(value, is_csv) for value in classes]
+        if self.kind == "sequence_per_row":
+            names = [self._class_name(value, is_csv) for value in self._symbols(record, is_csv)]
+            return [name for name in names if name is not None]
         if self.num_values is not None:
             return self._nested_values(record, is_csv, num_steps)
         if self.kind == "values_per_row":
@@ -60,7 +63,8 @@ class TargetParser:
         if not isinstance(targets, list):
             return targets
         assert self.classes is not None, "set by the scan"
-        return np.array([IGNORE_INDEX if name is None else self.classes[name] for name in targets])
+        numbers = [IGNORE_INDEX if name is None else self.classes[name] for name in targets]
+        return np.array(numbers, dtype=np.int64)
 
     def _class_name(self, value: object, is_csv: bool) -> str | None:
         """Return the name of a class; None if it is missing, which in arrays is -100, or NaN among floats."""
@@ -87,8 +91,18 @@ class TargetParser:
         steps = require_list(record, name, is_csv)
         if len(steps) != num_steps:
             problem = f"{name!r} has {len(steps)} targets, but the sequence has {num_steps} time steps"
-            raise BadRowError(problem, "give one per time step, with null where there is none")
+            raise BadRowError(problem, "give one per time step; null, or NaN or -100 in arrays, is a missing one")
         return steps
+
+    def _symbols(self, record: Mapping[str, Any], is_csv: bool) -> list[Any]:
+        """Return the elements of a list, or the characters of a text; an empty list if the value is missing."""
+        value = self._value(record, self.fields[0])
+        symbols = as_list(value, is_csv)
+        if symbols is not None:
+            return symbols
+        if value is not None and not isinstance(value, str):
+            raise BadRowError(f"{self.fields[0]!r} is {shorten(value)}, but a sequence must be a list or a text")
+        return list(value or "")
 
     @staticmethod
     def _value(record: Mapping[str, Any], name: str) -> object:
@@ -107,6 +121,8 @@ class TargetParser:
         check_types(steps, {list, type(None)}, name, "a list of numbers")
         steps = [[None] * (self.num_values or 0) if values is None else values for values in steps]
         for values in steps:
+            if not values:
+                raise BadRowError(f"{name!r} has an empty list of values", "leave the field out, or write its values")
             if len(values) != self.num_values:
                 where = "at a time step" if is_step else "in this row"
                 raise BadRowError(f"{name!r} has {len(values)} values {where}, but {self.num_values} in the first row")
@@ -132,13 +148,3 @@ def make_target_parser(
     if len(fields) > 1:
         raise DataError(f"targets={','.join(fields)}: {fields[0]!r} has lists of values; name it alone")
     return replace(parser, num_values=len(lists[0]))
-
-
-def as_list(value: object, is_csv: bool) -> list[Any] | None:
-    """Return the value if it is a list, or the JSON list in a CSV cell; None if there is no list."""
-    if is_csv and isinstance(value, str) and value.lstrip().startswith("["):
-        try:
-            value = json.loads(value)
-        except (ValueError, RecursionError):
-            return None
-    return value if isinstance(value, list) else None

@@ -1,7 +1,7 @@
 """TextFiles: several files as one long text, read in spans that avoid splitting words."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
@@ -101,22 +101,22 @@ class TextFiles:
         """Return each file with its start and stop in the text."""
         return zip(self.paths, self.starts, self.starts[1:], strict=False)
 
-    def read_spans(self, start: int, stop: int) -> Iterator[TextSpan]:
-        """Yield the text from `start` up to `stop`, about 1 MiB at a time."""
+    def read_spans(self, start: int, stop: int, *, by_line: bool = False) -> Iterator[TextSpan]:
+        """Yield the text from `start` up to `stop`, about 1 MiB at a time, cut between words, or between lines."""
         for path, file_start, file_stop in self._files():
             first, last = max(start, file_start) - file_start, min(stop, file_stop) - file_start
             if first < last:
-                yield from _read_spans(path, first, last)
+                yield from _read_spans(path, first, last, _last_line_edge if by_line else _last_edge)
 
 
-def _read_spans(path: Path, start: int, stop: int) -> Iterator[TextSpan]:
+def _read_spans(path: Path, start: int, stop: int, find_edge: Callable[[bytes], int]) -> Iterator[TextSpan]:
     kept = b""
     with open_binary(path, start) as file:
         while start < stop:
             block = kept + file.read(min(_READ_BYTES, stop - start - len(kept)))
             is_last = len(block) == stop - start
             # If the end of this block splits a word, the beginning of the word is kept for the next block.
-            edge = len(block) if is_last else _last_edge(block)
+            edge = len(block) if is_last else find_edge(block)
             yield TextSpan(path, start, block[:edge])
             start += edge
             kept = block[edge:]
@@ -130,3 +130,11 @@ def _last_edge(block: bytes) -> int:
         while edge and block[edge] & 0xC0 == 0x80:
             edge -= 1
     return edge or len(block)  # never 0: each span must make progress
+
+
+def _last_line_edge(block: bytes) -> int:
+    """Return where the last line of a block starts or, if it is all one line, where its last word starts."""
+    edge = block.rfind(b"\n") + 1
+    if not edge:
+        edge = block.rfind(b" ")  # a subword begins with the space, not after it
+    return edge if edge > 0 else _last_edge(block)

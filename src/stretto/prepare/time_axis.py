@@ -1,14 +1,10 @@
-"""Time axis of a table: the order of its rows, the interval between them, and their seasonal period."""
+"""Time axis of a table: the order of its rows, the interval between them, and the period that it suggests."""
 
-import math
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from itertools import groupby, pairwise
 from statistics import median
 from typing import Any
-
-import numpy as np
-from numpy.typing import NDArray
 
 from stretto.prepare.prepare_series import Timestamp, parse_timestamp
 from stretto.prepare.record_parser import parse_number
@@ -73,29 +69,13 @@ def median_interval(times: Sequence[Timestamp]) -> float | None:
     return median(gaps) if gaps else None
 
 
-def infer_period(seconds: float | None, values: NDArray[np.float64]) -> int:
-    """Return the seasonal period of values `[rows, channels]` in rows, 0 if there is none.
+def calendar_period(seconds: float | None, num_rows: int) -> int:
+    """Return after how many rows a day, a week or so has passed, if a row comes every `seconds`.
 
-    `seconds`, the interval between rows, suggests a period. That period is returned only if there are three periods of
-    rows, and repeating the value from one period ago is a better forecast than repeating the last value.
+    0 if the interval suggests no period, or there are fewer than three periods of rows.
     """
     if seconds is None:
         return 0
     # Within 10%, since months differ in length.
     period = next((period for interval, period in _PERIODS if abs(seconds / interval - 1) < 0.1), 0)
-    if not period or len(values) < 3 * period:
-        return 0
-    # Up to 12 horizons: repeating the last value gets worse with the horizon, repeating the last period does not.
-    horizons = range(1, period + 1, max(1, period // 8))
-    last_value_error = np.mean([_squared_error(values, horizon) for horizon in horizons])
-    seasonal_error = _squared_error(values, period)
-    return period if math.isfinite(seasonal_error) and seasonal_error < last_value_error else 0
-
-
-def _squared_error(values: NDArray[np.float64], lag: int) -> float:
-    """Return the mean squared error, relative to each channel's variance, of repeating values from `lag` rows ago."""
-    variance = np.nanvar(values, axis=0)
-    # The variance is 0 for a constant channel, and NaN for one without any value.
-    variance[~(variance > 0)] = 1.0
-    errors = (values[lag:] - values[:-lag]) ** 2 / variance
-    return float(np.nanmean(errors)) if np.isfinite(errors).any() else math.inf
+    return period if num_rows >= 3 * period else 0

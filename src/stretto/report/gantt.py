@@ -4,14 +4,14 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from stretto.base.units import format_seconds, pluralize
-from stretto.plan.actions import ActionKind, action_labels
+from stretto.plan.actions import action_labels
 from stretto.plan.timeline import Timeline
-from stretto.plan.trace import Trace
+from stretto.plan.trace import Trace, TraceEvent
 from stretto.report.bar_rows import BarChart, BarRow, Box
 from stretto.report.formatting import step_time_unit
 from stretto.report.ticks import linear
 
-_CSS_CLASSES = {"data": "c4", "forward": "c0", "backward": "c1", "optimizer": "c2"}
+_CSS_CLASSES = {"data": "c4", "forward": "c0", "backward": "c1", "optimizer": "c2", "head": "c3", "head gradient": "c3"}
 _MIN_FRACTION = 1 / 1400  # a bar shorter than this fraction of the axis is thinner than a pixel on a wide screen
 
 
@@ -30,7 +30,7 @@ def bars_from_timeline(timeline: Timeline) -> list[Bar]:
     label_of = action_labels(timed.action for timed in timeline.timed_actions)
     bars = []
     for timed in timeline.timed_actions:
-        kind = "forward" if timed.action.kind is ActionKind.FORWARD else "backward"
+        kind = TraceEvent.of(timed).category
         bars.append(Bar(timed.stage, kind, label_of(timed.action), timed.start, timed.stop))
     return bars
 

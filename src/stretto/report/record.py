@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from stretto.base.metric_names import EVALUATION_FIELDS
+from stretto.base.score import Score, ScoreMode
 from stretto.base.task import TARGET_KINDS, target_name
 from stretto.config.run import RunConfig
 from stretto.report.downsampled_series import DownsampledSeries
@@ -82,18 +83,31 @@ class StepHistory:
 
 
 class EvaluationHistory:
-    """The evaluations on the validation data; `last` and `best` are their log lines."""
+    """The evaluations on the validation data; `last` and `best` (by the monitored metric) are their log lines."""
 
     def __init__(self) -> None:
         self.series = DownsampledSeries("step", "seconds", "num_targets", "loss", max_buckets=300)
         self.scores: dict[str, DownsampledSeries] = {}  # the metrics by name, each with the columns of `series`
         self.last: JsonObject | None = None
         self.best: JsonObject | None = None
+        self.monitor = "loss"
+        self.mode: ScoreMode = "min"
+
+    def set_monitor(self, launch: JsonObject) -> None:
+        """Compare by the metric that a launch monitors; a different one restarts the comparison."""
+        monitor = read_str(launch, "monitor") or "loss"
+        mode: ScoreMode = "max" if launch.get("mode") == "max" else "min"
+        if (monitor, mode) != (self.monitor, self.mode):
+            self.monitor, self.mode, self.best = monitor, mode, None
+
+    @property
+    def best_score(self) -> Score | None:
+        """The monitored metric of the best evaluation; None if there is none yet."""
+        return None if self.best is None else self._score(self.best)
 
     def add(self, line: JsonObject, seconds: float, num_targets: float) -> None:
         """Add a log line; `seconds` and `num_targets` are the totals of the steps so far: the x axes of the curves."""
-        loss = read_number(line, "loss")
-        self.series.add(read_int(line, "step"), seconds, num_targets, loss)
+        self.series.add(read_int(line, "step"), seconds, num_targets, read_number(line, "loss"))
         for name in line:
             if name not in EVALUATION_FIELDS and math.isfinite(value := read_number(line, name)):
                 if name not in self.scores and len(self.scores) < _MAX_SCORES:
@@ -101,8 +115,12 @@ class EvaluationHistory:
                 if name in self.scores:
                     self.scores[name].add(read_int(line, "step"), seconds, num_targets, value)
         self.last = line
-        if math.isfinite(loss) and (self.best is None or loss < read_number(self.best, "loss")):
+        score, best = self._score(line), self.best_score
+        if score.is_finite and (best is None or score.badness < best.badness):
             self.best = line
+
+    def _score(self, line: JsonObject) -> Score:
+        return Score(read_number(line, self.monitor), self.monitor, self.mode)
 
 
 class SaveHistory:
@@ -208,6 +226,7 @@ class Record:
                 self.ranks.add(line)
             case "start":
                 self.launches.append(line)
+                self.evaluations.set_monitor(line)
             case "plan":
                 self.plan_events.append(line)
 

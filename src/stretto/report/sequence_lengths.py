@@ -40,7 +40,8 @@ def lengths_section(record: Record, data_digest: str | None) -> Html:
         lengths, text = _find_lengths(record, data_digest)
     except (StrettoError, OSError) as error:
         lengths, text = None, f"The training data can't be read: {error}."
-    figures = [] if lengths is None else [figure(_histogram(lengths))]
+    has_several = lengths is not None and lengths.num_sequences > 1
+    figures = [figure(_histogram(lengths))] if lengths is not None and has_several else []
     padding = record.steps.padding
     if padding == 0:
         text += " No batch was padded."

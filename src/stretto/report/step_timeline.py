@@ -94,7 +94,12 @@ def _timeline_from_busy_times(prediction: JsonObject | None, layout: Layout) -> 
     except (KeyError, TypeError, ValueError):
         return None
     num_forwards = layout.micro_batches * layout.chunks
-    if len(busy) != layout.stages or layout.stages > _MAX_STAGES or layout.stages * num_forwards > _MAX_FORWARDS:
+    if (
+        layout.splits_vocab
+        or len(busy) != layout.stages
+        or layout.stages > _MAX_STAGES
+        or layout.stages * num_forwards > _MAX_FORWARDS
+    ):
         return None
 
     def cost(stage: int, action: Action) -> float:

@@ -13,7 +13,7 @@ from stretto.report.curves import final_loss
 from stretto.report.formatting import format_count, format_finite_loss, format_percent, format_time
 from stretto.report.markup import Html, tag
 from stretto.report.page import definition_list, section, tiles
-from stretto.report.record import Record, read_int, read_number, read_str
+from stretto.report.record import EvaluationHistory, Record, read_int, read_number, read_str
 
 
 def final_metrics(record: Record) -> dict[str, str]:
@@ -21,8 +21,8 @@ def final_metrics(record: Record) -> dict[str, str]:
     target_name, steps, evaluations = record.target_name, record.steps, record.evaluations
     metrics: dict[str, str] = {}
     if evaluations.best is not None:
-        best_loss, best_step = read_number(evaluations.best, "loss"), read_int(evaluations.best, "step")
-        metrics["best validation loss"] = f"{format_finite_loss(best_loss)} at step {best_step:,}"
+        name, value = _best_score(evaluations)
+        metrics[name] = f"{value} at step {read_int(evaluations.best, 'step'):,}"
     if evaluations.last is not None:
         metrics["last validation loss"] = format_finite_loss(read_number(evaluations.last, "loss"))
         for name, value in evaluations.last.items():
@@ -51,10 +51,13 @@ def summary_tiles(record: Record) -> Html:
     pairs: list[tuple[str, str]] = []
     best, steps, target_name = record.evaluations.best, record.steps, record.target_name
     if best is not None:
-        loss = format_finite_loss(read_number(best, "loss"))
-        pairs.append((f"best validation loss, at step {read_int(best, 'step'):,}", loss))
-        if math.isfinite(read_number(best, "perplexity")):
-            pairs.append((f"perplexity at step {read_int(best, 'step'):,}", f"{read_number(best, 'perplexity'):,.4g}"))
+        monitor, step = record.evaluations.monitor, f"at step {read_int(best, 'step'):,}"
+        name, value = _best_score(record.evaluations)
+        pairs.append((f"{name}, {step}", value))
+        if monitor != "loss":
+            pairs.append((f"validation loss {step}", format_finite_loss(read_number(best, "loss"))))
+        if monitor != "perplexity" and math.isfinite(read_number(best, "perplexity")):
+            pairs.append((f"perplexity {step}", f"{read_number(best, 'perplexity'):,.4g}"))
     if steps.last_step:
         span = steps.smoothing_span
         name = f"training loss, smoothed over {span:,} steps" if span > 1 else "training loss, last step"
@@ -70,6 +73,14 @@ def summary_tiles(record: Record) -> Html:
     if record.ranks.num_ranks > 1:
         pairs.append(("bubble: idle time of ranks", format_percent(record.ranks.bubble)))
     return tiles([pair for pair in pairs if pair[1] != "-"])
+
+
+def _best_score(evaluations: EvaluationHistory) -> tuple[str, str]:
+    """Return the name and the value of the monitored metric of the best evaluation; there is one."""
+    score = evaluations.best_score
+    assert score is not None
+    value = format_finite_loss(score.value) if score.name == "loss" else f"{score.value:,.4g}"
+    return f"best validation {score.name.replace('_', ' ')}", value
 
 
 def configuration_section(record: Record, inventory: CheckpointInventory) -> Html:

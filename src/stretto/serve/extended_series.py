@@ -48,7 +48,7 @@ def extend_series(
         num_complete = int(is_missing.argmax()) if is_missing.any() else len(future)
         if num_complete < num_added:
             names = ", ".join(channels[channel] for channel in known)
-            others = ", ".join(channels[channel] for channel in transform.unknown_channels)
+            others = ", ".join(channels[channel] for channel in transform.unknown_numbers)
             raise DataError(
                 f"{name} has {names} for {num_complete} of the {num_added} time steps after the last value of "
                 f"{others}; add rows with the known values, and leave {others} empty"

@@ -15,8 +15,11 @@ from stretto.base.keys import derive_key
 from stretto.base.state import cat_rows
 from stretto.base.window import Rows
 from stretto.blocks.stack import Stack
-from stretto.store.vocabulary import SymbolVocabulary, Vocabulary
+from stretto.store.subwords import SubwordVocabulary
+from stretto.store.vocabulary import Vocabulary
 from stretto.train.trained_model import TrainedModel
+
+_MAX_JOINED = 4  # a character has at most four bytes, each a token
 
 
 @dataclass(frozen=True)
@@ -102,8 +105,10 @@ def generate(
     if length < 1:
         raise ConfigError(f"length={length} is less than 1; use at least 1")
     prompt_tokens = vocabulary.encode(prompt or "\n")
-    suppress_tokens = (0,) if isinstance(vocabulary, SymbolVocabulary) else ()  # 0 is the unknown symbol
-    decoders = [_TokenDecoder(vocabulary, prompt) for _ in range(count)]
+    if not len(prompt_tokens):
+        raise ConfigError(f'prompt={prompt!r} has no tokens; start the text with a word, such as prompt="The"')
+    suppress_tokens = () if vocabulary.unknown_token is None else (vocabulary.unknown_token,)
+    decoders = [_TokenDecoder(vocabulary, prompt, prompt_tokens) for _ in range(count)]
     stream = generate_tokens(trained.stack, prompt_tokens, sampling, count=count, suppress_tokens=suppress_tokens)
     for number, tokens in enumerate(islice(stream, length), 1):
         yield [decoder.add(token, is_last=number == length) for decoder, token in zip(decoders, tokens, strict=True)]
@@ -112,21 +117,38 @@ def generate(
 class _TokenDecoder:
     """Turns a stream of tokens into pieces of text."""
 
-    def __init__(self, vocabulary: Vocabulary, prompt: str) -> None:
+    def __init__(self, vocabulary: Vocabulary, prompt: str, prompt_tokens: NDArray[np.integer]) -> None:
         self._vocabulary = vocabulary
         self._byte_decoder = codecs.getincrementaldecoder("utf-8")("replace")
         # Words are separated by spaces; the first word needs none at the start of a line or after white space.
         self._needs_space = bool(prompt) and not prompt[-1].isspace()
+        # Subwords whose text is complete, and those after them: together, they show how tokens are joined.
+        self._last: list[int] = prompt_tokens[-_MAX_JOINED:].tolist() if prompt else []
+        self._pending: list[int] = []
 
     def add(self, token: int, *, is_last: bool) -> str:
         """Return the text that a token adds; the last token also ends an incomplete character."""
         if self._vocabulary.level == "byte":
             return self._byte_decoder.decode(bytes([token]), is_last)
+        if isinstance(self._vocabulary, SubwordVocabulary):
+            return self._add_subword(self._vocabulary, token, is_last)
         symbol = self._vocabulary.decode([token])
         if self._vocabulary.level == "char":
             return symbol
         piece = f" {symbol}" if self._needs_space and symbol != "\n" else symbol
         self._needs_space = symbol != "\n"
+        return piece
+
+    def _add_subword(self, vocabulary: SubwordVocabulary, token: int, is_last: bool) -> str:
+        if vocabulary.is_byte_level:
+            return self._byte_decoder.decode(vocabulary.token_bytes(token), is_last)
+        # Other tokenizers join tokens in their own ways, such as with a space before some: decode them with the last.
+        self._pending.append(token)
+        text = vocabulary.decode([*self._last, *self._pending])
+        if text.endswith("\ufffd") and len(self._pending) < _MAX_JOINED and not is_last:
+            return ""  # a byte that does not complete a character
+        piece = text[len(vocabulary.decode(self._last)) :]
+        self._last, self._pending = self._pending, []
         return piece
 
 

@@ -18,7 +18,9 @@ from torch import Tensor
 from stretto.base.disk import atomic_path, explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.fingerprint import fingerprint
+from stretto.base.task import has_own_length
 from stretto.base.window import Rows
+from stretto.blocks.row_loss import RowLoss
 from stretto.mesh.world import World
 from stretto.prepare.downloads import localize
 from stretto.serve.prediction_dataset import (
@@ -30,7 +32,7 @@ from stretto.serve.prediction_dataset import (
 )
 from stretto.serve.source import FieldNames, ensure_prepared, is_raw, open_source, prepare_source
 from stretto.store.index import Store
-from stretto.train.trained_model import TrainedModel
+from stretto.train.trained_model import TrainedModel, check_location
 
 # Approximate numbers of time steps per part and per batch, and of output values in memory at a time.
 _PART_STEPS, _BATCH_STEPS, _MAX_OUTPUTS = 1 << 15, 1 << 13, 1 << 23
@@ -51,6 +53,7 @@ def predict(trained: TrainedModel, location: Path | str) -> Iterator[PredictionR
     The data is a prepared folder or its URL, or a file in the same format as those the run's data was prepared from.
     Each result is a dict: a line of the file that `write_predictions` writes.
     """
+    check_location(location, "call predict_arrays for rows in memory")
     with ensure_prepared(location, trained.data_spec) as folder:
         dataset = _open_dataset(trained, folder)
         for part in _split_into_parts(dataset):
@@ -106,8 +109,19 @@ def parts_folder(path: Path) -> Path:
 
 
 def _open_dataset(trained: TrainedModel, location: Path | str) -> PredictionDataset:
+    _check_decodable(trained)
     source, config = open_source(location, trained.data_spec), trained.config
     return make_prediction_dataset(source, trained.data_spec, config.data, config.model.predicted_quantiles)
+
+
+def _check_decodable(trained: TrainedModel) -> None:
+    """Raise if outputs of single time steps are not what the model predicts."""
+    if has_own_length(trained.data_spec.task.targets) or isinstance(trained.stack.loss, RowLoss):
+        raise ConfigError(
+            f"the model was trained with a loss over whole rows (model.loss={trained.config.model.loss or 'ctc'}), "
+            "whose outputs `predict` does not decode yet; run trained.stack, and decode its outputs with "
+            "stretto.serve.ctc_greedy or stretto.nn.viterbi"
+        )
 
 
 def _write_missing_parts(

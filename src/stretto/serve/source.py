@@ -8,9 +8,9 @@ from pathlib import Path
 from stretto.base.errors import DataError
 from stretto.base.remote import is_remote
 from stretto.base.scratch import make_scratch_folder
-from stretto.base.task import is_per_step
+from stretto.base.task import has_own_length, is_per_step
 from stretto.prepare.compression import content_suffix, is_compressed
-from stretto.prepare.downloads import localize, remote_name
+from stretto.prepare.downloads import localize, remote_name, urls_in_errors
 from stretto.prepare.options import SequenceOptions, SeriesOptions, TextOptions
 from stretto.prepare.prepare_sequences import prepare_sequences
 from stretto.prepare.prepare_series import prepare_series
@@ -63,10 +63,16 @@ class FieldNames:
     by: str | None = None  # the column that identifies a series
 
 
+@urls_in_errors()
 def prepare_source(file: Path | str, folder: Path, data_spec: DataSpec, fields: FieldNames | None = None) -> None:
     """Prepare a file like the run's data: with the same vocabulary, or the same channels, mean and std."""
     file = localize(file)
     task, origin, fields = data_spec.task, data_spec.origin or Origin(), fields or FieldNames()
+    if task.inputs == "channels" and data_spec.channels is None:
+        raise DataError(
+            f"{file} can't be read like the run's data, which comes from a function (data.factory); load its rows "
+            "yourself, and call stretto.serve.predict_arrays(stretto.load_model(RUN), rows)"
+        )
     values = data_spec.channels or Tokens(num_tokens=task.num_inputs)  # num_inputs is the vocabulary size
     shared = SharedProperties("the run", values, _stored_targets(data_spec), data_spec.vocabulary)
     if task.targets == "horizon" or (isinstance(values, Channels) and not origin.inputs):
@@ -122,7 +128,7 @@ def _spec_of(source: Corpus | Sequences, run_spec: DataSpec) -> DataSpec:
     values, targets = source.fields.values, source.fields.targets
     spec = replace(run_spec, vocabulary=source.vocabulary, channels=values if isinstance(values, Channels) else None)
     if isinstance(values, Channels):
-        spec = replace(spec, task=replace(run_spec.task, inputs="channels"))
+        spec = replace(spec, task=replace(run_spec.task, inputs="channels"), categories=values.categories)
     else:
         spec = replace(spec, task=replace(run_spec.task, inputs="tokens", num_inputs=values.num_tokens))
     if targets is None or run_spec.task.targets in ("next_token", "horizon"):
@@ -138,4 +144,6 @@ def _stored_targets(data_spec: DataSpec) -> StoredTargets | None:
     if data_spec.target_values is not None:
         return data_spec.target_values
     kind = data_spec.task.targets
-    return Classes(names=data_spec.labels, per_step=is_per_step(kind)) if data_spec.labels else None
+    if not data_spec.labels:
+        return None
+    return Classes(names=data_spec.labels, per_step=is_per_step(kind), own_length=has_own_length(kind))

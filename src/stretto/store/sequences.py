@@ -2,7 +2,8 @@
 
 values-00000.bin   |--seq 0--|-seq 1-|-----seq 2-----|      the time steps of all sequences, concatenated
 ends-00000.bin     where each sequence ends, in time steps
-targets-00000.bin  a class, or values, per sequence or per time step, if there are targets
+targets-00000.bin  a class, or values, per sequence or per time step, if there are targets; or a sequence of classes
+target_ends-00000.bin  where the targets of each sequence end, if they have a length of their own
 """
 
 import math
@@ -67,22 +68,46 @@ class NamedValues(StrictModel):
 
 
 class Channels(NamedValues):
-    """Each time step has one value per channel."""
+    """Each time step has one value per channel: a number, or the code of a category."""
 
     type: Literal["channels"] = "channels"
+    # Names of the categories, by channel. The code of name i is i + 1, that of any other name 0; its mean is 0, its
+    # std 1, so that codes are never scaled.
+    categories: dict[str, Annotated[tuple[str, ...], Field(min_length=1, strict=False)]] = Field({}, strict=False)
+
+    @model_validator(mode="after")
+    def _check_categories(self) -> Self:
+        for name, names in self.categories.items():
+            if name not in self.names or len(set(names)) < len(names):
+                raise ValueError(f"categories.{name} must have different names, and be a channel")
+            index = self.names.index(name)
+            if (self.mean[index], self.std[index]) != (0, 1):
+                raise ValueError(f"{name} has codes, so its mean must be 0 and its std 1")
+        return self
+
+    @property
+    def category_sizes(self) -> tuple[tuple[int, int], ...]:
+        """The index and the number of names of each channel that has codes."""
+        return tuple((i, len(self.categories[name])) for i, name in enumerate(self.names) if name in self.categories)
 
 
 class Classes(StrictModel):
-    """Each sequence, or each time step, has one of these classes as its target, or IGNORE_INDEX if it has none."""
+    """Each sequence, or each time step, has one of these classes as its target, or IGNORE_INDEX if it has none.
+
+    With `own_length`, each sequence has any number of them; class 0 is then CTC's blank and never a target.
+    """
 
     type: Literal["classes"] = "classes"
     names: tuple[str, ...] = Field(min_length=1, strict=False)
     per_step: bool = False
+    own_length: bool = False
     dtype: ClassVar[np.dtype[Any]] = CLASS_DTYPE
     shape: ClassVar[tuple[int, ...]] = ()
 
     @property
     def kind(self) -> TargetKind:
+        if self.own_length:
+            return "sequence_per_row"
         return "class_per_step" if self.per_step else "class_per_row"
 
 
@@ -91,6 +116,7 @@ class TargetValues(NamedValues):
 
     type: Literal["values"] = "values"
     per_step: bool = False
+    own_length: ClassVar[bool] = False
 
     @property
     def kind(self) -> TargetKind:
@@ -116,6 +142,7 @@ class Shard(StrictModel):
     num_sequences: int = Field(ge=1)
     num_steps: int = Field(ge=1)
     longest: int = Field(ge=1)  # time steps of the longest sequence
+    num_targets: int = Field(0, ge=0)  # of all sequences, if targets have a length of their own; else 0
 
 
 class Origin(StrictModel):
@@ -244,14 +271,41 @@ class Sequences:
                 if tokens.max(initial=0) >= values.num_tokens:
                     reason = f"token {tokens.max()} >= num_tokens={values.num_tokens}"
                     raise self._invalid("values", steps.shard, reason)
+        if isinstance(values, Channels) and values.categories:
+            self._check_codes(values, step_ranges, arrays)
         return arrays
 
+    def _check_codes(
+        self, channels: Channels, step_ranges: Sequence[StepRange], arrays: Sequence[NDArray[Any]]
+    ) -> None:
+        """Raise if a channel of codes has anything else than codes; NaN is a missing one."""
+        for steps, array in zip(step_ranges, arrays, strict=True):
+            for index, size in channels.category_sizes:
+                codes = array[:, index]
+                is_wrong = ~np.isnan(codes) & ~((codes >= 0) & (codes <= size) & (codes == np.floor(codes)))
+                if is_wrong.any():
+                    reason = f"{codes[is_wrong][0]:g} is not a code of {channels.names[index]!r}"
+                    raise self._invalid("values", steps.shard, reason)
+
     def read_row_targets(self, rows: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
-        """Return the targets of sequences, if each has its own: a class, or values `[values]`.
+        """Return the targets of sequences, if each has its own: a class, classes `[length]`, or values `[values]`.
 
         A row is a shard and an index in it.
         """
+        if self.fields.targets is not None and self.fields.targets.own_length:
+            return self._read_target_sequences(rows)
         return [targets[0] for targets in self._read_targets([(shard, index, index + 1) for shard, index in rows])]
+
+    def _read_target_sequences(self, rows: Sequence[tuple[int, int]]) -> list[NDArray[Any]]:
+        ranges = [(shard, max(index - 1, 0), index + 1) for shard, index in rows]
+        target_ranges = []
+        for (shard, index), ends in zip(rows, self._read_items("target_ends", END_DTYPE, ranges), strict=True):
+            start, stop = int(ends[0]) if index else 0, int(ends[-1])
+            if not start <= stop <= self.fields.shards[shard].num_targets:
+                raise self._invalid("target_ends", shard, f"the targets of sequence {index} have an impossible end")
+            target_ranges.append((shard, start, stop))
+        arrays = iter(self._read_targets([steps for steps in target_ranges if steps[1] < steps[2]]))
+        return [next(arrays) if start < stop else np.zeros(0, CLASS_DTYPE) for _, start, stop in target_ranges]
 
     def read_step_targets(self, step_ranges: Sequence[StepRange]) -> list[NDArray[Any]]:
         """Return the targets of time steps, if each has its own: classes `[time]`, or values `[time, values]`."""
@@ -296,6 +350,9 @@ def _file_sizes(fields: SequencesFields, shard: Shard, number: int) -> dict[str,
     }
     if fields.targets is not None:
         count = shard.num_steps if fields.targets.per_step else shard.num_sequences
+        if fields.targets.own_length:
+            count = shard.num_targets
+            sizes[shard_file("target_ends", number)] = shard.num_sequences * END_DTYPE.itemsize
         target_bytes = fields.targets.dtype.itemsize * math.prod(fields.targets.shape)
         sizes[shard_file("targets", number)] = count * target_bytes
     return sizes

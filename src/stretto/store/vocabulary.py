@@ -1,4 +1,4 @@
-"""Vocabulary: text to token ids and back, by byte, character or word."""
+"""Vocabulary: text to token ids and back, by byte, character, word or subword."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from stretto.base.bounded_read import parse_json
 from stretto.base.errors import DataError
+from stretto.store.subwords import SubwordVocabulary
 
-Level = Literal["byte", "char", "word"]
+Level = Literal["byte", "char", "word", "subword"]
 TokenArray = NDArray[np.unsignedinteger[Any]]
 
 VOCABULARY_FILE = "vocabulary.json"
@@ -25,6 +26,8 @@ class Vocabulary(Protocol):
 
     @property
     def level(self) -> Level: ...
+    @property
+    def unknown_token(self) -> int | None: ...  # for what is not in the vocabulary; None: everything is
     def __len__(self) -> int: ...
     def encode(self, text: bytes | str) -> TokenArray: ...
     def decode(self, tokens: Iterable[int]) -> str: ...
@@ -35,6 +38,7 @@ class ByteVocabulary:
     """Each of the 256 byte values is a token; none is unknown."""
 
     level: Level = "byte"
+    unknown_token: None = field(default=None, init=False, repr=False)
 
     def __len__(self) -> int:
         return 256
@@ -55,6 +59,7 @@ class SymbolVocabulary:
 
     level: Level
     symbols: tuple[str, ...] = field(repr=False)
+    unknown_token: int = field(default=0, init=False, repr=False)
     _ids: dict[str, int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -104,6 +109,9 @@ def token_dtype(num_tokens: int) -> np.dtype[np.unsignedinteger[Any]]:
 
 def vocabulary_bytes(vocabulary: Vocabulary) -> bytes:
     """Return the content of a vocabulary file."""
+    if isinstance(vocabulary, SubwordVocabulary):
+        tree = {"level": vocabulary.level, "symbols": (), "tokenizer": json.loads(vocabulary.tokenizer_json)}
+        return json.dumps(tree, ensure_ascii=False).encode()
     symbols = vocabulary.symbols if isinstance(vocabulary, SymbolVocabulary) else ()
     return json.dumps({"level": vocabulary.level, "symbols": symbols}, ensure_ascii=False).encode()
 
@@ -113,10 +121,13 @@ def parse_vocabulary(content: bytes, source: str) -> Vocabulary:
     try:
         tree = parse_json(content)
         level, symbols = tree["level"], tree["symbols"]
+        tokenizer = tree["tokenizer"] if level == "subword" else {}
     except (ValueError, KeyError, TypeError) as error:
         raise DataError(f"{source}: the vocabulary can't be read ({error!r}); prepare the data again") from None
     if level == "byte":
         return ByteVocabulary()
+    if level == "subword":
+        return SubwordVocabulary.from_tree(tokenizer, source)
     if level not in ("char", "word") or not isinstance(symbols, list) or symbols[:1] != [UNKNOWN]:
         raise DataError(f"{source}: the vocabulary is damaged (invalid level or symbols); prepare the data again")
     return SymbolVocabulary(level, tuple(map(str, symbols)))

@@ -7,7 +7,10 @@ from typing import cast
 import torch
 
 from stretto.base.errors import ConfigError, StrettoError
-from stretto.base.task import Task
+from stretto.base.task import Task, has_own_length
+from stretto.blocks.crf import CRF
+from stretto.blocks.ctc import CTCLoss
+from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import (
     AbsoluteError,
     BinaryCrossEntropy,
@@ -19,9 +22,11 @@ from stretto.blocks.losses import (
 )
 from stretto.blocks.network import build_network
 from stretto.blocks.pointwise import Embedding, Linear
+from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.row_summary import check_row_summary, find_unsummarized
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import as_loss
+from stretto.blocks.vocab_check import check_vocab_parallel
 from stretto.config.layout import Layout
 from stretto.config.model import ModelConfig
 from stretto.config.run import DataConfig, RunConfig, RunSettings
@@ -33,6 +38,7 @@ from stretto.plan.fit import fit_layout
 from stretto.train.feed import Feed, open_feeds
 from stretto.train.metrics.config_metrics import RunMetrics, load_metrics
 from stretto.train.named_optimizer import check_optimizer
+from stretto.train.row_loss_check import check_row_loss
 from stretto.train.user_code import load_object
 from stretto.windows.loader import WindowSource
 
@@ -60,12 +66,15 @@ def build_inputs(config: RunConfig) -> RunInputs:
             f"data.factory={config.data.factory!r} returned no validation data; return a pair of rows or windows"
         )
     task = train.data_spec.task
-    model, loss = build_model(config.model, task), build_loss(config.model, task)
+    loss = build_loss(config.model, task)
+    check_row_loss(loss if isinstance(loss, RowLoss) else None, task, is_stateful=train.windows.is_stateful)
+    model = attach_loss(build_model(config.model, task), loss)
     if task.is_per_row:
         check_row_summary(find_unsummarized(model))
-    _check_layout(config.layout, model, train.windows, config.data)
+    _check_layout(config.layout, model, loss, train.windows, config.data)
     check_optimizer(config.train, model)
-    return RunInputs(train, valid, model, loss, load_metrics(config.metrics, config.model, task))
+    metrics = load_metrics(config.metrics, config.model, task, train.target_std)
+    return RunInputs(train, valid, model, loss, metrics)
 
 
 def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
@@ -78,7 +87,8 @@ def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
     model = build_model(config.model, train.data_spec.task)
     # Lanes limit the layout: each micro-batch needs at least one. Batches don't: too small a share gets blank rows.
     num_rows = train.windows.lanes or num_ranks * layout.micro_batches
-    return config.model_copy(update={"layout": fit_layout(layout, num_ranks, len(model), num_rows)})
+    num_blocks = len(model) - layout.vocab_parallel  # the last one belongs to all stages
+    return config.model_copy(update={"layout": fit_layout(layout, num_ranks, num_blocks, num_rows)})
 
 
 def build_model(config: ModelConfig, task: Task) -> Stack:
@@ -115,22 +125,38 @@ def build_loss(config: ModelConfig, task: Task) -> Loss:
             return as_loss(cast(Loss, load_object("model.loss", config.loss)))
         except ConfigError as error:
             raise ConfigError(f"model.loss={config.loss!r}: {error}") from None
-    name = config.loss or ("cross_entropy" if has_classes else "mse")
+    has_sequences = has_own_length(task.targets)
+    name = config.loss or ("ctc" if has_sequences else "cross_entropy" if has_classes else "mse")
     for field in ("class_weights", "label_smoothing"):
         if getattr(config, field) and not has_classes:
             raise ConfigError(f"model.{field} needs classes, but the data's targets are values; leave it out")
-    if has_classes != (name == "cross_entropy"):
-        kind, choices = ("classes", "cross_entropy") if has_classes else ("values", "mse, mae, huber or quantile")
-        raise ConfigError(f"model.loss={name!r} does not fit the data, whose targets are {kind}; use {choices}")
+    _check_loss_name(name, task)
     losses: dict[str, Callable[[], Loss]] = {
         "cross_entropy": lambda: CrossEntropy(_class_weights(config, task), config.label_smoothing),
+        "crf": lambda: CRF(task.num_outputs),
+        "ctc": CTCLoss,
         "binary_cross_entropy": BinaryCrossEntropy,
         "mse": SquaredError,
         "mae": AbsoluteError,
         "huber": lambda: HuberLoss(config.huber_delta),
         "quantile": lambda: QuantileLoss(config.quantiles),
     }
-    return losses[name]()
+    with torch.device("meta"):  # as the model's weights, those of a loss are drawn later
+        return losses[name]()
+
+
+def _check_loss_name(name: str, task: Task) -> None:
+    """Raise if a loss can't be computed from the data's targets."""
+    kind, choices = "values", ["mse", "mae", "huber", "quantile"]
+    if has_own_length(task.targets):
+        kind, choices = "a sequence of classes per row", ["ctc"]
+    elif task.has_classes:
+        kind = "classes per time step" if task.targets == "class_per_step" else "classes"
+        choices = ["cross_entropy", *(["crf"] if task.targets == "class_per_step" else [])]
+    fits = name in choices or (name == "binary_cross_entropy" and kind == "values")
+    if not fits:
+        listed = " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
+        raise ConfigError(f"model.loss={name!r} does not fit the data, whose targets are {kind}; use {listed}")
 
 
 def _class_weights(config: ModelConfig, task: Task) -> tuple[float, ...]:
@@ -156,8 +182,10 @@ def build_engine(
         ) from None
 
 
-def _check_layout(layout: Layout, model: Stack, windows: WindowSource, data: DataConfig) -> None:
+def _check_layout(layout: Layout, model: Stack, loss: Loss, windows: WindowSource, data: DataConfig) -> None:
     """Raise if the layout can't split the model into stages or a window into chunks, or the model can't use lanes."""
+    if layout.splits_vocab:
+        check_vocab_parallel(model, loss, layout.stages)
     stage_parts(model, layout)  # raises if the blocks can't be split
     if not windows.is_stateful:
         return

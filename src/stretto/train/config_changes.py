@@ -10,7 +10,7 @@ from stretto.config.run import RunConfig
 # If these fields change, saved tensors or positions don't fit, or the targets differ. `_is_incompatible` has some more.
 _INCOMPATIBLE_FIELDS = {
     "model": {"cell", "layers", "layers_per_block", "hidden", "embedding", "projection", "locked_dropout", "residual",
-              "norm", "bidirectional", "pooling"},
+              "norm", "bidirectional", "pooling", "tied"},
     "data": {"feed", "lanes", "window", "budget", "max_rows", "row_multiple", "context", "stride", "every_step",
              "horizon", "season", "targets", "known_future", "static", "masks", "scale"},
     "train": {"optimizer", "options"},
@@ -57,8 +57,14 @@ def find_changes(saved_config: Mapping[str, Any] | None, config: RunConfig) -> l
 def _is_incompatible(section: str, name: str, saved_value: object, value: object) -> bool:
     """Return whether a checkpoint can't be used if this field differs from the saved one."""
     match f"{section}.{name}":
-        case "model.dropout":
-            # Dropout above 0 adds blocks, which shifts the indices of the blocks after them.
+        case (
+            "model.dropout"
+            | "model.weight_dropout"
+            | "model.embedding_dropout"
+            | "model.activation_penalty"
+            | "model.temporal_penalty"
+        ):
+            # Above 0 they add blocks, which shifts the indices of the blocks after them, or states to a block.
             return not (saved_value and value)
         case "train.groups":
             # Options decide which state the optimizer has; a group's learning rate and weight decay do not.

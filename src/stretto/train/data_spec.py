@@ -1,13 +1,14 @@
 """DataSpec: what the numbers of a dataset mean. It is saved with a model's weights."""
 
 import json
-from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from stretto.base.bounded_read import parse_json
 from stretto.base.errors import DataError
 from stretto.base.run_folder import DATA_SPEC
-from stretto.base.task import Task
+from stretto.base.task import CategoryInputs, Task
 from stretto.store.sequences import Channels, Origin, TargetValues
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabulary, vocabulary_bytes
 
@@ -22,6 +23,7 @@ class DataSpec:
     channels: Channels | None = None
     origin: Origin | None = None  # how the original files were read
     target_values: TargetValues | None = None  # None: targets are classes or follow from the inputs
+    categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # names of those of text inputs, by column
 
 
 def check_same_spec(expected: DataSpec, actual: DataSpec, expected_name: str, actual_name: str) -> None:
@@ -37,6 +39,7 @@ def check_same_spec(expected: DataSpec, actual: DataSpec, expected_name: str, ac
     for part, value, expected_value in (
         ("its vocabulary", actual.vocabulary, expected.vocabulary),
         ("its labels", actual.labels, expected.labels),
+        ("the categories of its text", actual.categories, expected.categories),
         ("its channels or their scale", actual.channels, expected.channels),
         ("the values to predict or their scale", actual.target_values, expected.target_values),
         ("the number of inputs or outputs", task, expected_task),
@@ -57,6 +60,7 @@ def data_spec_files(data_spec: DataSpec) -> dict[str, bytes]:
         "channels": channels,
         "origin": origin,
         "target_values": target_values,
+        "categories": dict(data_spec.categories),
     }
     files = {DATA_SPEC: json.dumps(tree, ensure_ascii=False).encode()}
     if data_spec.vocabulary is not None:
@@ -75,9 +79,18 @@ def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
         origin = None if tree["origin"] is None else Origin.model_validate(tree["origin"])
         values = tree["target_values"]
         target_values = None if values is None else TargetValues.model_validate(values)
-        task, labels = Task(**tree["task"]), tuple(map(str, tree["labels"]))
+        task, labels = _parse_task(tree["task"]), tuple(map(str, tree["labels"]))
+        categories = {str(name): tuple(map(str, names)) for name, names in tree.get("categories", {}).items()}
         vocabulary_json = read(VOCABULARY_FILE)
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DataError(f"{where}/{DATA_SPEC} can't be read ({error}); the run or checkpoint is damaged") from None
     vocabulary = None if vocabulary_json is None else parse_vocabulary(vocabulary_json, f"{where}/{VOCABULARY_FILE}")
-    return DataSpec(task, vocabulary, labels, channels, origin, target_values)
+    return DataSpec(task, vocabulary, labels, channels, origin, target_values, categories)
+
+
+def _parse_task(tree: Mapping[str, Any]) -> Task:
+    categories = [
+        CategoryInputs(int(category["num_names"]), tuple(map(int, category["inputs"])))
+        for category in tree.get("categories", ())
+    ]
+    return Task(**{**tree, "categories": tuple(categories)})

@@ -15,6 +15,7 @@ from stretto.blocks.check_widths import check_inputs
 from stretto.engine.engine import Engine, OnOutputs
 from stretto.train.metrics.class_table import ClassTable
 from stretto.train.metrics.metric_totals import Metrics, MetricTotals
+from stretto.train.row_loss_check import check_row_loss
 from stretto.windows.loader import WindowSource, read_ahead
 
 # Windows between two checks for an interruption. Each check is an all_reduce over all ranks.
@@ -100,8 +101,11 @@ def evaluate(
     `class_names` are for the rows of `per_class`.
     """
     world, task = engine.mesh.world, windows.task
+    check_row_loss(engine.row_loss, task, is_stateful=windows.is_stateful)
     metric_totals = MetricTotals(metrics, task, world.device, class_names)
-    sums = _run_epoch(engine, windows, workers, on_window, is_interrupted, metric_totals.add)
+    # Metrics need the whole outputs, which no rank has if the output layer is split; so they are not always asked for.
+    on_outputs = metric_totals.add if metrics else None
+    sums = _run_epoch(engine, windows, workers, on_window, is_interrupted, on_outputs)
     total, num_targets, weight, num_correct, num_judged, *metric_sums = world.sum_over_ranks(
         torch.cat([sums, metric_totals.sums])
     )
@@ -132,15 +136,14 @@ def _run_epoch(
     workers: int,
     on_window: OnWindow,
     is_interrupted: Callable[[], bool] | None,
-    on_outputs: OnOutputs,
+    on_outputs: OnOutputs | None,
 ) -> Tensor:
     """Run all windows of this rank's share; return its sums.
 
     They are of the loss, the targets, their weights, correct predictions, and how many targets these cover.
     """
     mesh = engine.mesh
-    if mesh.is_first_stage:
-        check_inputs(engine.stack[0], windows.task)
+    check_inputs(engine.model_input, windows.task)
     share = windows.share(mesh.replica, mesh.num_replicas, engine.num_micro_batches)
     state: State | None = None
     sums = torch.zeros(5, dtype=torch.float64, device=mesh.world.device)
@@ -148,7 +151,7 @@ def _run_epoch(
         share,
         Position(),
         inputs=mesh.is_first_stage,
-        targets=mesh.is_last_stage,
+        targets=engine.reads_targets,
         workers=workers,
         pin=mesh.world.device.type != "cpu",
     )

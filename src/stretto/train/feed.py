@@ -42,6 +42,7 @@ class Feed:
     windows: WindowSource
     data_spec: DataSpec
     digest: str = ""  # hash of the data's index
+    target_std: tuple[float, ...] = ()  # that each value to predict is divided by; empty if targets are not scaled
 
 
 def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed | None]:
@@ -101,7 +102,9 @@ def _source_feed(name: str, source: object, data: DataConfig, seed: int) -> Feed
             "does, or windows, such as stretto.data.Batches, or a pair for training and validation"
         )
     items = source.items if isinstance(source, Batches) else None
-    data_spec = DataSpec(source.task, labels=() if items is None else items.labels)
+    data_spec = DataSpec(source.task)
+    if items is not None:
+        data_spec = replace(data_spec, labels=items.labels, categories=items.categories)
     return Feed(source, data_spec, "" if items is None else items.digest)
 
 
@@ -179,23 +182,29 @@ def _sequence_feed(sequences: Sequences, data: DataConfig, seed: int, min_rows: 
     kind = data.feed or _default_feed(sequences, data)
     if min_rows is None:
         _check_unused_fields(data, kind, channels is not None, isinstance(targets, TargetValues))
+    forecast = None
+    if kind == "forecast" or (kind == "lanes" and channels is not None):
+        forecast = make_forecast_transform(sequences, data)
     windows: WindowSource
     if kind == "lanes":
-        forecast = None if channels is None else make_forecast_transform(sequences, data)
         if min_rows is None:
             windows = DocumentLanes(sequences, data.lanes, data.window, forecast, seed)
         else:
             windows = DocumentLanes.fitting(sequences, data.lanes, data.window, forecast, seed, min_rows)
     else:
-        items = _items(sequences, data, kind, is_validation=min_rows is not None)
+        items = _items(sequences, data, forecast, is_validation=min_rows is not None)
         windows = Batches(items, data.budget, data.max_rows, data.row_multiple, seed)
     data_spec = DataSpec(windows.task, sequences.vocabulary, channels=channels, origin=sequences.fields.origin)
+    if channels is not None:
+        data_spec = replace(data_spec, categories=channels.categories)
+    target_std = () if forecast is None else forecast.target_std
     if targets is not None and windows.task.targets == targets.kind:
         if isinstance(targets, TargetValues):
             data_spec = replace(data_spec, target_values=targets)
+            target_std = targets.std if is_scaled(data) else ()
         else:
             data_spec = replace(data_spec, labels=targets.names)
-    return Feed(windows, data_spec)
+    return Feed(windows, data_spec, target_std=target_std)
 
 
 def _default_feed(sequences: Sequences, data: DataConfig) -> str:
@@ -204,9 +213,8 @@ def _default_feed(sequences: Sequences, data: DataConfig) -> str:
     return "batches"
 
 
-def _items(sequences: Sequences, data: DataConfig, kind: str, *, is_validation: bool) -> Items:
-    if kind == "forecast":
-        forecast = make_forecast_transform(sequences, data)
+def _items(sequences: Sequences, data: DataConfig, forecast: ForecastTransform | None, *, is_validation: bool) -> Items:
+    if forecast is not None:
         if data.context is None:
             raise ConfigError("data.feed='forecast' needs data.context; set it to how many time steps the network sees")
         # Validation has targets only at the last time step of a window, where a forecast would be made.
@@ -229,8 +237,8 @@ def make_forecast_transform(sequences: Sequences, data: DataConfig) -> ForecastT
         targets=data.targets,
         masks=data.masks,
         scale=is_scaled(data),
-        known_future=data.known_future or None,
-        static=data.static or None,
+        known_future=data.known_future,
+        static=data.static,
     )
 
 

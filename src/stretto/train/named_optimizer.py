@@ -87,6 +87,15 @@ def refuse_optimizer(optimizer_class: type[torch.optim.Optimizer], setting: str)
             raise ConfigError(f"{setting} can't be used: it {reason}")
 
 
+def refuse_to_split_rows(optimizer_class: type[torch.optim.Optimizer]) -> None:
+    """Raise if an optimizer's update of a row depends on other rows of the weight, which other stages may hold."""
+    if issubclass(optimizer_class, (torch.optim.Adafactor, torch.optim.Muon)):
+        raise ConfigError(
+            f"optimizer={optimizer_class.__name__} updates a row of a weight depending on its other rows, which "
+            "layout.vocab_parallel=true splits over the stages; use adamw, or leave out vocab_parallel"
+        )
+
+
 def _find_class(name: str) -> type[torch.optim.Optimizer]:
     classes = {
         key.lower(): value
@@ -106,13 +115,20 @@ def _settings(
     optimizer_class: type[torch.optim.Optimizer], where: str, config: TrainConfig | ParameterGroup
 ) -> dict[str, Any]:
     """Return the arguments of the class that a config or a group sets; raise if it has no argument of that name."""
-    arguments = set(inspect.signature(optimizer_class).parameters)
-    valid = sorted(arguments - _RESERVED_OPTIONS)
-    for name in config.options:
+    arguments = inspect.signature(optimizer_class).parameters
+    valid = sorted(set(arguments) - _RESERVED_OPTIONS)
+    for name, value in config.options.items():
         if name not in valid:
             has_field = name in ("lr", "weight_decay")
             remedy = f"set {where}.{name} instead" if has_field else f"choose from {', '.join(valid)}"
             raise ConfigError(f"{where}.options: {name} is not an option of {optimizer_class.__name__}; {remedy}")
+        default = arguments[name].default
+        # The class looks at the first ones only, and fails in the first step if there are more.
+        if isinstance(default, tuple) and isinstance(value, list) and len(value) != len(default):
+            raise ConfigError(
+                f"{where}.options: {name}={value} has {len(value)} values, but {optimizer_class.__name__} takes "
+                f"{len(default)}; use values such as {list(default)}"
+            )
     settings = {name: tuple(value) if isinstance(value, list) else value for name, value in config.options.items()}
     if config.lr is not None:
         settings["lr"] = config.lr

@@ -158,6 +158,8 @@ class Run:
                 "ranks": self.world.size,
                 "layout": str(self.config.layout),
                 "changes": [str(change) for change in self.changes],
+                "monitor": self.metrics.monitor,
+                "mode": self.metrics.mode,
             },
         )
         with closing(self._train(on_window)) as events:

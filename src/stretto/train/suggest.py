@@ -11,21 +11,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 
-from stretto.base.errors import DataError
 from stretto.base.units import pluralize
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
-from stretto.config.toml_comments import Setting, format_commented_toml
+from stretto.config.toml_comments import Setting, describe_field, format_commented_toml
 from stretto.prepare.inspection import Inspection
 from stretto.prepare.prepare_data import PreparedData
 from stretto.prepare.series_schema import SeriesSchema
 from stretto.store.corpus import Corpus
 from stretto.store.sequences import Channels, Classes, Sequences, StoredTargets, TargetValues
 from stretto.train.build import build_inputs
-from stretto.windows.forecast import ForecastTransform
+from stretto.train.forecast_choice import ForecastRequest, choose_forecast
+from stretto.train.naive_forecast import Baseline
+from stretto.windows.batches import Batches
 from stretto.windows.items import SlidingWindows
 
 # A first run should take at most about this many seconds.
@@ -35,14 +35,10 @@ _CORE_FLOPS_PER_SECOND = 40e9
 _DEVICE_FLOPS_PER_SECOND = 10e12
 # (layers, hidden), smallest first.
 _MODEL_SIZES = ((1, 64), (1, 96), (1, 128), (1, 192), (1, 256), (2, 256), (2, 384), (2, 512), (2, 768), (3, 1024))
-# The naive loss of a forecast is estimated from at least this many windows, or from all if there are fewer.
-_MIN_NAIVE_WINDOWS = 2000
 _TARGET_ROWS = 32  # per batch, roughly; an accelerator gets up to 64 lanes, and a forecast 64 windows
 _MAX_ROW_STEPS = 512  # sequences of more than twice as many time steps, with a target at each, are cut
 _MIN_BATCHES = 200  # per run, as far as _MAX_EPOCHS and _TARGET_SECONDS allow
 _MAX_EPOCHS = 100
-# Fields that are commented out in the file, with a default or example; a forecast also has data.stride.
-_OPTIONAL_FIELDS = ("data.workers", "model.cell", "layout.auto")
 
 
 @dataclass(frozen=True)
@@ -51,7 +47,8 @@ class Suggestion:
 
     text: str
     config: RunConfig
-    naive_loss: float | None = None  # validation loss of repeating the last season; None without season or validation
+    baseline: Baseline | None = None  # what a forecast should beat; None without validation data, and for other tasks
+    notes: tuple[str, ...] = ()  # decisions that you may want to change
 
 
 def suggest(
@@ -77,7 +74,7 @@ def suggest(
     elif isinstance(train.fields.values, Channels) and train.fields.targets is None:
         inspected = inspection.schema
         schema = inspected if isinstance(inspected, SeriesSchema) else SeriesSchema(train.fields.values.names)
-        request = _ForecastRequest(horizon, season, context, tuple(targets))
+        request = ForecastRequest(horizon, season, context, tuple(targets))
         data_settings = _forecast_settings(schema, train, valid, request)
     else:
         data_settings = _batch_settings(train)
@@ -96,11 +93,12 @@ def suggest(
         f"  stretto train {shlex.quote(str(path))}",
         "`stretto train --help` explains every field. An option overrides a field: --train.lr 3e-4",
     )
-    optional_fields = ("data.stride", *_OPTIONAL_FIELDS) if data_settings.feed == "forecast" else _OPTIONAL_FIELDS
-    text = format_commented_toml(header, settings, optional_fields)
+    optional_fields = ("data.workers", "model.cell", *(["train.patience"] if valid is not None else []), "layout.auto")
+    alternatives = [*data_settings.alternatives, *map(describe_field, optional_fields)]
+    text = format_commented_toml(header, settings, alternatives)
     config = parse_config(tomllib.loads(text), "the suggested run")
     build_inputs(config)  # raises if the config does not fit the data
-    return Suggestion(text, config, data_settings.naive_loss)
+    return Suggestion(text, config, data_settings.baseline, data_settings.notes)
 
 
 @dataclass(frozen=True)
@@ -115,7 +113,9 @@ class _DataSettings:
     batch_steps: int  # per global batch, summed over rows
     max_epochs: int  # for data that is not small
     reads_per_step: float = 1.0  # how many times an epoch reads each step of the data: sliding windows overlap
-    naive_loss: float | None = None
+    alternatives: tuple[Setting, ...] = ()  # commented out
+    baseline: Baseline | None = None
+    notes: tuple[str, ...] = ()
 
 
 def _lane_settings(corpus: Corpus) -> _DataSettings:
@@ -144,9 +144,11 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
     # 1.5 times the target, rounded down to a power of two, is 0.75 to 1.5 times the target. The longest row must fit.
     budget = max(_floor_power_of_two(round(_TARGET_ROWS * mean_length * 1.5)), math.ceil(longest / 256) * 256, 256)
     # Outputs that are computed once per row cost next to nothing.
-    outputs_per_step = num_outputs if targets is None or targets.per_step else 0
+    outputs_per_step = num_outputs if targets is None or targets.per_step or targets.own_length else 0
     layers, hidden = _model_size(num_steps, max_weights=num_steps, num_inputs=num_inputs, num_outputs=outputs_per_step)
-    num_rows = max(1, round(budget / max(mean_length, 1)))
+    num_rows = _rows_per_batch(budget, mean_length)
+    # If lengths differ, about a fifth of the budget is padding.
+    batch_steps = round(0.8 * budget if longest > mean_length else num_rows * mean_length)
     settings = (
         Setting("data.budget", budget, f"time steps per batch: about {num_rows} rows of {mean_length:.0f} on average"),
         *([] if context is None else [Setting("data.context", context, "longer sequences are cut into several rows")]),
@@ -155,63 +157,33 @@ def _batch_settings(sequences: Sequences) -> _DataSettings:
     )
     flops = _flops(layers, hidden, min(num_inputs, hidden), outputs_per_step)
     title = f"{_model_kind(targets)} trained on {sequences.num_sequences:,} sequences"
-    # About a fifth of the budget is padding.
-    return _DataSettings(title, "batches", settings, flops, num_steps, batch_steps=round(0.8 * budget), max_epochs=10)
+    return _DataSettings(title, "batches", settings, flops, num_steps, batch_steps, max_epochs=10)
+
+
+def _rows_per_batch(budget: int, length: float) -> int:
+    """Return how many rows of a length `Batches` puts into a batch."""
+    num_rows = max(1, int(budget / max(length, 1)))
+    return num_rows if num_rows <= Batches.row_multiple else num_rows - num_rows % Batches.row_multiple
 
 
 def _model_kind(targets: StoredTargets | None) -> str:
     if targets is None:
         return "A language model"
     per_step = " per time step" if targets.per_step else ""
+    if targets.own_length:
+        return f"A CTC model ({len(targets.names) - 1:,} symbols)"
     if isinstance(targets, Classes):
         return f"A classifier ({len(targets.names):,} classes{per_step})"
     return f"A regression model ({pluralize(len(targets.names), 'value')}{per_step})"
 
 
-@dataclass(frozen=True)
-class _ForecastRequest:
-    """What the user has set for a forecast. None: choose from the data; no targets: forecast all channels."""
-
-    horizon: int | None
-    season: int | None
-    context: int | None
-    targets: tuple[str, ...]
-
-
-def _choose_forecast(
-    schema: SeriesSchema, train: Sequences, valid: Sequences | Corpus | None, request: _ForecastRequest
-) -> tuple[ForecastTransform, int]:
-    """Return a `ForecastTransform` for the data, and its context: the number of steps that the network sees."""
-    store = min((store for store in (train, valid) if isinstance(store, Sequences)), key=lambda store: store.longest)
-    num_available = store.longest  # steps of the longest series in train or in valid, whichever is shorter
-    horizon = request.horizon or max(1, min(schema.period or 8, num_available // 4))
-    season = request.season
-    if season is None:
-        # As many whole periods as cover the horizon: a forecast must know the values one season before its targets.
-        season = schema.period * math.ceil(horizon / schema.period) if schema.period else 0
-        season = season if season + horizon <= num_available else 0
-    default_context = min(max(4 * season, 2 * horizon, 32), num_available - horizon, 1024)
-    context = request.context or max(season, 1, default_context)
-    if context + horizon > num_available:
-        options = [("season", request.season), ("horizon", request.horizon), ("context", request.context)]
-        given = ", ".join(f"{name}={value}" for name, value in options if value)
-        raise DataError(
-            f"{store.location}: a forecast{given and f' with {given}'} needs {context + horizon} time steps, but the "
-            f"longest series has {num_available}; use {'smaller values' if given else 'longer series'}, or a different "
-            "validation_fraction (validation_fraction=0: no validation data)"
-        )
-    forecast = ForecastTransform.from_sequences(
-        train, horizon, season=season, targets=request.targets, masks=schema.has_missing
-    )
-    return forecast, context
-
-
 def _forecast_settings(
-    schema: SeriesSchema, train: Sequences, valid: Sequences | Corpus | None, request: _ForecastRequest
+    schema: SeriesSchema, train: Sequences, valid: Sequences | Corpus | None, request: ForecastRequest
 ) -> _DataSettings:
-    forecast, context = _choose_forecast(schema, train, valid, request)
+    windows, note = choose_forecast(schema, train, valid, request)
+    forecast, context = windows.forecast, windows.context
     num_inputs, num_outputs = forecast.task.num_inputs, forecast.task.num_outputs
-    num_steps = sum(SlidingWindows(train, forecast, context).shard_sizes) * context
+    num_steps = sum(windows.shard_sizes) * context
     max_weights, budget = 4 * train.num_steps, 64 * context
     layers, hidden = _model_size(num_steps, max_weights, num_inputs, num_outputs)
     duration = ""
@@ -221,13 +193,12 @@ def _forecast_settings(
         Setting("data.context", context, "time steps that the network sees before it makes a forecast"),
         Setting("data.horizon", forecast.horizon, f"time steps ahead to forecast{duration}"),
     ]
-    naive_loss = None
-    if forecast.season:
-        reason = "targets are differences from the value this many time steps earlier"
-        if isinstance(valid, Sequences):
-            naive_loss = _naive_loss(SlidingWindows(valid, forecast, context))
-            reason += f"; predicting no difference has loss {naive_loss:.4f}"
-        settings.append(Setting("data.season", forecast.season, reason))
+    reason = "targets are differences from the value this many time steps earlier" if forecast.season else "no season"
+    baseline = None
+    if isinstance(valid, Sequences):
+        baseline = Baseline.of(SlidingWindows(valid, forecast, context))
+        reason += f"; {baseline}"
+    settings.append(Setting("data.season", forecast.season, reason))
     if request.targets:
         settings.append(Setting("data.targets", list(request.targets), "the channels to forecast"))
     if schema.known_future:
@@ -255,18 +226,17 @@ def _forecast_settings(
         batch_steps=budget,
         max_epochs=1,
         reads_per_step=num_steps / max(train.num_steps, 1),
-        naive_loss=naive_loss,
+        alternatives=(describe_field("data.stride"), _quantile_setting(baseline)),
+        baseline=baseline,
+        notes=() if note is None else (note,),
     )
 
 
-def _naive_loss(windows: SlidingWindows) -> float:
-    """Return the loss of a forecast that repeats the last season: it predicts differences of zero."""
-    sizes = windows.shard_sizes
-    stride = max(1, sum(sizes) // _MIN_NAIVE_WINDOWS)
-    row_ids = [(shard, row) for shard, size in enumerate(sizes) for row in range(0, size, stride)]
-    _, targets = windows.read(row_ids, windows.context, inputs=False, targets=True)
-    assert targets is not None
-    return float(np.nanmean(np.square(targets[-1].double().numpy())))
+def _quantile_setting(baseline: Baseline | None) -> Setting:
+    reason = "in place of the squared error: predict quantiles of each value"
+    if baseline is not None:
+        reason += f"; the loss to compare with is then {baseline.quantile_loss:.4f}"
+    return Setting("model.loss", "quantile", reason)
 
 
 _SCALE_SETTING = Setting(
@@ -297,7 +267,9 @@ def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list
     # Small data is read more often: a network learns nothing in a dozen batches.
     max_epochs = max(data.max_epochs, math.ceil(_MIN_BATCHES * data.batch_steps / data.num_steps))
     epochs = int(min(max_epochs, _MAX_EPOCHS, affordable_steps / data.num_steps))
-    num_batches = max(1, round(min(max(epochs, 1) * data.num_steps, affordable_steps) / data.batch_steps))
+    num_batches = epochs * math.ceil(data.num_steps / data.batch_steps)
+    if epochs < 1:
+        num_batches = max(1, round(affordable_steps / data.batch_steps))
     settings = [Setting("train.epochs", epochs, "at most about a minute on this machine")]
     if epochs < 1:
         percent = 100 * affordable_steps / data.num_steps
@@ -305,7 +277,7 @@ def _schedule_settings(data: _DataSettings, num_validation_steps: float) -> list
         settings = [Setting("train.steps", num_batches, reason)]
     learning_rate = {"lanes": 4e-3, "batches": 3e-3, "forecast": 1e-3}[data.feed]
     settings += [
-        Setting("train.lr", learning_rate, "peak learning rate of AdamW; larger networks need a lower one"),
+        Setting("train.lr", learning_rate, "peak learning rate; larger networks need a lower one"),
         Setting("train.warmup", min(50, max(1, num_batches // 10)), "steps until the peak"),
         Setting("run.log_every", max(1, num_batches // 20), "steps between progress lines if stdout is not a terminal"),
         Setting(

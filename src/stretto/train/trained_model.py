@@ -1,7 +1,7 @@
 """TrainedModel: a run's model on one device, from its final weights or from a checkpoint of any layout."""
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,15 +9,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from stretto.base.errors import ConfigError
+from stretto.base.errors import ConfigError, DataError
 from stretto.base.locations import is_allowed
 from stretto.base.position import Position
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import DATA_SPEC, RunFolder
 from stretto.base.tf32 import use_tf32
+from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.pointwise import Linear
 from stretto.blocks.stack import Stack
 from stretto.blocks.standardize import Standardize
+from stretto.blocks.ties import load_tensors
+from stretto.blocks.torch_losses import as_loss
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
 from stretto.checkpoint.shards import TensorShard
 from stretto.config.layout import Layout
@@ -33,7 +36,7 @@ from stretto.train.evaluate import Evaluation, OnWindow, evaluate
 from stretto.train.feed import is_scaled, open_feed
 from stretto.train.metrics.config_metrics import load_metrics
 from stretto.train.user_code import check_trusted
-from stretto.train.weights import load_weights
+from stretto.train.weights import load_weights, weight_names
 
 # The fields of [data] that say what a forecast's inputs and outputs mean.
 _SERIES_FIELDS = ("horizon", "season", "targets", "masks", "scale")
@@ -58,7 +61,8 @@ class TrainedModel:
         channels, targets, data = self.data_spec.channels, self.data_spec.target_values, self.config.data
         last = [] if targets is None or not is_scaled(data) else [self._unscale_block(targets)]
         if channels is None:
-            return Stack([*self.stack, *last], first=self.stack.first) if last else self.stack
+            stack = Stack([*self.stack, *last], first=self.stack.first) if last else self.stack
+            return stack.train(self.stack.training)
         ones, zeros = (1.0,) * len(channels.names), (0.0,) * len(channels.names)
         mean, std = (channels.mean, channels.std) if is_scaled(data) else (zeros, ones)
         if self.data_spec.task.targets == "horizon":
@@ -66,7 +70,8 @@ class TrainedModel:
             known = [channels.names.index(name) for name in self.known_future] * data.horizon
             mean, std = (*mean, *(mean[index] for index in known)), (*std, *(std[index] for index in known))
         # Block -1, so that the others keep their indices.
-        return Stack([Standardize(mean, std, masks=data.masks), *self.stack, *last], first=self.stack.first - 1)
+        blocks = [Standardize(mean, std, masks=data.masks), *self.stack, *last]
+        return Stack(blocks, first=self.stack.first - 1).train(self.stack.training)
 
     @property
     def num_outputs(self) -> int:
@@ -76,8 +81,8 @@ class TrainedModel:
     @property
     def known_future(self) -> tuple[str, ...]:
         """The names of the channels whose values over the horizon are inputs: of the config, or of the data."""
-        channels = self.data_spec.channels
-        return self.config.data.known_future or (() if channels is None else channels.known_future)
+        channels, names = self.data_spec.channels, self.config.data.known_future
+        return (() if channels is None else channels.known_future) if names is None else names
 
     def metadata(self) -> dict[str, str]:
         """Return an exported model's metadata, each value as JSON: task, vocabulary, labels, channels and so on."""
@@ -87,27 +92,32 @@ class TrainedModel:
             data = self.config.data
             spec["series"] = {name: getattr(data, name) for name in _SERIES_FIELDS}
             spec["series"]["known_future"] = self.known_future
-            spec["series"]["static"] = data.static or self.data_spec.channels.static
+            spec["series"]["static"] = self.data_spec.channels.static if data.static is None else data.static
         spec["quantiles"] = self.config.model.predicted_quantiles
         parts = {name: json.dumps(value, ensure_ascii=False) for name, value in spec.items() if value}
         return {**parts, **{name.removesuffix(".json"): content.decode() for name, content in files.items()}}
 
     def evaluate(self, location: Path | str, on_window: OnWindow = lambda fraction: None) -> Evaluation:
         """Evaluate on other prepared data, cut into windows like the run's own data."""
+        check_location(location, "call stretto.evaluate(stretto.make_engine(trained.stack, loss), batches)")
         check_trusted(self.config, f"the metrics of {self.config.run.folder}", self.is_trusted, evaluates=True)
         feed = open_feed("data", location, self.config.data, Layout(), self.config.run.seed, is_validation=True)
         check_same_spec(self.data_spec, feed.data_spec, "the run", str(location))
-        loss = build_loss(self.config.model, self.data_spec.task)
+        # A loss that has weights is part of the stack.
+        loss = self.stack.loss or build_loss(self.config.model, self.data_spec.task)
         # Compute about as many rows at once as a rank of the run did, so that they fit into memory.
         num_rows = feed.windows.read(Position(), inputs=False, targets=False).num_rows
         micro_batches = min(num_rows, self.config.layout.num_global_micro_batches)
-        engine = LocalEngine(self.stack, loss, micro_batches=micro_batches, precision=self.config.run.precision)
+        engine = LocalEngine(
+            self.stack, as_loss(loss), micro_batches=micro_batches, precision=self.config.run.precision
+        )
+        metrics = load_metrics(self.config.metrics, self.config.model, self.data_spec.task, feed.target_std)
         with use_tf32(self.config.run.tf32):
             return evaluate(
                 engine,
                 feed.windows,
                 on_window=on_window,
-                metrics=load_metrics(self.config.metrics, self.config.model, self.data_spec.task).metrics,
+                metrics=metrics.metrics,
                 class_names=self.data_spec.labels,
             )
 
@@ -130,7 +140,7 @@ class TrainedModel:
 def load_model(
     path: Path | str, device: str | None = None, *, trust: bool = False, allowed_locations: Sequence[str] = ()
 ) -> TrainedModel:
-    """Load the model from a run's folder or from a checkpoint, whatever layout it was trained in.
+    """Load the model from a run's folder or from a checkpoint, whatever layout it was trained in; in eval mode.
 
     The weights of a finished run are its final ones; those of any other run are from its newest checkpoint. `RUN@best`
     names the checkpoint of the best evaluation (`save.keep_best`). `device` is by default the run's own
@@ -143,16 +153,25 @@ def load_model(
         folder = RunFolder(Path(path))
         config = check_trusted(load_config(folder.config), str(folder), trust)
         data_spec = read_data_spec(folder.read, str(folder))
-        stack = build_model(config.model, data_spec.task)
+        stack = _build_stack(config, data_spec, weight_names(folder.weights))
         load_weights(stack, folder.weights)
     else:
         checkpoint = find_checkpoint(path, allowed_locations=allowed_locations)
         config = check_trusted(_config_of(checkpoint), checkpoint.location, trust)
         data_spec = read_data_spec(checkpoint.read_file, checkpoint.location)
-        stack = build_model(config.model, data_spec.task)
-        stack.load_state_dict(read_weights(stack, checkpoint), assign=True)
+        names = [name.removeprefix("weights.") for name in checkpoint.manifest.tensors()]
+        stack = _build_stack(config, data_spec, names)
+        load_tensors(stack, read_weights(stack, checkpoint))
     config = _use_allowed_cache(config, allowed_locations)
-    return TrainedModel(config, data_spec, stack.to(find_device(device or config.run.device)), is_trusted=trust)
+    stack = stack.to(find_device(device or config.run.device)).eval()
+    return TrainedModel(config, data_spec, stack, is_trusted=trust)
+
+
+def check_location(location: object, remedy: str) -> None:
+    """Raise unless data is named by its location; `remedy` says how to use rows in memory."""
+    if not isinstance(location, (str, Path)):
+        problem = f"location is of type {type(location).__name__}, not the path or URL of prepared data"
+        raise DataError(f"{problem}; {remedy}")
 
 
 def read_config(path: Path | str, allowed_locations: Sequence[str] = ()) -> RunConfig:
@@ -160,6 +179,15 @@ def read_config(path: Path | str, allowed_locations: Sequence[str] = ()) -> RunC
     if _is_finished(path):
         return load_config(RunFolder(Path(path)).config)
     return _config_of(find_checkpoint(path, allowed_locations=allowed_locations))
+
+
+def _build_stack(config: RunConfig, data_spec: DataSpec, saved_names: Iterable[str]) -> Stack:
+    """Return the model on the meta device, with its loss if that has weights."""
+    stack = build_model(config.model, data_spec.task)
+    # A user's loss without weights is not imported: predictions don't need it.
+    if not any(name.startswith("loss.") for name in saved_names):
+        return stack
+    return attach_loss(stack, build_loss(config.model, data_spec.task))
 
 
 def _is_finished(path: Path | str) -> bool:
@@ -177,12 +205,10 @@ def read_weights(model: Stack, checkpoint: Checkpoint) -> dict[str, Tensor]:
     """Return the weights in a checkpoint, by name, on the CPU; or their averages, if it has them."""
     check_weights(model, checkpoint)
     tensors = checkpoint.manifest.tensors()
-    average_names = _average_names(model)
     weights: dict[str, Tensor] = {}
     shards = []
-    for name, parameter in model.state_dict().items():
-        average_name = average_names.get(name)
-        saved_name = average_name if average_name in tensors else f"weights.{name}"
+    for name, parameter in model.named_tensors().items():
+        saved_name = f"average.{name}" if f"average.{name}" in tensors else f"weights.{name}"
         weights[name] = torch.empty(parameter.shape, dtype=getattr(torch, tensors[saved_name].dtype), device="cpu")
         shards.append(TensorShard(saved_name, weights[name]))
     checkpoint.read(shards)
@@ -192,10 +218,9 @@ def read_weights(model: Stack, checkpoint: Checkpoint) -> dict[str, Tensor]:
 def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
     """Raise if a checkpoint's weights, or their averages, don't have the shapes of the model's weights."""
     tensors = checkpoint.manifest.tensors()
-    average_names = _average_names(model)
-    for name, parameter in model.state_dict().items():
+    for name, parameter in model.named_tensors().items():
         weight = tensors.get(f"weights.{name}")
-        average = tensors.get(average_names.get(name, ""), weight)
+        average = tensors.get(f"average.{name}", weight)
         for saved in (weight, average):
             if saved is None or saved.full_shape != parameter.shape:
                 problem = "does not have it" if saved is None else f"has it as {list(saved.full_shape)}"
@@ -203,13 +228,6 @@ def check_weights(model: Stack, checkpoint: Checkpoint) -> None:
                     f"the model has a weight {name} of shape {list(parameter.shape)}, but {checkpoint.location} "
                     f"{problem}; use the same model, or choose a different run.folder"
                 )
-
-
-def _average_names(model: Stack) -> dict[str, str]:
-    """Return the names of the parameters' averages in a checkpoint; tied parameters share one, under the first name."""
-    first_names: dict[Tensor, str] = {}
-    named_parameters = model.named_parameters(remove_duplicate=False)
-    return {name: f"average.{first_names.setdefault(parameter, name)}" for name, parameter in named_parameters}
 
 
 def _use_allowed_cache(config: RunConfig, allowed_locations: Sequence[str]) -> RunConfig:

@@ -24,30 +24,32 @@ from stretto.blocks.check_widths import check_inputs
 from stretto.blocks.row_summary import check_row_summary
 from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.manifest import TrainingState
-from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.snapshot import Snapshot
 from stretto.config.train import TrainConfig
 from stretto.engine.engine import Engine, StepResult
 from stretto.plan.trace import TraceEvent
 from stretto.train.loss_scale import LossScale
+from stretto.train.named_optimizer import refuse_to_split_rows
 from stretto.train.optimizer import (
     make_named_optimizer,
     make_optimizer,
     reject_unused_fields,
     scale_gradients,
 )
+from stretto.train.row_loss_check import check_row_loss
 from stretto.train.schedule import learning_rate_factor, set_learning_rate
 from stretto.train.trainer_state import (
     allocate_lane_state,
     allocate_optimizer_state,
     lane_shards,
+    optimizer_shard,
     optimizer_shards,
     set_optimizer_state,
     shards_to_write,
     weight_shards,
 )
 from stretto.train.weight_average import WeightAverage
-from stretto.windows.loader import WindowSource, read_ahead
+from stretto.windows.loader import WindowSource, check_windows, read_ahead
 
 _MAX_CONSECUTIVE_SKIPS = 100  # a run that skips this many steps in a row has diverged
 
@@ -141,15 +143,16 @@ class Trainer:
         start: Position | None = None,
         workers: int = 0,
     ) -> None:
+        check_windows(windows)
         if windows.is_stateful and not engine.is_causal:
             raise ConfigError(
                 "the model has a block that looks ahead in time (causal=False), but lanes carry state from window to "
                 "window; use windows without state, such as Batches, or causal blocks"
             )
-        if engine.mesh.is_first_stage:
-            check_inputs(engine.stack[0], windows.task)
+        check_inputs(engine.model_input, windows.task)
         if windows.task.is_per_row:
             check_row_summary(engine.unsummarized)
+        check_row_loss(engine.row_loss, windows.task, is_stateful=windows.is_stateful)
         if optimizer is not None:
             reject_unused_fields(config)
         self.engine = engine
@@ -157,9 +160,11 @@ class Trainer:
         self.config = config
         self.seed = seed
         if optimizer is None:
-            self.optimizer = make_named_optimizer(config, engine.stack.named_parameters(), engine.mesh.world)
+            self.optimizer = make_named_optimizer(config, engine.stack.named_weights().items(), engine.mesh.world)
         else:
             self.optimizer = make_optimizer(optimizer, engine.stack.parameters())
+        if engine.stack.has_shards:
+            refuse_to_split_rows(type(self.optimizer))
         self._average = WeightAverage(config, engine.stack)
         if self.num_steps is not None and config.warmup > self.num_steps:
             raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {self.num_steps} steps; shorten it")
@@ -238,7 +243,9 @@ class Trainer:
         """
         if not self.config.uses_evaluations or self.improvement.last_step == self.step:
             return
-        self.improvement = self.improvement.add(self.step, Score(value, name, mode))
+        score = Score(value, name, mode)
+        self.improvement = self.improvement.add(self.step, score)
+        self._average.record_score(self.step, score)
         num_since = self.improvement.num_since
         if self.config.schedule == "plateau" and num_since and num_since % self.config.plateau_patience == 0:
             self.num_reductions += 1
@@ -255,7 +262,7 @@ class Trainer:
         engine, windows = self.engine, self.windows
         replicated = weight_shards(engine.stack) + optimizer_shards(engine.stack, self.optimizer)
         replicated += self._average.shards()
-        shards = shards_to_write(replicated, engine.mesh.replica, engine.mesh.num_replicas)
+        shards = shards_to_write(engine.stack, replicated, engine.mesh.replica, engine.mesh.num_replicas)
         if windows.is_stateful and self.state is not None:
             shards += lane_shards(engine.stack, self.state, windows.lane_indices, windows.lanes)
         training_state = TrainingState(
@@ -271,6 +278,7 @@ class Trainer:
             improvement=self.improvement,
             num_reductions=self.num_reductions,
             num_averaged=self._average.num_averaged,
+            average_trigger=self._average.trigger,
             progress=self.progress,
             is_done=self.is_done,
         )
@@ -291,7 +299,7 @@ class Trainer:
         shards = weight_shards(stack)
         optimizer_state = allocate_optimizer_state(stack, self.optimizer, checkpoint)
         for name, values in optimizer_state.items():
-            shards += [TensorShard(f"optimizer.{name}.{key}", value) for key, value in values.items()]
+            shards += [optimizer_shard(stack, name, key, value) for key, value in values.items()]
         shards += self._average.allocate(checkpoint)
         if windows.is_stateful and any(name.startswith("lanes.") for name in checkpoint.manifest.tensors()):
             state = allocate_lane_state(stack, len(windows.lane_indices), self.engine.mesh.world.device)
@@ -429,7 +437,7 @@ class Trainer:
                 self.windows,
                 self.position,
                 inputs=mesh.is_first_stage,
-                targets=mesh.is_last_stage,
+                targets=self.engine.reads_targets,
                 workers=self._workers,
                 pin=mesh.world.device.type != "cpu",
             )

@@ -1,6 +1,7 @@
 """A trainer's tensors as shards, which a trainer in any other layout can load.
 
-weights.<name>             parameters and buffers, by their names in the whole model
+weights.<name>             parameters and buffers, by their names in the whole model; a tied one once, by its first
+                           (stages that split a table save its rows under one name)
 optimizer.<name>.<key>     the optimizer's state for each parameter
 lanes.<block>.<number>     the state tensors of each block, with one row per lane of all replicas
 """
@@ -23,16 +24,18 @@ Optimizer = torch.optim.Optimizer
 
 def weight_shards(stack: Stack) -> list[TensorShard]:
     """Return a stack's parameters and buffers as shards."""
-    return [TensorShard(f"weights.{name}", tensor) for name, tensor in stack.state_dict().items()]
+    return [
+        TensorShard(f"weights.{name}", tensor, *stack.rows_of(name)) for name, tensor in stack.named_tensors().items()
+    ]
 
 
 def optimizer_shards(stack: Stack, optimizer: Optimizer) -> list[TensorShard]:
     """Return the optimizer's state for a stack's parameters as shards."""
     shards = []
-    for name, weight in stack.named_parameters():
+    for name, weight in stack.named_weights().items():
         for key, value in optimizer.state.get(weight, {}).items():
             if isinstance(value, Tensor):
-                shards.append(TensorShard(f"optimizer.{name}.{key}", value))
+                shards.append(optimizer_shard(stack, name, key, value))
             elif value is not None:
                 # If this value were left out, training would silently differ after a resume.
                 raise ConfigError(
@@ -40,6 +43,13 @@ def optimizer_shards(stack: Stack, optimizer: Optimizer) -> list[TensorShard]:
                     "an optimizer whose state consists of tensors"
                 )
     return shards
+
+
+def optimizer_shard(stack: Stack, name: str, key: str, value: Tensor) -> TensorShard:
+    """Return a tensor of the optimizer's state for a parameter; it has the rows that the stack has of the parameter."""
+    # A counter has no rows.
+    rows = stack.rows_of(name) if value.dim() else (0, None)
+    return TensorShard(f"optimizer.{name}.{key}", value, *rows)
 
 
 def lane_shards(stack: Stack, state: State, lane_indices: range, num_lanes: int) -> list[TensorShard]:
@@ -51,11 +61,20 @@ def lane_shards(stack: Stack, state: State, lane_indices: range, num_lanes: int)
     ]
 
 
-def shards_to_write(shards: Sequence[TensorShard], replica: int, num_replicas: int) -> list[TensorShard]:
-    """Return the shards that this replica writes: all replicas hold the same ones, and split the bytes about evenly."""
+def shards_to_write(stack: Stack, shards: Sequence[TensorShard], replica: int, num_replicas: int) -> list[TensorShard]:
+    """Return the shards that this replica writes: all replicas hold the same ones, and split the bytes about evenly.
+
+    Those of a weight that stages share are written by the first of them only. If stages split the rows of a weight,
+    each writes its own, and the one with the first row writes what belongs to all rows, such as a counter.
+    """
+    owned = []
+    for shard in shards:
+        name = shard.name.partition(".")[2]
+        if stack.has_block_of(name) and (shard.full_rows is not None or stack.rows_of(name)[0] == 0):
+            owned.append(shard)
     num_bytes = [0] * num_replicas
     assigned = []
-    for shard in sorted(shards, key=lambda shard: (-shard.tensor.nbytes, shard.name)):
+    for shard in sorted(owned, key=lambda shard: (-shard.tensor.nbytes, shard.name)):
         writer = num_bytes.index(min(num_bytes))
         num_bytes[writer] += shard.tensor.nbytes
         if writer == replica:
@@ -67,7 +86,7 @@ def allocate_optimizer_state(
     stack: Stack, optimizer: Optimizer, checkpoint: Checkpoint
 ) -> dict[str, dict[str, Tensor]]:
     """Return zero tensors to load the saved optimizer state into, by parameter name and key."""
-    weights = dict(stack.named_parameters())
+    weights = stack.named_weights()
     is_fused = {
         weight: bool(group.get("fused") or group.get("capturable"))
         for group in optimizer.param_groups
@@ -80,15 +99,20 @@ def allocate_optimizer_state(
         if weight is None or not full_name.startswith("optimizer."):
             continue
         # Under a key, torch's optimizers keep a scalar or at most one value per element; more is from another model.
-        if math.prod(saved.full_shape) > max(weight.numel(), 1):
+        _, num_rows = stack.rows_of(name)
+        full_shape = list(weight.shape) if num_rows is None else [num_rows, *weight.shape[1:]]
+        if math.prod(saved.full_shape) > max(math.prod(full_shape), 1):
             raise DataError(
                 f"{checkpoint.location}: {full_name} has shape {list(saved.full_shape)}, but the parameter has "
-                f"{list(weight.shape)}; the checkpoint is from a different model"
+                f"{full_shape}; the checkpoint is from a different model"
             )
         # Unless it is fused, torch's optimizers keep counters in host memory: on a device, each step would wait for it.
         is_counter = not saved.full_shape and (key == "step" or weight.dim() > 0) and not is_fused.get(weight, False)
         device = torch.device("cpu") if is_counter else weight.device
-        tensor = torch.zeros(saved.full_shape, dtype=getattr(torch, saved.dtype), device=device)
+        # Of a table that stages split, this one has as many rows as of the parameter.
+        has_rows = num_rows is not None and saved.full_shape[:1] == (num_rows,)
+        shape = (len(weight), *saved.full_shape[1:]) if has_rows else saved.full_shape
+        tensor = torch.zeros(shape, dtype=getattr(torch, saved.dtype), device=device)
         states.setdefault(name, {})[key] = tensor
     return states
 
@@ -96,7 +120,7 @@ def allocate_optimizer_state(
 def set_optimizer_state(stack: Stack, optimizer: Optimizer, states: Mapping[str, dict[str, Tensor]]) -> None:
     """Replace the optimizer's state with these tensors, by parameter name and key."""
     optimizer.state.clear()
-    for name, weight in stack.named_parameters():
+    for name, weight in stack.named_weights().items():
         if name in states:
             optimizer.state[weight] = states[name]
 

@@ -6,7 +6,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
+from stretto.base.average_trigger import AverageTrigger
 from stretto.base.foreach import interpolate_all
+from stretto.base.score import Score
 from stretto.blocks.stack import Stack
 from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.shards import TensorShard
@@ -16,19 +18,23 @@ from stretto.config.train import TrainConfig
 class WeightAverage:
     """The average of the weights after each step from `average_start` on: exponential (`ema`) or equal (`swa`).
 
+    With `nt-asgd`, it is equal and starts when the trigger says so.
     Each weight has its own average, so it moves with the weight to any other layout.
     """
 
     def __init__(self, config: TrainConfig, stack: Stack) -> None:
         self._config = config
-        self._parameters = dict(stack.named_parameters())
+        self._stack = stack
+        self._parameters = stack.named_weights()
         self.tensors: dict[str, Tensor] = {}  # by parameter name; empty before the first step that is averaged
         self.num_averaged = 0  # how many steps are averaged
+        self.trigger = AverageTrigger()  # of nt-asgd
 
     @torch.no_grad()
     def update(self, step: int) -> None:
         """Include the weights after `step`, which counts from 1."""
-        if self._config.average == "none" or step < self._config.average_start:
+        start = self.trigger.start if self._config.average == "nt-asgd" else self._config.average_start
+        if self._config.average == "none" or start is None or step < start:
             return
         if not self.num_averaged:
             self.tensors = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
@@ -36,6 +42,11 @@ class WeightAverage:
             share = 1 - self._config.average_decay if self._config.average == "ema" else 1 / (self.num_averaged + 1)
             interpolate_all(list(self.tensors.values()), list(self._parameters.values()), share)
         self.num_averaged += 1
+
+    def record_score(self, step: int, score: Score) -> None:
+        """Tell the trigger of an evaluation after `step`."""
+        if self._config.average == "nt-asgd":
+            self.trigger = self.trigger.add(step, score, self._config.average_patience)
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
@@ -48,11 +59,13 @@ class WeightAverage:
 
     def shards(self) -> list[TensorShard]:
         """Return the averages as shards."""
-        return [TensorShard(f"average.{name}", tensor) for name, tensor in self.tensors.items()]
+        rows_of = self._stack.rows_of
+        return [TensorShard(f"average.{name}", tensor, *rows_of(name)) for name, tensor in self.tensors.items()]
 
     def allocate(self, checkpoint: Checkpoint) -> list[TensorShard]:
         """Prepare to continue the averages in a checkpoint: return shards to read them into."""
         self.num_averaged = 0 if self._config.average == "none" else checkpoint.manifest.training_state.num_averaged
+        self.trigger = checkpoint.manifest.training_state.average_trigger
         self.tensors = {}
         if self.num_averaged:
             self.tensors = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}

@@ -13,11 +13,14 @@ from torch import Tensor
 from stretto.base.disk import atomic_path
 from stretto.base.errors import DataError
 from stretto.blocks.stack import Stack
+from stretto.blocks.ties import load_tensors
 
 
 def save_weights(weights: Stack | dict[str, Tensor], path: Path | str) -> None:
     """Write a stack's weights, or tensors by name, to a file atomically."""
-    tensors = weights.state_dict() if isinstance(weights, Stack) else weights
+    if isinstance(weights, Stack):
+        weights.check_complete()
+    tensors = weights.named_tensors() if isinstance(weights, Stack) else weights
     with atomic_path(Path(path)) as new_path:
         save_file({name: tensor.contiguous() for name, tensor in tensors.items()}, new_path)
         # safetensors creates files that only their owner can read; use the permissions of the folder instead.
@@ -30,11 +33,20 @@ def load_weights(stack: Stack, path: Path | str) -> None:
     if not path.is_file():
         raise DataError(f"{path} does not exist; choose a file that a finished run or save_weights wrote")
     try:
-        stack.load_state_dict(load_file(path), assign=True)
+        load_tensors(stack, load_file(path))
     except (SafetensorError, RuntimeError) as error:
         reason = str(error).strip().splitlines()[-1].strip()  # torch's first line has only the class
         problem = f"{path} does not hold this model's weights ({reason})"
         raise DataError(f"{problem}; copy or write it again, or use the model that it was saved from") from None
+
+
+def weight_names(path: Path | str) -> list[str]:
+    """Return the names of the weights in a file; empty if it can't be read, which `load_weights` explains."""
+    try:
+        with safe_open(path, "pt") as file:
+            return list(file.keys())
+    except (SafetensorError, OSError):
+        return []
 
 
 def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
@@ -44,7 +56,7 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
     """
     with _open(path) as file:
         file_shapes = {key: list(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 - not a dict
-    model_shapes = {name: list(tensor.shape) for name, tensor in model.state_dict().items()}
+    model_shapes = {name: list(tensor.shape) for name, tensor in model.named_tensors().items()}
     model_blocks, file_blocks = _block_indices(model_shapes, path), _block_indices(file_shapes, path)
     if len(model_blocks) != len(file_blocks):
         raise DataError(
@@ -54,8 +66,9 @@ def check_initial_weights(model: Stack, path: str) -> dict[str, str]:
     file_indices = dict(zip(model_blocks, file_blocks, strict=True))
     file_names = {}
     for name in model_shapes:
-        _, index, suffix = name.split(".", 2)
-        file_name = f"blocks.{file_indices[int(index)]}.{suffix}"
+        prefix, index, suffix = (*name.split(".", 2), "")[:3]
+        # The names of the loss's weights don't depend on the blocks.
+        file_name = name if prefix == "loss" else f"blocks.{file_indices[int(index)]}.{suffix}"
         file_names[name] = file_name
         if file_shapes.get(file_name) != model_shapes[name]:
             problem = f"has it as {file_shapes[file_name]}" if file_name in file_shapes else f"has no {file_name}"
@@ -75,8 +88,10 @@ def load_initial_weights(stage: Stack, model: Stack, path: str) -> None:
     """Load the weights of this rank's blocks, `stage`, from a file with the whole model's weights."""
     file_names = check_initial_weights(model, path)
     with _open(path) as file, torch.no_grad():
-        for name, tensor in stage.state_dict().items():
-            tensor.copy_(file.get_tensor(file_names[name]))
+        for name, tensor in stage.named_tensors().items():
+            first, _ = stage.rows_of(name)
+            values = file.get_tensor(file_names[name])
+            tensor.copy_(values[first : first + len(tensor)] if tensor.dim() else values)
 
 
 @contextmanager
@@ -91,10 +106,15 @@ def _open(path: str) -> Iterator[Any]:
 
 
 def _block_indices(names: Iterable[str], path: str) -> list[int]:
-    """Return the sorted indices of the blocks that have these weights, named as in `blocks.<index>.<name>`."""
+    """Return the sorted indices of the blocks that have these weights, named as in `blocks.<index>.<name>`.
+
+    Weights of the loss, `loss.<name>`, are left out.
+    """
     indices = set()
     for name in names:
         prefix, _, suffix = name.partition(".")
+        if prefix == "loss":
+            continue
         index = suffix.partition(".")[0]
         if prefix != "blocks" or not index.isdecimal():
             raise DataError(

@@ -1,8 +1,8 @@
 """from_arrays: rows in memory, as numpy arrays or torch Tensors, for training in batches."""
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -10,7 +10,7 @@ from numpy.typing import ArrayLike
 from torch import Tensor
 
 from stretto.base.errors import DataError
-from stretto.base.task import TargetKind, Task
+from stretto.base.task import TargetKind, Task, has_own_length
 from stretto.store.sequences import IntArray
 from stretto.windows.items import Payload, RowId, SingleShardItems, pad_next_tokens
 from stretto.windows.row_arrays import RowArrays
@@ -42,6 +42,9 @@ def from_arrays(
     - `values_per_row`: floats `[rows]` or `[rows, values]`
     - `class_per_step`: integers or text `[rows, time]`, a class per time step
     - `values_per_step`: floats `[rows, time, values]`, or `[rows, time]` if `target_kind` says so
+    - `sequence_per_row`: a list with a sequence per row, of any length: integers that count from 1 (class 0 is the
+      blank of `nn.CTCLoss`), names of symbols, or a text, whose characters are the symbols; or padded with -100.
+      This kind is never assumed
     - `next_token`: no targets; the inputs are tokens
 
     -100 or None marks a missing class, NaN a missing value. `classes` is the number of classes, or their names: if
@@ -71,6 +74,7 @@ class ArrayItems(SingleShardItems):
     inputs: RowInputs
     data_task: Task
     targets: RowTargets | None = None  # None: the next token
+    input_categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a table's columns of text
 
     @property
     def task(self) -> Task:
@@ -79,6 +83,10 @@ class ArrayItems(SingleShardItems):
     @property
     def labels(self) -> tuple[str, ...]:
         return () if self.targets is None or self.targets.classes is None else self.targets.classes.names
+
+    @property
+    def categories(self) -> Mapping[str, tuple[str, ...]]:
+        return self.input_categories
 
     @cached_property
     def num_steps(self) -> IntArray:
@@ -91,7 +99,8 @@ class ArrayItems(SingleShardItems):
 
     @cached_property
     def digest(self) -> str:
-        content = hashlib.sha256(f"{self.data_task} {self.labels}".encode() + self.inputs.lengths.tobytes())
+        names = f" {dict(self.categories)}" if self.categories else ""
+        content = hashlib.sha256(f"{self.data_task} {self.labels}{names}".encode() + self.inputs.lengths.tobytes())
         # A sample is enough to notice other data, and large arrays are not read twice.
         for index in np.unique(np.linspace(0, len(self.inputs) - 1, _SAMPLED_ROWS).astype(int)).tolist():
             content.update(np.ascontiguousarray(self.inputs[index]).tobytes())
@@ -106,7 +115,7 @@ class ArrayItems(SingleShardItems):
         """
         if num_steps < 1:
             raise DataError(f"num_steps={num_steps} must be at least 1")
-        if self.targets is None or self.data_task.is_per_row:
+        if self.targets is None or self.data_task.is_per_row or has_own_length(self.data_task.targets):
             raise DataError(f"targets of kind {self.data_task.targets} can't be cut; use targets per time step")
         parts = [
             (index, slice(start, min(start + num_steps, length)))

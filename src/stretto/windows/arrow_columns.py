@@ -56,6 +56,29 @@ class ArrowColumns:
         kind, types = self._type(name), self.arrow.types
         return bool(types.is_floating(kind) or types.is_decimal(kind))
 
+    def is_text(self, name: str) -> bool:
+        """Whether a column has text, or categories of any type (pandas and polars call them categorical)."""
+        kind, types = self._type(name), self.arrow.types
+        is_string = types.is_string(kind) or types.is_large_string(kind) or types.is_string_view(kind)
+        return bool(is_string or types.is_dictionary(kind))
+
+    def distinct_texts(self, name: str) -> tuple[IntArray, list[str | None]]:
+        """Return for each row the index of its text, -1 if it is null, and the texts; None for those that are blank.
+
+        Integers and booleans have the same names as in a store: 7 and true.
+        """
+        kind, types = self._type(name), self.arrow.types
+        if not (self.is_text(name) or types.is_integer(kind) or types.is_boolean(kind)):
+            raise DataError(
+                f"column {name!r} has values of type {kind}, but classes has its categories; convert it to text or "
+                "integers"
+            )
+        encoded = self._encoded(name)
+        values = [None if value is None else _category_name(value) for value in encoded.dictionary.to_pylist()]
+        # polars has unsigned indices, which have no -1.
+        indices = np.asarray(encoded.indices.cast(self.arrow.int64()).fill_null(-1).to_numpy(zero_copy_only=False))
+        return indices, [value if value and value.strip() else None for value in values]
+
     def numbers(self, name: str) -> Array:
         """Return a column of numbers as floats; NaN where a value is missing."""
         kind, types = self._type(name), self.arrow.types
@@ -86,11 +109,10 @@ class ArrowColumns:
 
     def codes(self, name: str) -> IntArray:
         """Return a number per row for each different value of a column."""
-        column = self.table.column(name).combine_chunks()
+        column = self.table.column(name)
         if column.null_count:
             raise DataError(f"column {name!r} has {column.null_count} missing values; leave such rows out")
-        encoded = column if self.arrow.types.is_dictionary(column.type) else column.dictionary_encode()
-        return np.asarray(encoded.indices.to_numpy(zero_copy_only=False)).astype(np.int64)
+        return np.asarray(self._encoded(name).indices.to_numpy(zero_copy_only=False)).astype(np.int64)
 
     def times(self, name: str) -> Array:
         """Return a column that can be sorted by: dates, times or numbers."""
@@ -125,6 +147,11 @@ class ArrowColumns:
 
     def _texts(self, name: str) -> Array:
         kind, types, column = self._type(name), self.arrow.types, self.table.column(name)
+        if types.is_temporal(kind):
+            raise DataError(
+                f"column {name!r} has dates or times ({kind}), which are not classes; make a number of them, such as "
+                "the days from a fixed date, or text if each date is a class"
+            )
         # What polars calls a Categorical or an Enum: text already, but pyarrow can't cast it.
         is_category = types.is_dictionary(kind) and types.is_string_view(kind.value_type)
         try:
@@ -133,5 +160,14 @@ class ArrowColumns:
             raise DataError(f"column {name!r} has values of type {kind}, which are not classes; convert them") from None
         return np.array(texts.to_pylist(), dtype=object)
 
+    def _encoded(self, name: str) -> Any:  # noqa: ANN401
+        """Return a column as one array of indices, with a dictionary of its values."""
+        column = self.table.column(name).combine_chunks()
+        return column if self.arrow.types.is_dictionary(column.type) else column.dictionary_encode()
+
     def _type(self, name: str) -> Any:  # noqa: ANN401
         return self.table.schema.field(name).type
+
+
+def _category_name(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)

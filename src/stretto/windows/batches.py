@@ -10,7 +10,7 @@ from torch import Tensor
 
 from stretto.base.errors import DataError
 from stretto.base.position import Position
-from stretto.base.task import Task
+from stretto.base.task import Task, has_own_length
 from stretto.base.window import IGNORE_INDEX, Window
 from stretto.store.sequences import Sequences
 from stretto.windows.batch_order import BatchLimits, BatchOrder, assign_rows
@@ -41,7 +41,7 @@ class Batches:
     items: Items
     budget: int | None = None  # maximum of rows x time steps of the longest row, per global batch; None: no limit
     max_rows: int | None = None  # maximum number of rows, per global batch; None: no limit
-    row_multiple: int = 8  # cut batches with more rows to a multiple, for equal shares; not a pool's last batch
+    row_multiple: int = 8  # with `budget`: more rows are rounded down to a multiple, except in a pool's last batch
     seed: int = 1
     own_share: Share | None = None  # this replica's share; None: all rows
 
@@ -50,8 +50,8 @@ class Batches:
             raise DataError("items is a Sequences; wrap it in LabeledItems, NextTokenItems or SlidingWindows")
         if not isinstance(self.items, Items):
             raise DataError(
-                f"items is an object of type {type(self.items).__name__}; make them with stretto.data.from_arrays, or "
-                "subclass stretto.data.Items"
+                f"items is an object of type {type(self.items).__name__}; make them with stretto.data.from_arrays, "
+                "from_dataset or from_table, or subclass stretto.data.Items"
             )
         if self.budget is None and self.max_rows is None:
             raise DataError("Batches have no size; set budget to a number of time steps, or max_rows to one of rows")
@@ -82,8 +82,14 @@ class Batches:
         return BatchOrder(ShufflePools(self.items, self.seed, pool_rows), self.limits)
 
     def __str__(self) -> str:
-        size = f"{self.max_rows:,} rows" if self.budget is None else f"{self.budget:,} time steps"
-        return f"{self.num_rows:,} rows in batches of at most {size}"
+        sizes = [] if self.budget is None else [f"{self.budget:,} time steps"]
+        # A run's default is far more rows than fit the budget.
+        if self.max_rows is not None and (self.budget is None or self.max_rows < self.budget):
+            sizes.append(f"{self.max_rows:,} rows")
+        return f"{self.num_rows:,} rows in batches of at most {' and '.join(sizes)}"
+
+    def __repr__(self) -> str:
+        return f"<Batches: {self}>"
 
     @property
     def num_rows(self) -> int:
@@ -141,7 +147,8 @@ class Batches:
         if len(rows.lengths):
             x, target = self.items.read(rows.row_ids(), num_steps, inputs=inputs, targets=targets)
             self._check_payload("inputs", x if inputs else None, num_steps, len(rows.lengths))
-            self._check_payload("targets", target if targets else None, num_steps, len(rows.lengths))
+            target_steps = len(target) if target is not None and has_own_length(self.task.targets) else num_steps
+            self._check_payload("targets", target if targets else None, target_steps, len(rows.lengths))
         if num_blank:
             # A blank row takes its shape and dtype from the batch's first row, since this share may have no rows.
             first_row = batch.take(slice(1)).row_ids()
@@ -164,5 +171,6 @@ def _add_blank(tensor: Tensor | None, like: Tensor | None, num_blank: int, fill:
     if like is None:
         return None
     missing = torch.nan if like.is_floating_point() else IGNORE_INDEX
-    blank = like.new_full((len(like), num_blank, *like.shape[2:]), missing if fill is None else fill)
+    length = len(like) if tensor is None else len(tensor)  # targets may have a length of their own
+    blank = like.new_full((length, num_blank, *like.shape[2:]), missing if fill is None else fill)
     return blank if tensor is None else torch.cat([tensor, blank], dim=1)

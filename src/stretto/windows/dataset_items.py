@@ -16,7 +16,8 @@ from torch.utils.data import Dataset, IterableDataset
 
 from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import DataError, StrettoError
-from stretto.base.task import TargetKind, Task, has_classes, is_per_row, is_per_step
+from stretto.base.task import TABLE_TARGET_KINDS, TargetKind, Task, has_classes, is_per_row, is_per_step
+from stretto.base.units import pluralize
 from stretto.base.window import IGNORE_INDEX
 from stretto.store.sequences import IntArray
 from stretto.windows.items import Payload, RowId, SingleShardItems, pad, pad_next_tokens
@@ -72,6 +73,8 @@ def from_dataset(
     if not len(reader):
         raise DataError("the dataset has no items; use at least one")
     sample = {index: reader.read([index])[0] for index in _sampled_indices(len(reader))}
+    if collate is not None and all(_is_length(x, target) for x, target in sample.values()):
+        raise DataError("the second part that collate returns is the length of each item; return (inputs, targets)")
     inputs = sample[0][0]
     is_tokens = inputs.ndim == 1 and inputs.dtype.kind in "iu"
     kind = _find_kind(sample, target_kind, is_tokens)
@@ -143,7 +146,7 @@ class DatasetItems(SingleShardItems):
                 )
             _check_item(index, x[:length], target if target is None or is_per_row(kind) else target[:length], kind)
             if self.data_task.inputs == "tokens":
-                count_classes([(index, x[:length])], "inputs", self.data_task.num_inputs, may_be_missing=False)
+                count_classes([(index, x[None, :length])], "inputs", self.data_task.num_inputs, may_be_missing=False)
         input_rows = [as_inputs(x)[:length] for (x, _), length in zip(pairs, lengths, strict=True)]
         if kind == "next_token":
             return pad_next_tokens(input_rows, num_steps, inputs=inputs, targets=targets)
@@ -173,10 +176,14 @@ class _ItemReader:
         if self.collate is None:
             return [_parse(item, index) for item, index in zip(items, indices, strict=True)]
         batch = self._call("collate", self.collate, items)
-        if not isinstance(batch, (tuple, list)) or len(batch) < 2 or len(batch[0]) != len(items):
+        if not isinstance(batch, (tuple, list)) or len(batch) < 2:
             raise DataError(
                 f"collate returned an object of type {type(batch).__name__}; return (inputs, targets), batch first"
             )
+        if len(batch[0]) != len(items):
+            shape = list(np.shape(batch[0]))
+            problem = f"collate returned inputs of shape {shape} for {pluralize(len(items), 'item')}"
+            raise DataError(f"{problem}; return (inputs, targets), batch first: [{len(items)}, time, ...]")
         return [(as_array(x), as_array(target)) for x, target in zip(batch[0], batch[1], strict=True)]
 
     @staticmethod
@@ -218,7 +225,7 @@ def _find_kind(sample: Mapping[int, _Pair], kind: TargetKind | None, is_tokens: 
         _check_target(index, target)
     rows = RowArrays.of(targets, "targets").map(lambda row: plain_targets(row, kind))
     kind = kind or find_target_kind(rows, inputs.sizes)
-    check_kind(kind)
+    check_kind(kind, TABLE_TARGET_KINDS)
     return kind
 
 
@@ -235,6 +242,11 @@ def _check_item(index: int, x: Array, target: Array | None, kind: TargetKind) ->
             f"item {index} of the dataset has {len(x)} time steps, but {len(target)} targets; give a target per time "
             f"step, with NaN or {IGNORE_INDEX} where there is none"
         )
+
+
+def _is_length(x: Array, target: Array | None) -> bool:
+    """Whether an item's target is the number of its time steps, as in batches (inputs, lengths, targets)."""
+    return target is not None and target.ndim == 0 and target.dtype.kind in "iu" and int(target) == len(x)
 
 
 def _check_target(index: int, target: Array | None) -> None:
@@ -318,13 +330,13 @@ class _Scan:
             _check_item(index, x, target, self.kind)
             lengths[index] = len(x)
             if self.is_tokens:
-                num_tokens = max(num_tokens, count_classes([(index, x)], "inputs", None, may_be_missing=False))
+                num_tokens = max(num_tokens, count_classes([(index, x[None])], "inputs", None, may_be_missing=False))
             if self.kind in ("class_per_row", "class_per_step") and target is not None:
                 target = plain_targets(target, self.kind)
                 if self.is_text:
                     names.update(given_names(target).tolist())
                 elif not is_missing(target).all():
-                    num_classes = max(num_classes, count_classes([(index, target)], "targets", None))
+                    num_classes = max(num_classes, count_classes([(index, target[None])], "targets", None))
             on_item((index + 1) / len(self.reader))
         return self._facts(lengths, num_tokens, num_classes, sorted(names))
 

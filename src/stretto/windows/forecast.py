@@ -13,7 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
-from stretto.base.task import Task
+from stretto.base.task import CategoryInputs, Task
 from stretto.store.sequences import Channels, Sequences
 
 Values = NDArray[np.float32]
@@ -36,6 +36,7 @@ class ForecastTransform:
     masks: bool = False  # add one input for each input: 1 where its value is present, 0 where it is missing
     known_future: tuple[int, ...] = ()  # indices of channels whose values are known ahead of time
     static: tuple[int, ...] = ()  # indices of channels that are constant within a series
+    categories: tuple[tuple[int, int], ...] = ()  # index and number of names of channels that have codes, not numbers
 
     def __post_init__(self) -> None:
         if self.horizon < 1:
@@ -46,7 +47,7 @@ class ForecastTransform:
                 "known yet; use a multiple of the season that is at least the horizon"
             )
         if not self.target_channels:
-            raise DataError("known_future and static name all channels, so nothing is left to forecast; name fewer")
+            raise DataError("known_future and static name all numbers, so nothing is left to forecast; name fewer")
 
     @classmethod
     def from_sequences(
@@ -64,7 +65,7 @@ class ForecastTransform:
         """Return a transform for the channels named in `targets`, with the data's saved mean and std.
 
         `known_future` and `static` are by default those that the data was prepared with, and `targets` all other
-        channels. Without `scale`, values are used as they are.
+        channels of numbers. Without `scale`, values are used as they are.
         """
         values = sequences.fields.values
         if not isinstance(values, Channels):
@@ -79,31 +80,56 @@ class ForecastTransform:
             raise DataError(
                 f"{values.names[index]!r} is named in more than one of targets, known_future and static; keep one"
             )
-        inputs_only = {*future_indices, *static_indices}
+        categories = values.category_sizes
+        for index in {index for index, _ in categories} & {*target_indices}:
+            raise DataError(
+                f"target {values.names[index]!r} has text, which can't be forecast; prepare the data with "
+                f"targets={values.names[index]} to predict its class at each time step"
+            )
+        inputs_only = {*future_indices, *static_indices, *(index for index, _ in categories)}
         target_indices = target_indices or tuple(i for i in range(len(values.names)) if i not in inputs_only)
         count = len(values.names)
         mean, std = (values.mean, values.std) if scale else ((0.0,) * count, (1.0,) * count)
-        return cls(mean, std, target_indices, horizon, season, masks, future_indices, static_indices)
+        return cls(mean, std, target_indices, horizon, season, masks, future_indices, static_indices, categories)
 
     @property
     def task(self) -> Task:
         """The number and type of inputs and outputs that a network needs."""
         num_inputs = (len(self.mean) + self.horizon * len(self.known_future)) * (2 if self.masks else 1)
-        return Task("channels", num_inputs, "horizon", self.horizon * len(self.target_channels))
+        categories = tuple(CategoryInputs(size, self._inputs_of(channel)) for channel, size in self.categories)
+        return Task("channels", num_inputs, "horizon", self.horizon * len(self.target_channels), categories)
+
+    def _inputs_of(self, channel: int) -> tuple[int, ...]:
+        """Return the indices of a channel's inputs: its value now and, if known, at each time step of the horizon."""
+        if channel not in self.known_future:
+            return (channel,)
+        first, stride = len(self.mean) + self.known_future.index(channel), len(self.known_future)
+        return (channel, *(first + step * stride for step in range(self.horizon)))
+
+    @property
+    def target_std(self) -> tuple[float, ...]:
+        """The standard deviation that each target of a time step is divided by, in the order of `targets`."""
+        return tuple(self.std[index] for index in self.target_channels) * self.horizon
 
     @property
     def unknown_channels(self) -> tuple[int, ...]:
         """Indices of the channels that are not known ahead of time."""
         return tuple(i for i in range(len(self.mean)) if i not in self.known_future and i not in self.static)
 
+    @property
+    def unknown_numbers(self) -> tuple[int, ...]:
+        """Indices of the channels of numbers that are not known ahead of time."""
+        codes = {channel for channel, _ in self.categories}
+        return tuple(channel for channel in self.unknown_channels if channel not in codes)
+
     def count_known(self, values: NDArray[Any]) -> int:
         """Return the number of time steps up to the last one to forecast from.
 
-        With known-future channels, the last rows of `values` that have no other value hold the known future.
+        With known-future channels, the last rows of `values` that have no other number hold the known future.
         """
         if not self.known_future:
             return len(values)
-        has_values = ~np.isnan(values[:, list(self.unknown_channels)]).all(axis=1)
+        has_values = ~np.isnan(values[:, list(self.unknown_numbers)]).all(axis=1)
         return int(np.flatnonzero(has_values)[-1]) + 1 if has_values.any() else 0
 
     def inputs(self, values: NDArray[Any], start: int = 0, stop: int | None = None) -> Values:

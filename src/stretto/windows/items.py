@@ -1,7 +1,7 @@
 """Items: the rows that batches are made from (in memory, sequences of tokens, or sliding windows)."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
-from stretto.base.task import Task
+from stretto.base.task import Task, has_own_length
 from stretto.base.window import IGNORE_INDEX
 from stretto.store.sequences import Channels, IntArray, Sequences, StepRange, Tokens
 from stretto.windows.forecast import ForecastTransform
@@ -63,13 +63,19 @@ class Items(ABC):
         """Return inputs and targets `[num_steps, rows, ...]`, padded; None for what is not requested.
 
         After a row's end, and where a time step has no target, targets are -100, or NaN if they are floats. Targets
-        per row are at the row's last time step.
+        per row are at the row's last time step. Those with a length of their own (`sequence_per_row`) are padded to
+        any length.
         """
 
     @property
     def labels(self) -> tuple[str, ...]:
         """The names of the classes; empty if they have none."""
         return ()
+
+    @property
+    def categories(self) -> Mapping[str, tuple[str, ...]]:
+        """The names of the categories of each text input, by its column, in the order of the task's categories."""
+        return {}
 
     @property
     def location(self) -> str:
@@ -89,7 +95,8 @@ class Items(ABC):
     def records(self) -> Iterator[dict[str, Any]]:
         """Yield each row as a record with `inputs` and, unless they are the next token, `targets`.
 
-        `prepare_sequences` writes them to a store. Classes have their names, and missing targets are None.
+        `prepare_sequences` writes them to a store. Classes have their names, and missing targets are None. With
+        categories, which have their names too, there is a field for each input: `inputs.0`, `inputs.1` and so on.
         """
         for shard, size in enumerate(self.shard_sizes):
             for start in range(0, size, _ROWS_PER_READ):
@@ -104,12 +111,23 @@ class Items(ABC):
         if task.targets == "next_token":
             return {"inputs": [*x.tolist(), *targets[-1:].tolist()]}
         targets = targets[-1] if task.is_per_row else targets
+        inputs: dict[str, Any] = self._input_columns(x) if task.categories else {"inputs": x.tolist()}
         if not task.has_classes:
             values = np.where(targets.isnan(), None, targets.numpy())  # type: ignore[call-overload]
-            return {"inputs": x.tolist(), "targets": values.tolist()}
+            return {**inputs, "targets": values.tolist()}
         names = self.labels or [str(number) for number in range(task.num_outputs)]
         named = [None if number == IGNORE_INDEX else names[number] for number in targets.reshape(-1).tolist()]
-        return {"inputs": x.tolist(), "targets": named[0] if task.is_per_row else named}
+        if has_own_length(task.targets):
+            named = [name for name in named if name is not None]
+        return {**inputs, "targets": named[0] if task.is_per_row else named}
+
+    def _input_columns(self, x: Tensor) -> dict[str, Any]:
+        """Return each input of a row by itself: numbers, or the names of categories, None where there is none."""
+        columns: list[list[Any]] = x.T.tolist()
+        for category, names in zip(self.task.categories, self.categories.values(), strict=True):
+            for index in category.inputs:
+                columns[index] = [names[int(code) - 1] if code else None for code in columns[index]]
+        return {f"inputs.{index}": column for index, column in enumerate(columns)}
 
     def find_longest(self) -> RowId:
         """Return the longest row, for a message."""
@@ -159,6 +177,13 @@ class _StoredItems:
     sequences: Sequences
 
     @property
+    def categories(self) -> Mapping[str, tuple[str, ...]]:
+        values = self.sequences.fields.values
+        if not isinstance(values, Channels):
+            return {}
+        return {name: values.categories[name] for name in values.names if name in values.categories}
+
+    @property
     def location(self) -> str:
         return self.sequences.location
 
@@ -200,13 +225,13 @@ class InputItems(_SequenceItems):
     @cached_property
     def scaler(self) -> ForecastTransform | None:
         """Scales channels to inputs; None for tokens, which are inputs as they are."""
-        has_channels = isinstance(self.sequences.fields.values, Channels)
-        if not has_channels:
+        values = self.sequences.fields.values
+        if not isinstance(values, Channels):
             return None
-        # A row has no horizon, so that nothing is known ahead of it.
-        return ForecastTransform.from_sequences(
-            self.sequences, masks=self.masks, scale=self.scale, known_future=(), static=()
-        )
+        count = len(values.names)
+        mean, std = (values.mean, values.std) if self.scale else ((0.0,) * count, (1.0,) * count)
+        # Only its inputs are used. A row has no horizon, so that nothing is known ahead of it.
+        return ForecastTransform(mean, std, tuple(range(count)), masks=self.masks, categories=values.category_sizes)
 
     def inputs(self, step_ranges: Sequence[StepRange], num_steps: int) -> Tensor:
         """Return the inputs in some ranges `[time, batch, ...]`, padded to `num_steps` time steps."""

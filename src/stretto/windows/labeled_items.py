@@ -17,7 +17,10 @@ from stretto.windows.row_targets import targets_tensor
 
 @dataclass(frozen=True)
 class LabeledItems(InputItems, Items):
-    """Each sequence is a row. Targets per row are at its last time step; values are scaled unless `scale` is False."""
+    """Each sequence is a row. Targets per row are at its last time step; values are scaled unless `scale` is False.
+
+    If the store has a sequence of targets per row, they have a length of their own.
+    """
 
     def __post_init__(self) -> None:
         if self.sequences.fields.targets is None:

@@ -56,6 +56,16 @@ class WindowSource(Protocol):
         """Return the window at a position, with inputs and targets unless they are switched off."""
 
 
+def check_windows(windows: object) -> None:
+    """Raise unless an object is a source of windows; name what to make of rows, and of a DataLoader."""
+    if isinstance(windows, WindowSource):
+        return
+    remedy = "wrap its rows in stretto.data.Batches"
+    if isinstance(windows, DataLoader):
+        remedy = "use Batches(stretto.data.from_dataset(loader.dataset), max_rows=...)"
+    raise DataError(f"windows is an object of type {type(windows).__name__}, which has no windows; {remedy}")
+
+
 def read_ahead(
     data: WindowSource,
     start: Position,

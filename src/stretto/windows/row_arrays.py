@@ -73,13 +73,13 @@ class RowArrays:
         return np.array([len(row) if row.ndim else 1 for row in self.rows])
 
     def parts(self, lengths: NDArray[np.int64] | None = None) -> Iterator[tuple[int, Array]]:
-        """Yield all values in a few large arrays, each with its first row; with `lengths`, without the padding."""
+        """Yield all values in a few large arrays `[rows, ...]`, each with its first row; `lengths`: without padding."""
         if isinstance(self.rows, np.ndarray) and (lengths is None or self.rows.ndim < 2):
             for start in range(0, len(self.rows), _ROWS_PER_CHECK):
                 yield start, self.rows[start : start + _ROWS_PER_CHECK]
             return
         for index in range(len(self.rows)):
-            yield index, self[index] if lengths is None else self[index][: lengths[index]]
+            yield index, (self[index] if lengths is None else self[index][: lengths[index]])[None]
 
     def map(self, function: Callable[[Array], Array]) -> "RowArrays":
         """Return the rows with a function applied to them, all at once if they are dense."""

@@ -94,8 +94,7 @@ def _check_finite(rows: RowArrays, lengths: IntArray | None) -> None:
         return
     for first_row, part in rows.parts(lengths):
         if not np.isfinite(part).all():
-            is_dense = isinstance(rows.rows, np.ndarray) and lengths is None
-            row = first_row + (int(np.argwhere(~np.isfinite(part))[0][0]) if is_dense else 0)
+            row = first_row + int(np.argwhere(~np.isfinite(part))[0][0])
             raise DataError(
                 f"inputs[{row}] has a value that is NaN or infinite; replace it, and add an input that marks such steps"
             )

@@ -9,16 +9,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.base.errors import DataError
-from stretto.base.task import GIVEN_TARGET_KINDS, TargetKind, has_classes, is_per_row, is_per_step
+from stretto.base.task import GIVEN_TARGET_KINDS, TargetKind, has_classes, has_own_length, is_per_row, is_per_step
 from stretto.base.window import IGNORE_INDEX
 from stretto.windows.items import pad
 from stretto.windows.row_arrays import Array, RowArrays
 from stretto.windows.target_classes import TargetClasses, holds_text, plain_targets
+from stretto.windows.target_symbols import find_symbols
 
 
 @dataclass(frozen=True)
 class RowTargets:
-    """Targets of a known kind: per row or per time step, classes or values."""
+    """Targets of a known kind: per row or per time step, classes or values; or a sequence of classes per row."""
 
     rows: RowArrays  # classes are integers, -100 where there is none
     kind: TargetKind
@@ -34,7 +35,13 @@ class RowTargets:
 
 
 def targets_tensor(kind: TargetKind, rows: Sequence[Array], lengths: Sequence[int], num_steps: int) -> Tensor:
-    """Return targets `[time, batch]` or `[time, batch, values]`; those per row are at the row's last time step."""
+    """Return targets `[time, batch]` or `[time, batch, values]`; those per row are at the row's last time step.
+
+    Targets with a length of their own are `[longest, batch]`, padded.
+    """
+    if has_own_length(kind):
+        symbols = [row[row != IGNORE_INDEX] for row in rows]
+        return pad(symbols, max([1, *map(len, symbols)]), IGNORE_INDEX)
     if not is_per_row(kind):
         steps = [row[:length] for row, length in zip(rows, lengths, strict=True)]
         return pad(steps, num_steps, IGNORE_INDEX if has_classes(kind) else np.nan)
@@ -53,7 +60,7 @@ def encode_targets(kind: TargetKind, row: Array, classes: TargetClasses | None =
     row = plain_targets(row, kind)
     if classes is None:
         return _as_values(kind, row)
-    classes.check(row, index)
+    classes.check(row[None], index)
     return classes.encode(row)
 
 
@@ -73,6 +80,9 @@ def find_targets(
     targets = targets.map(lambda part: plain_targets(part, kind))
     kind = kind or find_target_kind(targets, steps)
     check_kind(kind)
+    if has_own_length(kind):
+        symbols, symbol_classes = find_symbols(targets, classes)
+        return RowTargets(symbols, kind, symbol_classes.number, symbol_classes)
     check_step_sizes(targets, steps, kind)
     _check_dims(targets, kind)
     if not has_classes(kind):
@@ -100,11 +110,11 @@ def check_step_sizes(targets: RowArrays, steps: NDArray[np.int64], kind: TargetK
         )
 
 
-def check_kind(kind: TargetKind) -> None:
+def check_kind(kind: TargetKind, possible: Sequence[TargetKind] = GIVEN_TARGET_KINDS) -> None:
     """Raise unless rows in memory can have targets of this kind."""
-    if kind not in GIVEN_TARGET_KINDS:
-        choices = ", ".join(GIVEN_TARGET_KINDS)
-        raise DataError(f"target_kind={kind!r} is not possible with targets; choose from {choices}")
+    if kind not in possible:
+        choices = ", ".join(possible)
+        raise DataError(f"target_kind={kind!r} is not possible with these targets; choose from {choices}")
 
 
 def find_target_kind(targets: RowArrays, steps: NDArray[np.int64]) -> TargetKind:
@@ -120,7 +130,7 @@ def find_target_kind(targets: RowArrays, steps: NDArray[np.int64]) -> TargetKind
     if is_value and not has_step_sizes:
         return "values_per_row"
     what = f"{targets.sizes[0]} {'floats' if is_value else 'integers'} per row"
-    choices = "values_per_row or values_per_step" if has_step_sizes else "values_per_row or class_per_step"
+    choices = "values_per_row or values_per_step" if has_step_sizes else "values_per_row or sequence_per_row"
     raise DataError(
         f"targets are {what}, and inputs have {steps[0]} time steps, which could mean {choices}; set target_kind"
     )
@@ -141,4 +151,5 @@ def _check_values(targets: RowArrays) -> None:
     if targets.dtype.kind == "f":
         for index, part in targets.parts():
             if np.isinf(part).any():
-                raise DataError(f"targets are infinite at or after row {index}; use NaN where a value is missing")
+                row = index + int(np.argwhere(np.isinf(part))[0][0])
+                raise DataError(f"targets are infinite in row {row}; use NaN where a value is missing")

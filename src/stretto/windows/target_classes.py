@@ -44,9 +44,10 @@ class TargetClasses:
         return cls(len(names), tuple(names), is_text)
 
     def check(self, part: Array, index: int) -> None:
-        """Raise if a class is not one of these; `index` is the first row of `part`."""
+        """Raise if a class is not one of these; `index` is the first row of `part`, whose first dim is the rows."""
         if self.is_text:
-            self.check_names(given_names(part).tolist(), f" at or after row {index}")
+            for name in given_names(part).tolist():
+                self.check_names([name], f" in row {index + _first_row(part.astype(str) == name)}")
         else:
             count_classes([(index, part)], "targets", self.number)
 
@@ -98,6 +99,10 @@ def plain_targets(part: Array, kind: TargetKind | None) -> Array:
     return np.where(missing, np.nan, part).astype(np.float64)
 
 
+def _first_row(is_wrong: NDArray[np.bool_]) -> int:
+    return int(np.argwhere(is_wrong)[0][0])
+
+
 def count_classes(
     parts: Iterable[tuple[int, Array]], name: str, num_classes: int | None, *, may_be_missing: bool = True
 ) -> int:
@@ -110,19 +115,20 @@ def count_classes(
     remedy = f"use {IGNORE_INDEX} where there is none" if may_be_missing else "pass lengths if rows are padded"
     for index, part in parts:
         if part.dtype.kind not in "iubf":
-            raise DataError(f"{name} has {part.flat[0]!r} at or after row {index}; use integers in all rows, or text")
+            raise DataError(f"{name} has {part.flat[0]!r} in row {index}; use integers in all rows, or text")
         given = part[~is_missing(part)] if may_be_missing else part
         if not given.size:
             continue
         if part.dtype.kind == "f" and (given != np.floor(given)).any():
             raise DataError(f"{name} has {given[given != np.floor(given)][0]}, which is not a class; use whole numbers")
         if given.min() < 0:
-            raise DataError(f"{name} has {given.min()} at or after row {index}; count {noun} from 0, and {remedy}")
+            row = index + _first_row(part == given.min())
+            raise DataError(f"{name} has {given.min()} in row {row}; count {noun} from 0, and {remedy}")
         largest = max(largest, int(given.max()))
         if num_classes is not None and largest >= num_classes:
-            raise DataError(
-                f"{name} has {largest} at or after row {index}, but there are only {num_classes} {noun}, counted from 0"
-            )
+            row = index + _first_row(part == largest)
+            problem = f"{name} has {largest} in row {row}"
+            raise DataError(f"{problem}, but there are only {num_classes} {noun}, counted from 0")
     if largest < 0 and num_classes is None:
         raise DataError(f"{name} has no class in any row; use other targets, or set classes")
     return largest + 1 if num_classes is None else num_classes

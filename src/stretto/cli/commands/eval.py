@@ -8,7 +8,6 @@ example:
 
 import argparse
 
-from stretto.base.errors import ConfigError
 from stretto.cli.parser import Parser, add_model_arguments
 
 
@@ -19,12 +18,12 @@ def add_arguments(parser: Parser) -> None:
 
 def run(options: argparse.Namespace) -> None:
     """Evaluate, and print the scores."""
-    from stretto.cli.run_data import find_data
+    from stretto.cli.run_data import find_data, no_data_error
     from stretto.cli.run_model import load_run_model
     from stretto.cli.views.result_views import evaluate_and_show
 
     trained = load_run_model(options, options.device)
     data = options.data or find_data(options.run, trained.config, ["valid"], options.allowed_locations)
     if data is None:
-        raise ConfigError(f"{options.run} was trained without data.valid; choose the data with --data=FOLDER")
+        raise no_data_error(options.run, trained.config)
     evaluate_and_show(trained, data)

@@ -13,6 +13,7 @@ import argparse
 import re
 import shlex
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,7 +23,7 @@ from rich.console import Console
 from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError
 from stretto.base.remote import is_remote
-from stretto.base.task import GIVEN_TARGET_KINDS, has_classes, is_per_row
+from stretto.base.task import GIVEN_TARGET_KINDS, has_classes, has_own_length, is_per_row
 from stretto.base.units import format_duration, pluralize
 from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
@@ -38,8 +39,10 @@ from stretto.prepare.prepare_data import PreparedData, prepare_data
 from stretto.prepare.row_reader import SkippedRows
 from stretto.prepare.sequence_schema import SequenceSchema
 from stretto.prepare.series_schema import SeriesSchema
+from stretto.prepare.tokenizer import open_tokenizer
 
 if TYPE_CHECKING:
+    from stretto.config.run import RunConfig
     from stretto.train.suggest import Suggestion
 
 _FORECAST_OPTIONS = ("horizon", "season", "context")
@@ -47,6 +50,7 @@ _FORECAST_OPTIONS = ("horizon", "season", "context")
 _OPTION_KINDS: dict[str, tuple[str, ...]] = {
     "level": ("text", "sequences of text"),
     "max_symbols": ("text", "sequences of text"),
+    "tokenizer": ("text", "sequences of text"),
     "sequence": ("sequences",),
     "label": ("sequences",),
     "no_label": ("sequences",),
@@ -89,6 +93,7 @@ def _add_data_options(parser: Parser) -> None:
     add("--validation-fraction", type=float, metavar="FRACTION", help=help_text)
     add("--level", choices=["byte", "char", "word"], help="text: what a token is")
     add("--max-symbols", type=int, metavar="N", help="text: maximum size of the vocabulary")
+    add("--tokenizer", metavar="NAME", help="text: train subwords, as bpe:8000, or the path of a tokenizer.json")
     add("--sequence", metavar="FIELD", help="sequences: field with the sequence")
     add(
         "--inputs",
@@ -120,8 +125,8 @@ def run(options: argparse.Namespace) -> None:
     _check_values(options)
     console = make_console()
     paths, valid = _localize(console, options.paths), _localize(console, options.valid or [])
-    names = ("kind", "format", "level", "sequence", "label", "has_label", "time", "by", "time_format", "target_kind")
-    hints = DataHints(**{name: getattr(options, name) for name in names})
+    names = ("kind", "format", "level", "tokenizer", "sequence", "label", "has_label", "time", "by", "time_format")
+    hints = DataHints(**{name: getattr(options, name) for name in names}, target_kind=options.target_kind)
     hints = replace(hints, inputs=options.inputs or (), targets=options.targets or ())
     is_interactive = sys.stdin.isatty() and sys.stdout.isatty() and not options.yes
     prompter = _Prompter(console, paths, valid, is_interactive=is_interactive)
@@ -131,7 +136,7 @@ def run(options: argparse.Namespace) -> None:
     for note in inspection.notes:
         console.print(f"        {options.add_dashes(note)}")
     inspection = _add_known_columns(prompter.confirm(inspection, hints), options)
-    console.print(f"task    {_describe_task(inspection)}")
+    console.print(f"task    {_describe_task(inspection, hints.targets)}")
     forecast, targets = prompter.choose_forecast(inspection, options)
     name = options.name or _default_name(paths[0])
     prepared = _prepare(console, inspection, Path("data") / name, options)
@@ -141,7 +146,7 @@ def run(options: argparse.Namespace) -> None:
 
     suggestion = suggest(inspection, prepared, folder=folder, path=options.out, targets=targets, **forecast)
     write_atomic(options.out, suggestion.text.encode())
-    _print_result(console, inspection, suggestion, options.out)
+    _print_result(console, inspection, suggestion, options)
 
 
 def _check_values(options: argparse.Namespace) -> None:
@@ -159,9 +164,12 @@ def _check_values(options: argparse.Namespace) -> None:
         if getattr(options, name) is not None and not options.has_label:
             given = f"--{name}={getattr(options, name)}"
             raise ConfigError(f"{given} and --no-label contradict each other; leave one of them out")
-    for first, second in (("label", "targets"), ("sequence", "inputs")):
+    open_tokenizer(options.tokenizer)
+    same = [("tokenizer", "level"), ("tokenizer", "max_symbols")]
+    for first, second in (("label", "targets"), ("sequence", "inputs"), *same):
         if getattr(options, first) is not None and getattr(options, second) is not None:
-            problem = f"--{first}={getattr(options, first)} and --{second} name the same thing"
+            dashed = second.replace("_", "-")
+            problem = f"--{first}={getattr(options, first)} and --{dashed} contradict each other"
             raise ConfigError(f"{problem}; leave one of them out")
     if options.target_kind is not None and options.targets is None:
         raise ConfigError(f"--target-kind={options.target_kind} needs --targets; name their fields")
@@ -203,10 +211,20 @@ def _add_known_columns(inspection: Inspection, options: argparse.Namespace) -> I
     for option in ("known_future", "static"):
         known[option] = tuple(getattr(options, option) or ())
         for name in known[option]:
-            if name not in schema.columns:
+            if name not in schema.columns and not (option == "static" and name == schema.by):
                 dashed, columns = option.replace("_", "-"), ", ".join(schema.columns)
-                raise ConfigError(f"--{dashed}={name} is not a column of numbers; choose from {columns}")
-    return replace(inspection, schema=replace(schema, known_future=known["known_future"], static=known["static"]))
+                raise ConfigError(f"--{dashed}={name} is not a column of numbers or categories; choose from {columns}")
+    added = tuple(name for name in known["static"] if name == schema.by)  # the name of a series, as a category
+    return replace(
+        inspection,
+        schema=replace(
+            schema,
+            columns=(*schema.columns, *added),
+            categories=(*schema.categories, *added),
+            known_future=known["known_future"],
+            static=known["static"],
+        ),
+    )
 
 
 class _Prompter:
@@ -243,7 +261,7 @@ class _Prompter:
             new_hints = replace(hints, has_label=False) if choice == "none" else replace(hints, label=choice)
         level = schema.level if isinstance(schema, TextSchema | SequenceSchema) else None
         is_bytes_only = isinstance(schema, TextSchema) and not schema.is_utf8
-        if level is not None and not is_bytes_only and hints.level is None:
+        if level is not None and not is_bytes_only and hints.level is None and hints.tokenizer is None:
             choice = self._ask_choice("What should a token be?", LEVELS, level)
             # For the type checker, `choice` is any string; an element of LEVELS has the right type.
             new_hints = replace(new_hints, level=next(level for level in LEVELS if level == choice))
@@ -266,11 +284,11 @@ class _Prompter:
                 )
             return forecast, [] if predicted else targets
         for name in targets:
-            if name not in schema.columns:
-                columns = ", ".join(schema.columns)
+            if name not in schema.numbers:
+                columns = ", ".join(schema.numbers)
                 raise ConfigError(f"--targets={name} is not a column of numbers; choose from {columns}")
-        if self._is_interactive and not targets and len(schema.columns) > 1:
-            unknown = [name for name in schema.columns if name not in (*schema.known_future, *schema.static)]
+        if self._is_interactive and not targets and len(schema.numbers) > 1:
+            unknown = [name for name in schema.numbers if name not in (*schema.known_future, *schema.static)]
             choice = self._ask_choice("Which column do you want to forecast?", ("all", *unknown), "all")
             targets = [] if choice == "all" else [choice]
         if self._is_interactive and forecast["horizon"] is None:
@@ -344,12 +362,14 @@ def _describe_files(inspection: Inspection) -> str:
         names = ", ".join(map(repr, schema.inputs or (schema.sequence,)))
         return f"sequences: {files}, {rows}, {schema.value_type or 'no sequences'} in {names}{label}{targets}"
     by = "" if schema.by is None else f", one series per {schema.by!r}"
-    names = ", ".join(schema.columns[:8]) + (", ..." if len(schema.columns) > 8 else "")
+    names = ", ".join(schema.numbers[:8]) + (", ..." if len(schema.numbers) > 8 else "")
+    numbers = f", numbers in {names}" if names else ""
+    categories = f", categories in {', '.join(schema.categories)}" if schema.categories else ""
     targets = f", targets {', '.join(map(repr, schema.targets))}" if schema.targets else ""
-    return f"series: {files}, {rows}{by}, numbers in {names}{targets}"
+    return f"series: {files}, {rows}{by}{numbers}{categories}{targets}"
 
 
-def _describe_task(inspection: Inspection) -> str:
+def _describe_task(inspection: Inspection, targets: Sequence[str]) -> str:
     schema = inspection.schema
     if isinstance(schema, TextSchema):
         return f"predict the next {schema.level}; state is carried along the text, in lanes"
@@ -358,9 +378,9 @@ def _describe_task(inspection: Inspection) -> str:
         return f"predict {_describe_targets(schema)}{tokens}"
     if schema.targets:
         return f"predict {_describe_targets(schema)}"
-    facts = [] if schema.seconds is None else [f"one row every {format_duration(schema.seconds)}"]
-    facts += [f"seasonal period of {schema.period} rows"] if schema.period else []
-    return "forecast the next values" + (f" ({', '.join(facts)})" if facts else "")
+    interval = "" if schema.seconds is None else f" (one row every {format_duration(schema.seconds)})"
+    names = f" of {', '.join(targets)}" if targets else ""
+    return f"forecast the next values{names}{interval}"
 
 
 def _describe_targets(schema: SequenceSchema | SeriesSchema) -> str:
@@ -368,32 +388,55 @@ def _describe_targets(schema: SequenceSchema | SeriesSchema) -> str:
     if schema.target_kind is None:
         return f"{names or 'the next time step'} of a sequence"
     row = "of a sequence" if isinstance(schema, SequenceSchema) else "of a series"
+    if has_own_length(schema.target_kind):
+        return f"the sequence {names} {row}"
     noun = "the class" if has_classes(schema.target_kind) else "the values of"
     return f"{noun} {names} {row if is_per_row(schema.target_kind) else 'of each time step'}"
 
 
-def _print_result(console: Console, inspection: Inspection, suggestion: "Suggestion", out: Path) -> None:
+def _print_result(
+    console: Console, inspection: Inspection, suggestion: "Suggestion", options: argparse.Namespace
+) -> None:
     """Print what the written run is, and the commands to use next."""
     config, train = suggestion.config, suggestion.config.train
-    folder = str(config.run.folder)
     length = pluralize(train.steps, "step") if train.steps else pluralize(train.epochs, "epoch")
     model = f"{pluralize(config.model.layers, f'{config.model.cell} layer')} of {config.model.hidden} units"
-    console.print(f"run     {out}: {model}, {length}; a comment explains each field")
-    if suggestion.naive_loss is not None:
-        season = pluralize(config.data.season, "time step")
-        console.print(f"        baseline: repeating the last {season} has loss {suggestion.naive_loss:.4f}")
-    commands = [("train", str(out), "takes at most a minute or two"), ("report", folder, "a page with the curves")]
-    if config.data.valid is not None:
-        commands.append(("predict", folder, "predictions for the validation data"))
-    if inspection.kind == "text":
-        commands.append(("generate", folder, "text from the model"))
-    if isinstance(inspection.schema, SeriesSchema) and not inspection.schema.targets:
-        known = ", ".join(config.data.known_future)
-        needs = f"; --data: a file that has {known} past the end" if known else ""
-        commands.append(("forecast", folder, f"the values after the end of the data{needs}"))
+    console.print(f"run     {options.out}: {model}, {length}; a comment explains each field")
+    for note in suggestion.notes:
+        console.print(f"        {options.add_dashes(note)}")
+    if suggestion.baseline is not None:
+        console.print(f"        baseline: {suggestion.baseline}, on the validation data")
     console.print("next")
-    for command, path, comment in commands:
-        console.print(f"  stretto {command} {shlex.quote(path)}  # {comment}")
+    for command, comment in _next_commands(inspection, config, options.out):
+        console.print(f"  stretto {command}  # {comment}")
+
+
+def _next_commands(inspection: Inspection, config: "RunConfig", out: Path) -> list[tuple[str, str]]:
+    """Return commands for the written run, without `stretto`, and what each is for."""
+    schema, folder = inspection.schema, str(config.run.folder)
+    run = shlex.quote(f"{folder}@best" if config.save.keep_best else folder)
+    commands = [
+        (f"train {shlex.quote(str(out))}", "takes at most a minute or two"),
+        (f"report {shlex.quote(folder)}", "a page with the curves"),
+    ]
+    if config.data.valid is not None:
+        commands.append((f"predict {run}", "predictions for the validation data; --data FILE: for a new file"))
+    if inspection.kind == "text":
+        commands.append((f"generate {run}", "text from the model"))
+    if isinstance(schema, SeriesSchema) and not schema.targets:
+        known, new_file = ", ".join(config.data.known_future or ()), _new_name(inspection.paths[0])
+        if known:
+            comment = f"a file like this one, followed by rows with only {known}"
+            commands.append((f"forecast {run} --data {new_file}", comment))
+        else:
+            commands.append((f"forecast {run}", "the values after the end of the data"))
+    return commands
+
+
+def _new_name(path: Path) -> str:
+    """Return the name of a new file like this one: `new.csv.gz` for `load.csv.gz`."""
+    content = content_name(path)
+    return f"new{content.suffix}{path.name.removeprefix(content.name)}"
 
 
 def _default_name(path: Path) -> str:

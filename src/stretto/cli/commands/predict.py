@@ -34,7 +34,8 @@ def add_arguments(parser: Parser) -> None:
     add("--out", type=Path, metavar="FILE", help="file to write (default: RUN/predictions.jsonl)")
     add("--sequence", metavar="FIELD", help="field with the sequence, " + _IF_DIFFERENT)
     add("--label", metavar="FIELD", help="field with the true label, " + _IF_DIFFERENT)
-    add("--targets", metavar="A,B", type=split_names, default=(), help="fields with the true targets, " + _IF_DIFFERENT)
+    help_text = "fields with the true targets, if they have other names in the run's data"
+    add("--targets", metavar="A,B", type=split_names, default=(), help=help_text)
     add("--by", metavar="COLUMN", help="column that identifies the series, " + _IF_DIFFERENT)
     add("--ranks", type=int, default=1, metavar="N", help="number of ranks (default: 1)")
 
@@ -43,7 +44,7 @@ def run(options: argparse.Namespace) -> None:
     """Predict on the given number of ranks."""
     if options.ranks < 1:
         raise ConfigError(f"--ranks={options.ranks} must be at least 1")
-    from stretto.cli.run_data import find_data
+    from stretto.cli.run_data import find_data, no_data_error
     from stretto.cli.run_model import load_run_model
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
     from stretto.cli.views.prediction_view import predict_and_show
@@ -58,7 +59,7 @@ def run(options: argparse.Namespace) -> None:
     config = read_config(options.run, allowed_locations)
     data = options.data or find_data(options.run, config, ["valid"], allowed_locations)
     if data is None:
-        raise ConfigError(f"{options.run} was trained without data.valid; choose the data with --data=DATA")
+        raise no_data_error(options.run, config)
     out = _output_path(options.run, options.out)
     targets = options.targets if options.label is None else (options.label,)
     # The number of ranks that a launcher such as torchrun has started takes precedence over --ranks.

@@ -6,6 +6,7 @@ For the options of a kind, see `stretto prepare KIND --help`.
 
 example:
   stretto prepare text book.txt --out data/book --level word --validation-fraction 0.1
+  stretto prepare text book.txt --out data/subwords --tokenizer bpe:8000
 """
 
 import argparse
@@ -14,6 +15,7 @@ from stretto.cli.parser import Parser, add_prepare_options, read_prepare_options
 from stretto.cli.views.console import make_console
 from stretto.cli.views.result_views import show_preparation
 from stretto.cli.views.store_lines import describe_skipped, describe_store
+from stretto.prepare.categories import OnNote
 from stretto.prepare.options import SequenceOptions, SeriesOptions, TextOptions
 from stretto.prepare.prepare_job import OnProgress
 from stretto.prepare.prepare_sequences import prepare_sequences
@@ -42,20 +44,23 @@ def run(options: argparse.Namespace) -> None:
     """Prepare, and describe the result."""
     console = make_console()
     skipped: list[SkippedRows] = []
+    notes: list[str] = []
     # `parsed` also rewrites errors that are raised below: they name options, not the library's parameters.
     with (
         make_kind_parser(options.kind).parsed(options.arguments) as kind_options,
         show_preparation(console, partial_folder=f"{kind_options.out}.partial") as on_progress,
     ):
-        stores = _prepare(options.kind, kind_options, on_progress, skipped.append)
+        stores = _prepare(options.kind, kind_options, on_progress, skipped.append, notes.append)
     for store in stores:
         console.print(describe_store(store))
     for rows in skipped:
         console.print(describe_skipped(rows))
+    for note in notes:
+        console.print(note)
 
 
 def _prepare(
-    kind: str, options: argparse.Namespace, on_progress: OnProgress, on_skipped: OnSkipped
+    kind: str, options: argparse.Namespace, on_progress: OnProgress, on_skipped: OnSkipped, on_note: OnNote
 ) -> list[Corpus] | list[Sequences]:
     files, folder, workers = options.files, options.out, options.workers
     if kind == "text":
@@ -64,11 +69,23 @@ def _prepare(
     if kind == "sequences":
         sequence_options = read_prepare_options(SequenceOptions, options)
         return prepare_sequences(
-            files, folder, sequence_options, workers=workers, on_progress=on_progress, on_skipped=on_skipped
+            files,
+            folder,
+            sequence_options,
+            workers=workers,
+            on_progress=on_progress,
+            on_skipped=on_skipped,
+            on_note=on_note,
         )
     series_options = read_prepare_options(SeriesOptions, options)
     return prepare_series(
-        files, folder, series_options, workers=workers, on_progress=on_progress, on_skipped=on_skipped
+        files,
+        folder,
+        series_options,
+        workers=workers,
+        on_progress=on_progress,
+        on_skipped=on_skipped,
+        on_note=on_note,
     )
 
 

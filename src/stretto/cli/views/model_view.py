@@ -16,7 +16,9 @@ def show_model(config: RunConfig) -> None:
     task = inputs.train.data_spec.task
     window = inputs.train.windows.read(Position(), targets=False)
     summary = summarize(inputs.model, window_tensor(window, "inputs", inputs.model.dtype))
-    console.print(f"inputs   {task.num_inputs:,} {task.inputs}, from {config.data.source}", soft_wrap=True)
+    num_codes = sum(len(category.inputs) for category in task.categories)
+    categories = f" ({num_codes:,} of them categories)" if num_codes else ""
+    console.print(f"inputs   {task.num_inputs:,} {task.inputs}{categories}, from {config.data.source}", soft_wrap=True)
     console.print(f"targets  {task.targets}, {task.num_outputs:,} outputs", soft_wrap=True)
     console.print(str(summary), soft_wrap=True)
     if config.layout.stages > 1:

@@ -25,8 +25,8 @@ def describe_skipped(rows: "SkippedRows") -> str:
 
 
 def _describe_corpus(corpus: Corpus) -> str:
-    is_byte_level = corpus.vocabulary.level == "byte"
-    unknown = "" if is_byte_level else f" ({corpus.num_unknown / corpus.num_tokens:.1%} of tokens unknown)"
+    knows_all = corpus.vocabulary.unknown_token is None
+    unknown = "" if knows_all else f" ({corpus.num_unknown / corpus.num_tokens:.1%} of tokens unknown)"
     return (
         f"{corpus.location}: {corpus.num_tokens:,} tokens, {corpus.vocabulary.level} vocabulary of "
         f"{len(corpus.vocabulary):,}{unknown}, from {corpus.num_bytes:,} bytes of text"
@@ -36,7 +36,8 @@ def _describe_corpus(corpus: Corpus) -> str:
 def _describe_sequences(store: Sequences) -> str:
     values = store.fields.values
     if isinstance(values, Channels):
-        names = ", ".join(values.names[:5]) + (", ..." if len(values.names) > 5 else "")
+        described = [_describe_channel(values, name) for name in values.names[:5]]
+        names = ", ".join(described) + (", ..." if len(values.names) > 5 else "")
         contents = f"{pluralize(len(values.names), 'channel')} ({names})"
     elif store.vocabulary is not None:
         contents = f"{store.vocabulary.level} vocabulary of {values.num_tokens:,}"
@@ -48,11 +49,18 @@ def _describe_sequences(store: Sequences) -> str:
     )
 
 
+def _describe_channel(channels: Channels, name: str) -> str:
+    categories = channels.categories.get(name)
+    return name if categories is None else f"{name}: {len(categories):,} categories"
+
+
 def _describe_targets(store: Sequences) -> str:
     targets = store.fields.targets
     if targets is None:
         return ""
     per_step = " per time step" if targets.per_step else ""
+    if targets.own_length:
+        return f", target sequences of {len(targets.names) - 1:,} symbols"
     if isinstance(targets, Classes):
         return f", {len(targets.names):,} classes{per_step}"
     names = ", ".join(targets.names[:5]) + (", ..." if len(targets.names) > 5 else "")

@@ -6,10 +6,12 @@ from typing import Any, cast
 
 from torch import Tensor
 
+from stretto.base.device_constant import DeviceConstant
 from stretto.base.errors import ConfigError
 from stretto.base.metric_names import BUILT_IN_METRICS, PER_CLASS, SCORE_MODES
 from stretto.base.score import Score, ScoreMode
-from stretto.base.task import Task
+from stretto.base.task import Task, has_own_length
+from stretto.blocks.losses import QuantileLoss
 from stretto.config.model import ModelConfig
 from stretto.config.run import MetricsConfig
 from stretto.train.evaluate import Evaluation
@@ -38,16 +40,23 @@ class RunMetrics:
         return Score(scores[self.monitor], self.monitor, self.mode)
 
 
-def load_metrics(config: MetricsConfig, model: ModelConfig, task: Task) -> RunMetrics:
-    """Return the metrics that a config names; raise if one is unknown or does not fit the targets."""
+def load_metrics(config: MetricsConfig, model: ModelConfig, task: Task, target_std: Sequence[float] = ()) -> RunMetrics:
+    """Return the metrics that a config names; raise if one is unknown or does not fit the targets.
+
+    Values to predict are divided by `target_std`; the mean absolute error is in their original units. A model of
+    quantiles also has the metric `coverage`.
+    """
     metrics: dict[str, object] = {}
     for spec in config.names:
         metrics[spec.rpartition(":")[2]] = spec if spec in BUILT_IN_METRICS else load_object("metrics.names", spec)
     check_metrics(metrics, task)
     _check_monitor(config.monitor, [*metrics], model, task)
     mode = _monitor_mode(config, metrics.get(config.monitor))
-    if "mae" in config.names and model.predicted_quantiles:
-        metrics["mae"] = _error_of_median(model.predicted_quantiles)
+    quantiles = model.predicted_quantiles
+    if "mae" in config.names and (quantiles or target_std):
+        metrics["mae"] = _absolute_error(quantiles, target_std)
+    if len(quantiles) > 1:
+        metrics.setdefault("coverage", QuantileLoss(quantiles).coverage)
     return RunMetrics(metrics, config.monitor, mode)
 
 
@@ -55,7 +64,7 @@ def _check_monitor(monitor: str, names: Sequence[str], model: ModelConfig, task:
     """Raise if the evaluations can't have the metric that the run monitors."""
     possible = ["loss", *(["perplexity", "bits_per_byte"] if task.targets == "next_token" else [])]
     # A user's own loss may count correct predictions.
-    if task.has_classes or model.has_own_loss:
+    if (task.has_classes and not has_own_length(task.targets)) or model.has_own_loss:
         possible.append("accuracy")
     possible = list(dict.fromkeys([*possible, *names]))
     if monitor not in possible:
@@ -65,18 +74,19 @@ def _check_monitor(monitor: str, names: Sequence[str], model: ModelConfig, task:
         )
 
 
-def _error_of_median(quantiles: Sequence[float]) -> MetricFunction:
-    """Return the mean absolute error of the quantile 0.5, as a metric."""
-    if 0.5 not in quantiles:
+def _absolute_error(quantiles: Sequence[float], target_std: Sequence[float]) -> MetricFunction:
+    """Return the mean absolute error as a metric: that of the quantile 0.5 if there are quantiles."""
+    if quantiles and 0.5 not in quantiles:
         raise ConfigError(
             f"metrics.names='mae' needs the median, but model.quantiles={list(quantiles)} has no 0.5; add it, or leave "
             "mae out"
         )
-    index = quantiles.index(0.5)
+    index = quantiles.index(0.5) if quantiles else 0
+    scale = DeviceConstant(tuple(target_std) or (1.0,))
 
     def sum_errors(outputs: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
         # The quantiles of a value are next to each other.
-        errors = (outputs[:, index :: len(quantiles)] - targets).abs()
+        errors = (outputs[:, index :: len(quantiles) or 1] - targets).abs() * scale.like(outputs)
         return errors.masked_fill(targets.isnan(), 0.0).sum(), (~targets.isnan()).sum()
 
     return sum_errors

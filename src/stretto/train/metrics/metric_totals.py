@@ -9,7 +9,7 @@ from torch import Tensor
 from stretto.base.errors import ConfigError
 from stretto.base.metric_names import BUILT_IN_METRICS, CLASS_METRICS, EVALUATION_FIELDS, PER_CLASS
 from stretto.base.strict_model import suggest_name
-from stretto.base.task import Task, has_classes
+from stretto.base.task import Task, has_classes, has_own_length
 from stretto.mesh.world import World
 from stretto.train.metrics.class_metric import ClassMetric
 from stretto.train.metrics.class_table import ClassTable
@@ -43,6 +43,11 @@ def check_metrics(metrics: Metrics, task: Task) -> None:
     for name, metric in metrics_by_name(metrics).items():
         if not name or name in EVALUATION_FIELDS:
             raise ConfigError(f"metrics can't have the name {name!r}, which an evaluation uses; rename it")
+        if has_own_length(task.targets):
+            raise ConfigError(
+                f"metrics['{name}'] compares outputs and targets of the same time step, but the data's targets are "
+                f"{task.targets}; leave it out"
+            )
         if isinstance(metric, str):
             _check_built_in(name, metric, task)
         elif is_torchmetrics(metric):

@@ -1,0 +1,86 @@
+"""CTCLoss: connectionist temporal classification, for targets that are shorter than their rows and not aligned."""
+
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stretto.base.device_copy import to_device
+from stretto.base.errors import ConfigError, DataError
+from stretto.base.window import IGNORE_INDEX
+from stretto.blocks.losses import LossSum, full_precision
+from stretto.blocks.row_loss import RowLoss
+
+
+class CTCLoss(RowLoss):
+    """torch's `ctc_loss`, summed over rows; the number of targets is that of their symbols.
+
+    Outputs `[time, batch, classes]` are logits, one class is the `blank`; targets `[length, batch]` are the other
+    classes. A row without a target adds nothing. Nor does a row that is too short for its target, which would have an
+    infinite loss (a time step per symbol, and a blank between equal ones); a warning then says how many there are.
+    """
+
+    def __init__(self, blank: int = 0) -> None:
+        super().__init__()
+        if blank < 0:
+            raise ConfigError(f"blank={blank} must not be negative; use the index of a class, such as 0")
+        self.blank = blank
+
+    def extra_repr(self) -> str:
+        return f"blank={self.blank}"
+
+    def check_width(self, num_outputs: int) -> None:
+        if num_outputs < 2 or num_outputs <= self.blank:
+            raise ConfigError(
+                f"CTCLoss(blank={self.blank}) needs an output for the blank and for each symbol, but the model has "
+                f"{num_outputs}; give the last block more outputs"
+            )
+
+    def forward(self, y: Tensor, targets: Tensor, lengths: Tensor) -> LossSum:
+        # On the host, which does not wait for an accelerator here; torch's `ctc_loss` itself does, to copy the lengths.
+        targets = targets.cpu()
+        target_lengths = (targets != IGNORE_INDEX).sum(0)
+        self._check_targets(targets, target_lengths, y.shape[-1])
+        num_repeats = ((targets[1:] == targets[:-1]) & (targets[1:] != IGNORE_INDEX)).sum(0)
+        is_long_enough = target_lengths + num_repeats <= lengths
+        if not bool(is_long_enough.all()):
+            _warn_of_short_rows(target_lengths, num_repeats, lengths, is_long_enough)
+        rows = torch.nonzero(is_long_enough & (target_lengths > 0)).squeeze(1)
+        if not len(rows):
+            return LossSum(full_precision(y).new_zeros(()), target_lengths.new_zeros(()))
+        if len(rows) < len(lengths):
+            y, targets = y.index_select(1, to_device(rows, y.device)), targets[:, rows]
+            lengths, target_lengths = lengths[rows], target_lengths[rows]
+        total = F.ctc_loss(
+            full_precision(y).log_softmax(-1),
+            to_device(targets.t().contiguous(), y.device),
+            lengths,
+            target_lengths,
+            blank=self.blank,
+            reduction="sum",
+        )
+        return LossSum(total, target_lengths.sum())
+
+    def _check_targets(self, targets: Tensor, target_lengths: Tensor, num_classes: int) -> None:
+        """Raise unless each column is symbols, then padding: torch reads memory at any other index."""
+        is_symbol = (targets >= 0) & (targets < num_classes) & (targets != self.blank)
+        is_expected = torch.arange(len(targets)).unsqueeze(1) < target_lengths
+        is_wrong = is_expected & ~is_symbol
+        if bool(is_wrong.any()):
+            step, row = torch.nonzero(is_wrong)[0].tolist()
+            raise DataError(
+                f"targets[{step}, {row}]={int(targets[step, row])} is not a symbol of CTCLoss(blank={self.blank}) with "
+                f"{num_classes} outputs; use the other classes, and {IGNORE_INDEX} only after a row's last symbol"
+            )
+
+
+def _warn_of_short_rows(target_lengths: Tensor, num_repeats: Tensor, lengths: Tensor, is_long_enough: Tensor) -> None:
+    row = int(torch.nonzero(~is_long_enough)[0])
+    warnings.warn(
+        f"{int((~is_long_enough).sum())} of {len(lengths)} rows are too short for their targets and are left out of "
+        f"the loss: {int(target_lengths[row])} symbols, {int(num_repeats[row])} of them equal to the one before, need "
+        f"{int(target_lengths[row] + num_repeats[row])} time steps, not {int(lengths[row])}; use longer rows, or "
+        "shorter targets",
+        stacklevel=2,
+    )

@@ -1,0 +1,163 @@
+"""Decoding of CTC outputs: the labels that log-probabilities over time stand for, also while the time is running.
+
+Each time step has a probability for every label and for the blank. A path, one symbol per time step, stands for the
+labels that are left when repeated symbols are merged and blanks are removed: `a a - a b b -` is `a a b`.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from stretto.base.errors import ConfigError
+
+Labels = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class CtcHypothesis:
+    """Labels, and the log of their probability: that of all paths in the beam that stand for them."""
+
+    labels: Labels
+    log_probability: float
+
+
+def ctc_greedy(log_probs: Tensor, blank: int = 0) -> list[int]:
+    """Return the labels of the most likely path. `log_probs` is `[time, labels]`, of one row."""
+    return CtcGreedyDecoder(blank).add(log_probs)
+
+
+def ctc_beam_search(log_probs: Tensor, beam: int = 16, blank: int = 0) -> list[CtcHypothesis]:
+    """Return the `beam` most likely labellings, best first, by prefix beam search over `log_probs`, `[time, labels]`.
+
+    The probability of a labelling is that of all its paths together. A beam wider than the number of labellings gives
+    exact probabilities.
+    """
+    decoder = CtcBeamDecoder(beam, blank)
+    emitted = tuple(decoder.add(log_probs))
+    return [replace(hypothesis, labels=emitted + hypothesis.labels) for hypothesis in decoder.hypotheses]
+
+
+class CtcGreedyDecoder:
+    """Turns a stream of log-probabilities into the labels of the most likely path."""
+
+    def __init__(self, blank: int = 0) -> None:
+        self._blank = blank
+        self._last = blank
+
+    def add(self, log_probs: Tensor) -> list[int]:
+        """Return the labels that the next time steps add, `log_probs` being `[time, labels]`."""
+        _check(log_probs, self._blank)
+        path = log_probs.argmax(dim=-1).tolist()
+        pairs = zip(path, [self._last, *path], strict=False)
+        labels = [label for label, before in pairs if label not in (before, self._blank)]
+        self._last = path[-1] if path else self._last
+        return labels
+
+    def finish(self) -> list[int]:
+        """Return the labels that were not returned yet: none."""
+        return []
+
+
+class CtcBeamDecoder:
+    """Prefix beam search over a stream of log-probabilities; it emits a label as soon as all hypotheses agree on it."""
+
+    def __init__(self, beam: int = 16, blank: int = 0) -> None:
+        if beam < 1:
+            raise ConfigError(f"beam={beam} is less than 1; use at least 1, such as 16")
+        self._beam, self._blank = beam, blank
+        self._start_row()
+
+    def _start_row(self) -> None:
+        # Hypotheses are the labels after those that were emitted. For each of them, the log of the probability of its
+        # paths that end in a blank, and of those that end in its last label.
+        self._prefixes: list[Labels] = [()]
+        self._ends_in_blank, self._ends_in_label = np.zeros(1), np.full(1, -np.inf)
+        self._last_emitted = self._blank
+
+    @property
+    def hypotheses(self) -> list[CtcHypothesis]:
+        """The labels after those that were emitted, most likely first."""
+        totals = np.logaddexp(self._ends_in_blank, self._ends_in_label)
+        order = np.argsort(-totals, kind="stable")
+        return [CtcHypothesis(self._prefixes[index], float(totals[index])) for index in order]
+
+    def add(self, log_probs: Tensor) -> list[int]:
+        """Take the next time steps, `[time, labels]`; return the labels that are certain now within the beam."""
+        _check(log_probs, self._blank)
+        for frame in log_probs.detach().to("cpu", torch.float64).numpy():
+            self._step(frame)
+        return self._emit(_common_length(self._prefixes))
+
+    def finish(self) -> list[int]:
+        """Return the rest of the most likely labels; the decoder is then at the start of another row."""
+        labels = list(self.hypotheses[0].labels)
+        self._start_row()
+        return labels
+
+    def _step(self, frame: NDArray[np.float64]) -> None:
+        """Take one time step: each prefix stays as it is, or gets one more label."""
+        lasts = np.array([prefix[-1] if prefix else self._last_emitted for prefix in self._prefixes])
+        totals = np.logaddexp(self._ends_in_blank, self._ends_in_label)
+        rows = np.arange(len(lasts))
+        stays_blank = totals + frame[self._blank]
+        # Its last label once more, without a blank in between, is the same prefix.
+        stays_label = self._ends_in_label + frame[lasts]
+        grows = totals[:, None] + frame[None, :]
+        grows[rows, lasts] = self._ends_in_blank + frame[lasts]
+        grows[:, self._blank] = -np.inf
+        # A prefix may also come from a shorter one that is in the beam.
+        index_of = {prefix: index for index, prefix in enumerate(self._prefixes)}
+        for index, prefix in enumerate(self._prefixes):
+            shorter = index_of.get(prefix[:-1]) if prefix else None
+            if shorter is not None:
+                stays_label[index] = np.logaddexp(stays_label[index], grows[shorter, prefix[-1]])
+                grows[shorter, prefix[-1]] = -np.inf
+        self._choose(stays_blank, stays_label, grows)
+
+    def _choose(
+        self, stays_blank: NDArray[np.float64], stays_label: NDArray[np.float64], grows: NDArray[np.float64]
+    ) -> None:
+        """Keep the most likely prefixes."""
+        num_prefixes, num_labels = grows.shape
+        scores = np.concatenate([np.logaddexp(stays_blank, stays_label), grows.ravel()])
+        best = np.argsort(-scores, kind="stable")[: self._beam]
+        best = best[scores[best] > -np.inf]
+        best = best if len(best) else np.array([0])  # all probabilities are zero: keep one prefix
+        prefixes, blanks, labels = [], [], []
+        for index in best.tolist():
+            if index < num_prefixes:
+                prefixes.append(self._prefixes[index])
+                blanks.append(stays_blank[index])
+                labels.append(stays_label[index])
+            else:
+                parent, label = divmod(index - num_prefixes, num_labels)
+                prefixes.append((*self._prefixes[parent], label))
+                blanks.append(-np.inf)
+                labels.append(grows[parent, label])
+        self._prefixes, self._ends_in_blank, self._ends_in_label = prefixes, np.array(blanks), np.array(labels)
+
+    def _emit(self, count: int) -> list[int]:
+        """Return the first `count` labels, which all prefixes share, and remove them."""
+        labels = list(self._prefixes[0][:count])
+        if labels:
+            self._last_emitted = labels[-1]
+            self._prefixes = [prefix[count:] for prefix in self._prefixes]
+        return labels
+
+
+def _common_length(prefixes: list[Labels]) -> int:
+    """Return how many labels all prefixes begin with."""
+    first, last = min(prefixes), max(prefixes)
+    return next((index for index, label in enumerate(first) if label != last[index]), len(first))
+
+
+def _check(log_probs: Tensor, blank: int) -> None:
+    if log_probs.dim() != 2:
+        shape = list(log_probs.shape)
+        raise ConfigError(f"log_probs has the shape {shape}, not [time, labels]; decode one row at a time")
+    if not 0 <= blank < log_probs.shape[1]:
+        num_labels = log_probs.shape[1]
+        raise ConfigError(f"blank={blank} is not one of the {num_labels} outputs; use 0 to {num_labels - 1}")

@@ -1,0 +1,32 @@
+"""check_vocab_parallel: whether the table of a model's output layer can be split over stages."""
+
+from torch import nn
+
+from stretto.base.errors import ConfigError
+from stretto.blocks.cast_weights import has_hooks
+from stretto.blocks.losses import CrossEntropy, Loss
+from stretto.blocks.pointwise import Linear
+from stretto.blocks.stack import Stack
+
+_SETTING = "layout.vocab_parallel=true"
+
+
+def check_vocab_parallel(model: Stack, loss: Loss, num_stages: int) -> CrossEntropy:
+    """Return the loss if each stage can compute a part of the last block's outputs; raise if not."""
+    last = model[-1]
+    # Exact types only: a subclass may compute something else.
+    is_plain = type(last) is Linear and type(last.module) is nn.Linear
+    if not is_plain or has_hooks(last) or any(map(has_hooks, last.modules())):
+        raise ConfigError(f"{_SETTING} needs a plain nn.Linear as last block, not {type(last).__name__}; leave it out")
+    if type(loss) is not CrossEntropy or loss.class_weights or loss.label_smoothing:
+        raise ConfigError(
+            f"{_SETTING} needs CrossEntropy without class_weights and label_smoothing as loss; leave it out"
+        )
+    if (last.num_table_rows or 0) < num_stages:
+        raise ConfigError(
+            f"{_SETTING} can't split {last.num_table_rows} outputs over {num_stages} stages; leave it out"
+        )
+    prefix = f"blocks.{model.first + len(model) - 1}."
+    if any(name.startswith(prefix) for pair in model.tied_names().items() for name in pair):
+        raise ConfigError(f"{_SETTING} can't split an output layer with tied weights; leave it out")
+    return loss

@@ -1,0 +1,26 @@
+"""check_row_loss: whether a loss, and the data that it gets its targets from, agree on what a row's targets are."""
+
+from stretto.base.errors import ConfigError
+from stretto.base.task import Task, has_own_length
+from stretto.blocks.row_loss import RowLoss
+
+
+def check_row_loss(loss: RowLoss | None, task: Task, *, is_stateful: bool) -> None:
+    """Raise unless a loss (None: one of single time steps) can be computed from a dataset's targets."""
+    if loss is None:
+        if has_own_length(task.targets):
+            raise ConfigError(
+                f"the data's targets are {task.targets}, which have a length of their own, but the loss is one of "
+                "single time steps; use a loss over whole rows, such as stretto.nn.CTCLoss (model.loss='ctc')"
+            )
+        return
+    name = type(loss).__name__
+    if is_stateful:
+        raise ConfigError(
+            f"{name} is a loss over whole rows, but lanes continue from window to window, so no window has a whole "
+            "row; use windows without state, such as Batches (data.feed='batches')"
+        )
+    if loss.targets_per_step == has_own_length(task.targets):
+        takes = "a target per time step" if loss.targets_per_step else "a sequence of targets per row"
+        remedy = "CTCLoss" if loss.targets_per_step else "target_kind='sequence_per_row'"
+        raise ConfigError(f"{name} takes {takes}, but the data's targets are {task.targets}; use {remedy}")
