@@ -135,7 +135,7 @@ def test_arrays_are_learned_on_two_ranks_that_python_starts(tmp_path: Path) -> N
 @pytest.mark.long
 @pytest.mark.short
 def test_optuna_prunes_trials_that_fall_behind_and_finds_better_ones(tmp_path: Path) -> None:
-    result = json.loads(run(tmp_path, sys.executable, str(EXAMPLES / "10_optuna.py")).splitlines()[-1])
+    result = json.loads(run(tmp_path, sys.executable, str(EXAMPLES / "11_optuna.py")).splitlines()[-1])
     assert result["trials"] == 8 == len([*tmp_path.glob("runs/optuna/*/log.jsonl")])
     assert 1 <= result["pruned"] <= 6
     assert result["loss"] < 0.62, "0.69 is that of a guess"
@@ -145,7 +145,7 @@ def test_optuna_prunes_trials_that_fall_behind_and_finds_better_ones(tmp_path: P
 @pytest.mark.short
 def test_a_trial_of_a_wandb_sweep_takes_the_agents_arguments_and_run(tmp_path: Path) -> None:
     # As the agent of W&B starts it: options, and the id of the run that it has made.
-    script = str(EXAMPLES / "11_wandb_sweep.py")
+    script = str(EXAMPLES / "12_wandb_sweep.py")
     command = ["env", "-u", "WANDB_MODE", "-u", "WANDB_API_KEY", sys.executable, script, "--lr=0.01", "--hidden=32"]
     printed = run(tmp_path, *command, WANDB_RUN_ID="trial7", WANDB_SWEEP_ID="sweep1")
     result = json.loads(printed.splitlines()[-1])

@@ -1,8 +1,8 @@
 """One trial of a W&B sweep: W&B's agent calls this script with the hyperparameters of each trial.
 
-wandb sweep examples/11_wandb_sweep.yaml      # prints the name of the sweep; needs the extra `wandb` and a login
+wandb sweep examples/12_wandb_sweep.yaml      # prints the name of the sweep; needs the extra `wandb` and a login
 wandb agent NAME_OF_THE_SWEEP
-python examples/11_wandb_sweep.py --lr=0.01 --hidden=32      # one trial by hand; without a login, W&B logs to files
+python examples/12_wandb_sweep.py --lr=0.01 --hidden=32      # one trial by hand; without a login, W&B logs to files
 """
 
 import argparse
