@@ -98,7 +98,10 @@ def test_a_step_whose_head_is_split_ends(ranks: RankPool) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        [record_every_step, synchronize_around_actions, post_receives_ahead],
+        pytest.param(
+            [record_every_step, synchronize_around_actions, post_receives_ahead],
+            marks=[pytest.mark.long, pytest.mark.short],
+        ),
         pytest.param([post_receives_ahead, connect_on_first_use], marks=pytest.mark.long),
     ],
     ids=["synchronizations while receives are posted", "receives posted before two ranks are connected"],
