@@ -32,6 +32,9 @@ from stretto.blocks.residual import Residual as Residual
 from stretto.blocks.row_loss import RowLoss as RowLoss
 from stretto.blocks.stack import Stack as Stack
 from stretto.blocks.standardize import Standardize as Standardize
+from stretto.blocks.strided import CausalConv as CausalConv
+from stretto.blocks.strided import PoolTime as PoolTime
+from stretto.blocks.strided import StackFrames as StackFrames
 from stretto.blocks.summary import BlockSummary as BlockSummary
 from stretto.blocks.summary import ModelSummary as ModelSummary
 from stretto.blocks.summary import summarize as summarize

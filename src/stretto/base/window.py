@@ -59,6 +59,10 @@ class Rows:
         """Return the same rows with the key of the block at `index`."""
         return replace(self, key=derive_key(self.key, index))
 
+    def after_stride(self, stride: int) -> Self:
+        """Return the same rows with their lengths after blocks that make one time step of each `stride`."""
+        return self if stride == 1 else replace(self, lengths=-(-self.lengths // stride))
+
     def __getitem__(self, rows: slice | Tensor) -> Self:
         return replace(self, lanes=self.lanes[rows], lengths=self.lengths[rows], fresh=self.fresh[rows])
 

@@ -12,13 +12,19 @@ from stretto.base.window import Rows
 class Block(nn.Module, ABC):
     """A part of a network. A causal block must satisfy the chunk law.
 
-    The law: running a block on `x[:t]` and then, with the returned state, on `x[t:]` equals running it on `x`. Tensors
-    are time-major, `[time, batch, ...]`. The state is a tuple of tensors with the batch in dim 0.
+    The law: running a block on `x[:t]` and then, with the returned state, on `x[t:]` equals running it on `x`, for each
+    `t` that is a multiple of `stride`. Tensors are time-major, `[time, batch, ...]`. The state is a tuple of tensors
+    with the batch in dim 0.
     `stretto.testing.check_chunk_law` checks the law for your own block.
     """
 
     causal: bool = True
     """False for a block that looks ahead in time; then windows are never cut into chunks."""
+
+    stride: int = 1
+    """How many input time steps make one output time step; a row's last output may be made of fewer.
+
+    Chunks, and windows that carry state, then end after a multiple of it."""
 
     num_table_rows: int | None = None
     """Set by a block whose weights all have this number of rows, one per token, that ranks may split; else None."""

@@ -24,7 +24,7 @@ class ModelInput:
     @classmethod
     def of(cls, model: Stack) -> "ModelInput":
         """Return what the first block of a whole model takes; nothing is known if it is only a later stage."""
-        spec = None if model.first > 0 else block_input_spec(model[0])
+        spec = None if model.first > 0 else block_input_spec(model)
         return cls(f"block 0 ({type(model[0]).__name__})", spec)
 
 

@@ -17,6 +17,10 @@ from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
 from stretto.blocks.standardize import Standardize
+from stretto.blocks.strided import CausalConv, PoolTime, StackFrames
+
+# Blocks that take any number of features.
+_TAKES_ANY = (Dropout, LockedDropout, ActivationPenalty, PoolTime, StackFrames)
 
 
 @dataclass(frozen=True)
@@ -45,17 +49,16 @@ def find_input_spec(stack: Stack, task: Task | None = None, example: Tensor | No
 
 
 def _from_stack(stack: Stack) -> InputSpec:
-    """Return the input spec of the first block that is not dropout; raise ConfigError if it can't be inferred."""
+    """Return the input spec of the first block that takes certain inputs; raise ConfigError if it can't be inferred."""
+    input_spec = block_input_spec(stack)
+    if input_spec is not None:
+        return input_spec
     for index, block in enumerate(stack, stack.first):
-        if isinstance(block, Dropout | LockedDropout | ActivationPenalty):
-            continue
-        input_spec = block_input_spec(block)
-        if input_spec is None:
+        if not isinstance(block, _TAKES_ANY):
             raise ConfigError(
                 f"the inputs of block {index} ({type(block).__name__}) are not known; pass example=..., an "
                 "input tensor [time, rows, ...]"
             )
-        return input_spec
     raise ConfigError("the stack has only dropout blocks; add other blocks")
 
 
@@ -63,8 +66,7 @@ def block_input_spec(module: nn.Module) -> InputSpec | None:
     """Return the input spec of a block, or of a torch module in one; None if it is not known, or any."""
     match module:
         case Stack():
-            others = [block for block in module if not isinstance(block, Dropout | LockedDropout | ActivationPenalty)]
-            return block_input_spec(others[0]) if others else None
+            return _first_spec(module)
         case Residual():
             return block_input_spec(module.block)
         case LSTM() | GRU() | Bidirectional():
@@ -87,4 +89,17 @@ def block_input_spec(module: nn.Module) -> InputSpec | None:
             return InputSpec((module.num_inputs,))
         case Pooling():
             return InputSpec((module.num_features,))
+        case CausalConv():
+            return InputSpec((module.conv.in_channels,))
+    return None
+
+
+def _first_spec(stack: Stack) -> InputSpec | None:
+    """Return the spec of the first block that takes certain inputs, as it is before the blocks that take any."""
+    num_joined = 1
+    for block in stack:
+        if not isinstance(block, _TAKES_ANY):
+            spec = block_input_spec(block)
+            return spec if spec is None or num_joined == 1 else InputSpec((spec.shape[0] // num_joined,))
+        num_joined *= block.stride if isinstance(block, StackFrames) else 1
     return None

@@ -13,6 +13,11 @@ class Residual(Block):
 
     def __init__(self, block: Block) -> None:
         super().__init__()
+        if block.stride > 1:
+            raise ConfigError(
+                f"Residual adds a block's input to its output, but {type(block).__name__} makes one time step of each "
+                f"{block.stride}; put it before the Residual"
+            )
         self.block = block
         self.causal = block.causal
 

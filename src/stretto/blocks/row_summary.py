@@ -10,6 +10,7 @@ from stretto.blocks.dropout import Dropout, LockedDropout
 from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
+from stretto.blocks.strided import Strided
 
 
 def check_row_summary(unsummarized: str | None) -> None:
@@ -32,7 +33,7 @@ def find_unsummarized(model: Stack) -> str | None:
     for block in _reversed_blocks(model):
         if isinstance(block, Bidirectional):
             return type(block).__name__
-        if not isinstance(block, Pointwise | Dropout | LockedDropout | ActivationPenalty):
+        if not isinstance(block, Pointwise | Dropout | LockedDropout | ActivationPenalty | Strided):
             return None
     return None
 

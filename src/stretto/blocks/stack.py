@@ -1,5 +1,6 @@
 """Stack: a sequence of blocks, which is itself a block and can be sliced into stages."""
 
+import math
 from collections.abc import Iterable, Iterator
 from itertools import accumulate, islice, pairwise
 from typing import cast, overload
@@ -39,6 +40,7 @@ class Stack(Block):
         self.blocks = nn.ModuleDict({str(index): block for index, block in enumerate(block_list, first)})
         self.loss = loss
         self.causal = all(block.causal for block in block_list)
+        self.stride = math.prod(block.stride for block in block_list)
         # The stack's state is one flat tuple; each slice selects the tensors of one block.
         tensor_counts = [len(block.initial_state(Rows.of(0))) for block in block_list]
         self._state_slices = [slice(start, stop) for start, stop in pairwise(accumulate(tensor_counts, initial=0))]
@@ -143,6 +145,7 @@ class Stack(Block):
         state: list[Tensor] = []
         for index, (block, state_slice) in enumerate(zip(self, self._state_slices, strict=True), self.first):
             state.extend(block.begin(rows.for_block(index), None if carried is None else carried[state_slice]))
+            rows = rows.after_stride(block.stride)
         return tuple(state)
 
     @property

@@ -78,11 +78,11 @@ def summarize(stack: Stack, example: Tensor | None = None) -> ModelSummary:
 
     If the stack begins with a block of your own or an activation, pass an `example` input `[time, rows, ...]`.
     """
-    total_cost = sum(block_cost(block) for block in stack)
+    costs = block_costs(stack)
     x = _meta_input(stack, example)
     summaries = []
     counted: set[nn.Parameter] = set()
-    for index, block in enumerate(stack, stack.first):
+    for (index, block), cost in zip(enumerate(stack, stack.first), costs, strict=True):
         state = block.initial_state(Rows.of(1, 1, device=stack.device, dtype=stack.dtype))
         x = None if x is None else run_on_meta(block, x, stack.dtype)
         weights = set(block.parameters()) - counted
@@ -93,18 +93,27 @@ def summarize(stack: Stack, example: Tensor | None = None) -> ModelSummary:
                 _name(block),
                 None if x is None else tuple(x.shape[2:]),
                 sum(weight.numel() for weight in weights),
-                block_cost(block) / total_cost,
+                cost / sum(costs),
                 tuple(tuple(tensor.shape[1:]) for tensor in state),
             )
         )
     return ModelSummary(tuple(summaries))
 
 
-def block_cost(block: Block) -> float:
-    """Return a block's estimated cost: 1 plus its number of weights; 1 for an embedding, which only looks up rows."""
-    is_lookup = isinstance(block, Embedding | EmbedCategories)
-    # The 1 spreads blocks without weights over stages too.
-    return 1.0 + (0 if is_lookup else sum(parameter.numel() for parameter in block.parameters()))
+def block_costs(stack: Stack) -> list[float]:
+    """Return the estimated cost of each block per time step of the stack's input: 1 plus its number of weights.
+
+    An embedding, which only looks up rows, costs 1. Blocks after a strided one run on fewer time steps.
+    """
+    costs, stride = [], 1
+    for block in stack:
+        is_lookup = isinstance(block, Embedding | EmbedCategories)
+        # A convolution of stride 2 runs once for each 2 of its inputs.
+        stride *= block.stride
+        num_weights = 0 if is_lookup else sum(parameter.numel() for parameter in block.parameters())
+        # The 1 spreads blocks without weights over stages too.
+        costs.append(1.0 + num_weights / stride)
+    return costs
 
 
 def _meta_input(stack: Stack, example: Tensor | None) -> Tensor | None:

@@ -8,7 +8,7 @@ from stretto.blocks.initialize import draw_block, initialize
 from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
-from stretto.blocks.summary import block_cost
+from stretto.blocks.summary import block_costs
 from stretto.blocks.ties import restore_ties
 from stretto.blocks.torch_losses import as_loss
 from stretto.blocks.vocab_check import check_vocab_parallel
@@ -113,7 +113,7 @@ def stage_parts(model: Stack, layout: Layout) -> list[slice]:
                 "share with layout.vocab_parallel=true; give the last stage one more block"
             )
         return partition_from_counts(layout.blocks)
-    costs = [block_cost(block) for block in model]
+    costs = block_costs(model)
     if not layout.splits_vocab:
         return partition(costs, layout.stages)
     # All stages share the last block's work; it is listed with the last stage.

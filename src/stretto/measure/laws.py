@@ -55,13 +55,14 @@ def check_chunk_law(
 ) -> ChunkReport:
     """Check that a block satisfies the chunk law on `x` (`[time, batch, ...]`); raise a `LawError` if it doesn't.
 
-    The block runs on the whole input, and then in other ways: on the whole input again; cut before the time
-    steps listed in each of `cuts` (default: before each time step in turn, then before all); in windows that carry
-    state, cut as in the last of `cuts`; and on two halves of the rows, whose chunks alternate as those of
-    micro-batches do in a pipeline. Outputs, final state and gradients (of parameters, input and initial state) must
-    agree within the relative `tolerance` (default: 1e-12 in float64, else 1e-4, because of rounding). The block keeps
-    its dtype and mode: `block.double()` with a float64 `x` is the most sensitive check. `key` seeds dropout. On CUDA,
-    TF32 is off during the check, and for a block in eval mode cuDNN too, because its RNNs have no backward there.
+    The block runs on the whole input, and then in other ways: on the whole input again; cut before the time steps
+    listed in each of `cuts` (default: before each time step in turn, then before all; if the block has a stride, before
+    its multiples only); in windows that carry state, cut as in the last of `cuts`; and on two halves of the rows, whose
+    chunks alternate as those of micro-batches do in a pipeline. Outputs, final state and gradients (of parameters,
+    input and initial state) must agree within the relative `tolerance` (default: 1e-12 in float64, else 1e-4, because
+    of rounding). The block keeps its dtype and mode: `block.double()` with a float64 `x` is the most sensitive check.
+    `key` seeds dropout. On CUDA, TF32 is off during the check, and for a block in eval mode cuDNN too, because its RNNs
+    have no backward there.
     """
     name = type(block).__name__
     if not isinstance(block, Block):
@@ -73,12 +74,12 @@ def check_chunk_law(
     if tolerance is None:
         tolerance = 1e-12 if _dtype(block, x) == torch.float64 else 1e-4
     num_steps, num_rows = x.shape[:2]
-    if num_steps < 2 or num_rows < 2:
-        raise LawError(f"x has shape {list(x.shape)}; use at least 2 time steps and 2 rows")
+    if num_steps <= block.stride or num_rows < 2:
+        raise LawError(f"x has shape {list(x.shape)}; use at least {block.stride + 1} time steps and 2 rows")
     whole = _run(block, x, _Variant("run on the whole input", [], [slice(0, num_rows)], ""), key)
-    _check_state_shapes(block, whole, x, key)
+    _check_shapes(block, whole, x, key)
     worst = dict.fromkeys(whole, 0.0)
-    variants = _variants(num_steps, num_rows, cuts)
+    variants = _variants(block, num_steps, num_rows, cuts)
     for variant in variants:
         prefix = f"{name} breaks the chunk law: when {variant.description},"
         try:
@@ -93,13 +94,19 @@ def check_chunk_law(
     return ChunkReport(len(variants), **worst)
 
 
-def _variants(num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | None) -> list[_Variant]:
+def _variants(block: Block, num_steps: int, num_rows: int, cuts: Iterable[Sequence[int]] | None) -> list[_Variant]:
     all_rows, half = [slice(0, num_rows)], num_rows // 2
     halves = [slice(0, half), slice(half, num_rows)]
+    possible = range(block.stride, num_steps, block.stride)
     if cuts is None:
-        cuts = [*([cut] for cut in range(1, num_steps)), range(1, num_steps)]
-    cut_lists = [list(cut_list) for cut_list in cuts] or [[num_steps // 2]]  # `cuts` may be empty
+        cuts = [*([cut] for cut in possible), possible]
+    cut_lists = [list(cut_list) for cut_list in cuts] or [[possible[len(possible) // 2]]]  # `cuts` may be empty
     last = cut_lists[-1]
+    for cut_list in cut_lists:
+        if block.stride > 1 and not set(cut_list) <= set(possible):
+            raise LawError(
+                f"cuts={cut_list} are not all multiples of the stride of {type(block).__name__}; use {list(possible)}"
+            )
     keep_nothing = "keep nothing between calls except in the state, and derive random numbers from the state"
     separate_rows = f"don't mix rows, {keep_nothing}"
     use_state = "let a time step depend only on its input and the state, and don't detach the state"
@@ -182,9 +189,18 @@ def _backward(tensors: State) -> None:
     torch.autograd.backward(tracked, weights)
 
 
-def _check_state_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> None:
-    """Raise LawError unless the state keeps its shapes and dtypes and has the batch in dim 0."""
+def _check_shapes(block: Block, whole: _Result, x: Tensor, key: int) -> None:
+    """Raise LawError unless the output has the length that follows from the stride, and the state keeps its shapes.
+
+    The state must also keep its dtypes, and have the batch in dim 0.
+    """
     name, num_rows = type(block).__name__, x.shape[1]
+    num_outputs, num_expected = len(whole["outputs"]["the output"]), -(-len(x) // block.stride)
+    if num_outputs != num_expected:
+        raise LawError(
+            f"{name} turns {len(x)} time steps into {num_outputs}, but with stride={block.stride} there must be "
+            f"{num_expected}; set `stride` to the number of time steps that make one output"
+        )
     initial_state = block.begin(_rows(block, x, key))
     initial, final = (
         [(list(tensor.shape), tensor.dtype) for tensor in state] for state in (initial_state, whole["state"].values())
