@@ -57,6 +57,15 @@ def test_a_loss_over_whole_rows_is_the_same_in_every_layout(loss: str, layout: L
     check(pools, layout, RowCase(loss))
 
 
+@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
+def test_strided_blocks_train_with_ctc_in_every_layout(layout: Layout, pools: RankPools) -> None:
+    check(pools, layout, RowCase("ctc", window=29, strides=(2, 3, 1)))
+
+
+def test_a_strided_model_that_looks_ahead_has_one_chunk(pools: RankPools) -> None:
+    check(pools, Layout(stages=2, chunks=3), RowCase("ctc", is_causal=False, window=17, strides=(1, 2, 2)))
+
+
 @pytest.mark.parametrize("layout", [LAYOUTS[3], LAYOUTS[4], LAYOUTS[6]], ids=str)
 def test_a_loss_of_single_time_steps_may_have_weights_too(layout: Layout, pools: RankPools) -> None:
     assert "loss.bias" in run_row_case_alone(RowCase("per step")).gradients
@@ -90,12 +99,22 @@ def layouts(draw: st.DrawFn) -> Layout:
     num_rows=st.integers(6, 10),
     window=st.integers(1, 14),
     seed=st.integers(0, 10**6),
+    strides=st.tuples(*[st.integers(1, 3)] * 3),
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-def test_any_layout_and_lengths_equal_one_device(
-    layout: Layout, loss: str, is_causal: bool, num_rows: int, window: int, seed: int, pools: RankPools
+def test_any_layout_lengths_and_strides_equal_one_device(
+    layout: Layout,
+    loss: str,
+    is_causal: bool,
+    num_rows: int,
+    window: int,
+    seed: int,
+    strides: tuple[int, int, int],
+    pools: RankPools,
 ) -> None:
-    check(pools, layout, RowCase(loss, is_causal, num_rows, window, seed))
+    # A CRF has a target per time step, which a strided model has no output for.
+    strides = strides if loss == "ctc" else (1, 1, 1)
+    check(pools, layout, RowCase(loss, is_causal, num_rows, window, seed, strides=strides))
 
 
 def test_fp16_and_a_loss_scale_change_gradients_by_the_scale_only() -> None:

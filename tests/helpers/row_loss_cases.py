@@ -1,5 +1,6 @@
 """Models, windows and training steps with losses over whole rows, to run in a layout and on one device."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Self
@@ -17,13 +18,16 @@ from stretto.nn import (
     LSTM,
     BidirectionalLSTM,
     Block,
+    CausalConv,
     CrossEntropy,
     CTCLoss,
     Dropout,
     Linear,
     Loss,
     LossSum,
+    PoolTime,
     Stack,
+    StackFrames,
     initialize,
 )
 from stretto.testing import LocalEngine
@@ -43,6 +47,7 @@ class RowCase:
     seed: int = 0
     num_steps: int = 3
     dtype: torch.dtype = torch.float64
+    strides: tuple[int, int, int] = (1, 1, 1)  # of stacked frames, a convolution and a pool; 1: there is no such block
 
 
 @dataclass(frozen=True)
@@ -81,7 +86,8 @@ class RaggedRows:
         tags = torch.randint(1, NUM_CLASSES, (num_steps, case.num_rows), generator=generator)
         if case.loss == "ctc":
             # At most half as many symbols as time steps, so that blanks fit between equal ones; about one row has none.
-            num_symbols = (torch.rand(case.num_rows, generator=generator) * (lengths // 2 + 1)).long()
+            num_outputs = -(-lengths // math.prod(case.strides))
+            num_symbols = (torch.rand(case.num_rows, generator=generator) * (num_outputs // 2 + 1)).long()
             num_symbols[0].clamp_(min=1)
             tags = tags[: int(num_symbols.max())]
         else:
@@ -131,8 +137,17 @@ LOSSES: dict[str, Callable[[], Loss]] = {
 
 def make_model(case: RowCase) -> tuple[Stack, Loss]:
     """Return the model and the loss of a case."""
+    frames, conv, pool = case.strides
     middle: list[Block] = [GRU(WIDTH, WIDTH)] if case.is_causal else [BidirectionalLSTM(WIDTH, WIDTH // 2)]
-    blocks = [LSTM(NUM_INPUTS, WIDTH), Dropout(0.2), *middle, Linear(WIDTH, NUM_CLASSES)]
+    blocks = [
+        *([StackFrames(frames)] if frames > 1 else []),
+        LSTM(NUM_INPUTS * frames, WIDTH),
+        Dropout(0.2),
+        *([CausalConv(WIDTH, WIDTH, conv + 1, conv)] if conv > 1 else []),
+        *middle,
+        *([PoolTime(pool, "max")] if pool > 1 else []),
+        Linear(WIDTH, NUM_CLASSES),
+    ]
     return Stack(blocks).to(case.dtype), LOSSES[case.loss]()
 
 

@@ -44,6 +44,12 @@ class WindowCut:
         first, stop = shape.chunk_bounds[action.chunk]
         return tensor[first:stop, shape.start : shape.start + shape.rows_per_chunk[action.chunk]]
 
+    def after_stride(self, stride: int) -> "WindowCut":
+        """Return the cut of what blocks make of the window, one time step of each `stride`."""
+        if stride == 1:
+            return self
+        return replace(self, micro_batches=tuple(shape.after_stride(stride) for shape in self.micro_batches))
+
     def sort_window(self, window: Window, device: torch.device, *, moves_targets: bool = True) -> Window:
         """Return the window with its rows sorted, and its inputs and targets on `device`, copied once.
 
@@ -66,14 +72,17 @@ class WindowCut:
         return state if self.order is None else _select_rows(state, self.order.argsort())
 
 
-def cut_window(window: Window, num_micro_batches: int, num_chunks: int) -> WindowCut:
-    """Cut a window into micro-batches of about equal work and chunks of about equal length, none of them empty."""
+def cut_window(window: Window, num_micro_batches: int, num_chunks: int, stride: int = 1) -> WindowCut:
+    """Cut a window into micro-batches of about equal work and chunks of about equal length, none of them empty.
+
+    Chunks start at multiples of the model's `stride`, so that no time step of a later block is cut.
+    """
     lengths = window.lengths.clamp(max=window.num_steps)
     order = None
     if not bool((lengths[:-1] >= lengths[1:]).all()):
         order = lengths.argsort(descending=True, stable=True)
         lengths = lengths[order]
-    return WindowCut(order, tuple(split_rows(lengths.numpy(), num_micro_batches, num_chunks)))
+    return WindowCut(order, tuple(split_rows(lengths.numpy(), num_micro_batches, num_chunks, stride)))
 
 
 def _select_rows(state: State, rows: Tensor) -> State:

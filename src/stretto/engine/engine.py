@@ -57,6 +57,10 @@ class Engine(Protocol):
         """Whether no block of the whole model, on any rank, looks ahead in time."""
 
     @property
+    def stride(self) -> int:
+        """How many time steps of a window make one output of the whole model."""
+
+    @property
     def unsummarized(self) -> str | None:
         """The bidirectional block that the whole model ends with, if it has no summary: see `find_unsummarized`."""
 
@@ -145,12 +149,12 @@ def step_result(losses: Sequence[LossSum], state: State, device: torch.device) -
     )
 
 
-def reset_ended_rows(stack: Stack, rows: Rows, num_steps: int, state: State) -> State:
-    """Return `state`, with the initial state for rows that ended within this window of `num_steps` time steps.
+def reset_ended_rows(stack: Stack, rows: Rows, window: Window, state: State) -> State:
+    """Return `state`, with the initial state for rows that ended within this window; `rows` are those of the stack.
 
     The state of an ended row at the window's end depends on how the window was cut, so it is discarded.
     """
-    return where_rows(rows.lengths < num_steps, detach(stack.initial_state(rows)), state)
+    return where_rows(window.lengths < window.num_steps, detach(stack.initial_state(rows)), state)
 
 
 def squared_grad_norm(stack: Stack, device: torch.device) -> Tensor:

@@ -30,6 +30,7 @@ from stretto.engine.engine import (
 )
 from stretto.engine.precision import Precision, autocast, check_precision, compute_dtype
 from stretto.engine.recorder import ActionRecorder
+from stretto.engine.strided_targets import check_strided, stride_window
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
@@ -52,6 +53,7 @@ class LocalEngine:
         self.stack = stack.to(self._device)
         self.mesh = Mesh(World(rank=0, size=1, device=self._device), Topology(1, 1))
         self.is_causal = stack.causal
+        self.stride = stack.stride
         self.unsummarized = find_unsummarized(stack)
         self.model_input = ModelInput.of(stack)
         self.num_micro_batches = micro_batches
@@ -104,6 +106,10 @@ class LocalEngine:
                 f"micro_batches={self.num_micro_batches} exceeds the batch's number of rows; "
                 f"use at most {window.num_rows}"
             )
+        if self.stride > 1:
+            check_strided(window, self.stride)
+            if self.row_loss is None or self.row_loss.targets_per_step:
+                window = stride_window(window, self.stride)
         losses, states = [], []
         for index, rows in enumerate(window.micro_batches(self.num_micro_batches)):
             carried_rows = None if carried is None else slice_rows(carried, rows)
@@ -131,8 +137,8 @@ class LocalEngine:
         inputs, targets = window_tensor(window, "inputs", self.stack.dtype), window_tensor(window, "targets")
         with autocast(self._device, self.precision):
             y, after = self.stack(to_device(inputs, self._device), state)
-        loss = self._compute_loss(y, targets, window.lengths, on_outputs)
-        return loss, reset_ended_rows(self.stack, rows, window.num_steps, after)
+        loss = self._compute_loss(y, targets, rows.after_stride(self.stride).lengths, on_outputs)
+        return loss, reset_ended_rows(self.stack, rows, window, after)
 
     def _compute_loss(self, y: Tensor, targets: Tensor, lengths: Tensor, on_outputs: OnOutputs | None) -> LossSum:
         if self.row_loss is not None:

@@ -22,6 +22,7 @@ through the whole window. Worked example with 2 stages and 3 chunks, on stage 0 
     B0           roots y0 (dy0), after0 (d(state1))                      all gradients are complete
 """
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -57,6 +58,7 @@ from stretto.engine.engine import (
 from stretto.engine.precision import Precision, autocast, check_precision, compute_dtype
 from stretto.engine.recorder import ActionRecorder
 from stretto.engine.row_loss_step import RowLossStep
+from stretto.engine.strided_targets import check_strided, stride_window
 from stretto.engine.tied_weights import TiedWeights
 from stretto.engine.vocab_head import HeadStep, VocabHead
 from stretto.mesh.mesh import Mesh
@@ -114,6 +116,11 @@ class PipelineEngine:
         self._fused_stack = FusedStack(stack)
         model = stack if model is None else model
         self.is_causal = model.causal
+        self.stride = model.stride
+        # How many time steps of a window make one of this stage's inputs, and one of its outputs.
+        before = list(model)[: stack.first - model.first]
+        self.input_stride = math.prod(block.stride for block in before)
+        self.output_stride = self.input_stride * stack.stride
         self.unsummarized = find_unsummarized(model)
         self.model_input = ModelInput.of(model)
         self.mesh = mesh
@@ -183,7 +190,8 @@ class PipelineEngine:
                 f"layout.micro_batches={self.layout.micro_batches} exceeds a replica's number of rows; "
                 f"use at most {window.num_rows}"
             )
-        return cut_window(window, self.layout.micro_batches, self.layout.chunks)
+        check_strided(window, self.stride)
+        return cut_window(window, self.layout.micro_batches, self.layout.chunks, self.stride)
 
     def boundaries(self, inputs: Tensor | None) -> tuple[BoundarySpec | None, BoundarySpec | None]:
         """Return the specs of this stage's input and output. The first call is collective over the stages."""
@@ -221,7 +229,7 @@ class _PipelineStep:
     ) -> None:
         self.engine = engine
         self.mesh = engine.mesh
-        self.cut = cut
+        self.cut, self.output_cut = cut.after_stride(engine.input_stride), cut.after_stride(engine.output_stride)
         self.before_last_backward = before_last_backward
         self.loss_scale = loss_scale
         self.on_outputs: OnOutputs | None = None
@@ -231,6 +239,8 @@ class _PipelineStep:
         self.recompute = engine.layout.recompute
         self.live_chunks: dict[tuple[int, int], _LiveChunk] = {}  # by (micro-batch, chunk)
         self.losses: list[LossSum] = []
+        if engine.stride > 1 and (engine.row_loss is None or engine.row_loss.targets_per_step):
+            window = stride_window(window, engine.stride)
         if engine.vocab_head is not None:
             engine.vocab_head.check_targets(window)
         # All copies to the device are made here, once, before any message is awaited.
@@ -239,20 +249,22 @@ class _PipelineStep:
         targets = window_tensor(self.window, "targets") if engine.reads_targets else None
         self.head: HeadStep | None = None
         if engine.vocab_head is not None and targets is not None:
-            self.head = HeadStep(engine.vocab_head, cut, targets)
+            self.head = HeadStep(engine.vocab_head, self.output_cut, targets)
         self.targets = targets if self.head is None else None
+        rows = self.window.rows(key, engine.device, engine.stack.dtype)
         self.row_loss_step: RowLossStep | None = None  # on the last stage, if the loss is over whole rows
         if engine.row_loss is not None and self.targets is not None:
-            self.row_loss_step = RowLossStep(engine.row_loss, cut, self.targets, self.window.lengths, loss_scale)
-        self.rows = self.window.rows(key, engine.device, engine.stack.dtype)
+            lengths = rows.after_stride(engine.output_stride).lengths
+            self.row_loss_step = RowLossStep(engine.row_loss, self.output_cut, self.targets, lengths, loss_scale)
+        self.rows = rows.after_stride(engine.input_stride)
         carried = None if carried is None else cut.sort_state(carried)
         # `begin` is called per micro-batch: a learned initial state then has one graph per micro-batch, which the
         # backward of its first chunk frees.
         self.progress: list[_MicroBatchProgress] = []
         for shape in cut.micro_batches:
-            rows = slice(shape.start, shape.stop)
-            carried_rows = None if carried is None else slice_rows(carried, rows)
-            self.progress.append(_MicroBatchProgress(engine.stack.begin(self.rows[rows], carried_rows)))
+            part = slice(shape.start, shape.stop)
+            carried_rows = None if carried is None else slice_rows(carried, part)
+            self.progress.append(_MicroBatchProgress(engine.stack.begin(self.rows[part], carried_rows)))
 
     def run(self, actions: list[Action]) -> StepResult:
         """Run the actions in order; return this stage's result of the step."""
@@ -280,7 +292,7 @@ class _PipelineStep:
         self.mesh.world.set_status(f"after window {self.engine.num_started_windows}")
         # Rows are sorted longest first, so those that ended last come right after the remaining ones.
         state = cat_rows([cat_rows([progress.state, *reversed(progress.ended_states)]) for progress in self.progress])
-        state = reset_ended_rows(self.engine.stack, self.rows, self.window.num_steps, state)
+        state = reset_ended_rows(self.engine.stack, self.rows, self.window, state)
         return step_result(self.losses, self.cut.unsort_state(state), self.engine.device)
 
     def _post_receives(self, actions: list[Action]) -> None:
@@ -289,13 +301,15 @@ class _PipelineStep:
             return
         input_spec, output_spec = self.engine.boundaries(self.inputs)
         if input_spec is not None:
-            self.mesh.forward_channel.post_receives(self._buffers(actions, ActionKind.FORWARD, input_spec))
+            self.mesh.forward_channel.post_receives(self._buffers(actions, ActionKind.FORWARD, input_spec, self.cut))
         if output_spec is not None:
-            self.mesh.backward_channel.post_receives(self._buffers(actions, ActionKind.BACKWARD, output_spec))
+            self.mesh.backward_channel.post_receives(
+                self._buffers(actions, ActionKind.BACKWARD, output_spec, self.output_cut)
+            )
 
-    def _buffers(self, actions: list[Action], kind: ActionKind, spec: BoundarySpec) -> Iterator[Tensor]:
+    def _buffers(self, actions: list[Action], kind: ActionKind, spec: BoundarySpec, cut: WindowCut) -> Iterator[Tensor]:
         # A generator: a buffer is allocated only when it is the next one.
-        return (spec.empty(self.cut.dims(action), self.engine.device) for action in actions if action.kind is kind)
+        return (spec.empty(cut.dims(action), self.engine.device) for action in actions if action.kind is kind)
 
     def _forward(self, action: Action) -> None:
         progress = self.progress[action.micro_batch]
@@ -382,7 +396,9 @@ class _PipelineStep:
 
     def _targets(self, action: Action) -> Tensor | None:
         """Return the targets of a chunk; None if its outputs are sent to the next stage, or kept for whole rows."""
-        return None if self.targets is None or self.row_loss_step is not None else self.cut.part(self.targets, action)
+        if self.targets is None or self.row_loss_step is not None:
+            return None
+        return self.output_cut.part(self.targets, action)
 
     def _drop_ended(self, progress: _MicroBatchProgress, action: Action) -> State:
         """Set aside the states of rows that ended before this chunk; return the state of the others."""

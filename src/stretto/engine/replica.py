@@ -33,6 +33,7 @@ class ReplicaEngine:
         self.mesh = mesh
         self.stack = engine.stack
         self.is_causal = engine.is_causal
+        self.stride = engine.stride
         self.unsummarized = engine.unsummarized
         self.model_input = engine.model_input
         self.row_loss = engine.row_loss

@@ -1,6 +1,6 @@
 """How the rows of a batch are split into micro-batches, and each micro-batch into chunks of time."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -26,19 +26,27 @@ class MicroBatchShape:
         first, stop = self.chunk_bounds[index]
         return self.rows_per_chunk[index], stop - first
 
+    def after_stride(self, stride: int) -> "MicroBatchShape":
+        """Return the shape after blocks that make one time step of each `stride`; each chunk starts at a multiple."""
+        bounds = tuple((first // stride, -(-stop // stride)) for first, stop in self.chunk_bounds)
+        return replace(self, chunk_bounds=bounds)
 
-def split_rows(lengths: RowLengths, num_micro_batches: int, num_chunks: int) -> list[MicroBatchShape]:
+
+def split_rows(lengths: RowLengths, num_micro_batches: int, num_chunks: int, stride: int = 1) -> list[MicroBatchShape]:
     """Split rows, longest first, into micro-batches of nearly equal work and chunks of nearly equal length.
 
     There must be at least as many rows as micro-batches. A micro-batch is as long as its longest row, so a short
     one can have fewer than `num_chunks` chunks. The first chunk of a micro-batch has all its rows, even empty ones, so
-    that each micro-batch has a backward; later chunks leave out the rows that have ended.
+    that each micro-batch has a backward; later chunks leave out the rows that have ended. Chunks start at multiples of
+    `stride`.
     """
     micro_batches = []
     for start, stop in pairwise(_micro_batch_bounds(lengths, num_micro_batches)):
         num_steps = max(int(lengths[start]), 1)
-        num_own_chunks = min(num_chunks, num_steps)
-        chunk_bounds = tuple(pairwise(num_steps * index // num_own_chunks for index in range(num_own_chunks + 1)))
+        num_units = -(-num_steps // stride)
+        num_own_chunks = min(num_chunks, num_units)
+        edges = [num_units * index // num_own_chunks * stride for index in range(num_own_chunks)]
+        chunk_bounds = tuple(pairwise([*edges, num_steps]))
         # Shortest first, so that searchsorted counts the rows that end at or before a chunk's first time step.
         ascending = lengths[start:stop][::-1]
         num_ended = np.searchsorted(ascending, [first for first, _ in chunk_bounds[1:]], side="right").tolist()
