@@ -8,8 +8,8 @@ from torch import Tensor
 
 from helpers.layout_cases import NUM_TOKENS, custom_block_model, lstm_model, noncausal_model
 from stretto.errors import ConfigError, LawError
-from stretto.nn import Block, Rows, Stack, State, initialize
-from stretto.serve import Sessions
+from stretto.nn import LSTM, Block, CausalConv, PoolTime, Rows, Stack, StackFrames, State, initialize
+from stretto.serve import Sessions, predict_arrays
 
 
 def stack(model: str = "lstm") -> Stack:
@@ -129,3 +129,45 @@ def test_invalid_sessions_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"the state for session 'a' has shapes \[\[1, 2\]\], not"):
         Sessions(stack()).restore("a", (torch.zeros(1, 2),))
     assert Sessions(stack()).feed({}) == {}
+
+
+def strided_stack() -> Stack:
+    blocks = [StackFrames(2), LSTM(6, 4), CausalConv(4, 4, 5, 3), PoolTime(1), LSTM(4, 2)]
+    return initialize(Stack(blocks).double(), 5)
+
+
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_sessions_of_a_strided_model_equal_the_whole(data: st.DataObject) -> None:
+    model, streams = strided_stack(), {name: torch.randn(7 + 9 * name, 3).double() for name in range(3)}
+    sessions, fed = Sessions(model), dict.fromkeys(streams, 0)
+    outputs: dict[int, list[Tensor]] = {name: [] for name in streams}
+    while any(fed[name] < len(stream) for name, stream in streams.items()):
+        sizes = {name: data.draw(st.integers(1, 8)) for name, stream in streams.items() if fed[name] < len(stream)}
+        chunks = {name: streams[name][fed[name] : fed[name] + size] for name, size in sizes.items()}
+        for name, y in sessions.feed(chunks).items():
+            fed[name] += len(chunks[name])
+            assert y.shape == (fed[name] // 6 - sum(map(len, outputs[name])), 2)
+            outputs[name].append(y)
+        if data.draw(st.booleans()):  # all sessions continue elsewhere
+            states = {name: sessions.state(name) for name in sizes}
+            for name, state in states.items():
+                sessions.close(name)
+                sessions.restore(name, state)
+    for name, stream in streams.items():
+        y = torch.cat([*outputs[name], sessions.finish(name)])
+        torch.testing.assert_close(y, whole(model, stream), rtol=1e-12, atol=1e-12)
+        assert name not in sessions
+    with pytest.raises(ConfigError, match="session 0 does not exist"):
+        sessions.finish(0)
+
+
+def test_array_predictions_of_a_strided_model_are_those_of_each_row() -> None:
+    model, rows = strided_stack(), [torch.randn(length, 3).double().numpy() for length in (13, 1, 6, 7)]
+    per_step = predict_arrays(model, rows, per_step=True)
+    last = predict_arrays(model, rows)
+    assert [len(y) for y in per_step] == [3, 1, 1, 2]
+    for index, row in enumerate(rows):
+        y = whole(model, torch.tensor(row))
+        torch.testing.assert_close(torch.tensor(per_step[index]), y, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(torch.tensor(last[index]), y[-1], rtol=1e-12, atol=1e-12)

@@ -12,6 +12,7 @@ from stretto.blocks.pooling import FinalStates, MaxPool, MeanPool
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
+from stretto.blocks.strided import StackFrames
 from stretto.blocks.weight_drop import WeightDropLSTM, WordDropEmbedding
 from stretto.config.model import ModelConfig
 
@@ -41,6 +42,10 @@ def build_network(config: ModelConfig, task: Task) -> Stack:
 def _input_blocks(config: ModelConfig, task: Task) -> tuple[list[Block], int]:
     """Return the blocks before the first recurrent one, and the number of features that it reads."""
     if task.inputs == "tokens":
+        if config.stack_frames > 1:
+            raise ConfigError(
+                f"model.stack_frames={config.stack_frames} joins channels, but the data has tokens; remove it"
+            )
         return [_embedding(config, task.num_inputs), *_dropout(config)], config.embedding_size
     if config.embedding_dropout:
         raise ConfigError(
@@ -51,6 +56,8 @@ def _input_blocks(config: ModelConfig, task: Task) -> tuple[list[Block], int]:
     if task.categories:
         embed = EmbedCategories(task.num_inputs, task.categories)
         first, width = [embed], embed.num_features
+    if config.stack_frames > 1:
+        first, width = [*first, StackFrames(config.stack_frames)], width * config.stack_frames
     if config.embedding is None:
         # No dropout on raw channels: there are few of them, and each is a measurement.
         return first, width

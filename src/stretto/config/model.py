@@ -64,6 +64,9 @@ class ModelConfig(StrictModel):
     embedding: int | None = Field(None, ge=1)
     """Size of the token embedding (default: `projection`, else `hidden`). With channels: size of a linear layer before
     the first recurrent layer; by default there is none."""
+    stack_frames: int = Field(1, ge=1)
+    """With channels: join the features of this many time steps into one before the first layer, so that the layers run
+    on fewer time steps. Only for targets of whole rows: a sequence of classes, or one target per row."""
     projection: int | None = Field(None, ge=1)
     """Size that an LSTM projects its outputs to (torch's `proj_size`); by default there is no projection."""
     tied: bool = False

@@ -234,6 +234,7 @@ def _kind_costs(block: _MeasuredBlock, output: Tensor, points: tuple[CostPoint, 
     return KindCosts(
         weight_bytes=sum(weight.nbytes for weight in stack.parameters()),
         cast_bytes=block.cast_bytes,
+        stride=stack.stride,
         output_bytes=output.element_size() * output[0, 0].numel(),
         state_bytes=sum(tensor.nbytes for tensor in state),
         accumulate=_time_accumulate(trainable, device) if trainable else 0.0,

@@ -188,8 +188,11 @@ def _fits_single_rank(profile: Profile, profile_input: ProfileInput, world: Worl
 def _calibrate(profile: Profile, profile_input: ProfileInput) -> Profile:
     """Scale the blocks' costs so that their sum matches a measured step, and find the engine's overhead per action."""
     window = profile_input.window
-    workload = Workload([window.lengths.clamp(max=window.num_steps).numpy()])
-    chunks = min(_NUM_CALIBRATION_CHUNKS, window.num_steps) if profile_input.model.causal else 1
+    model = profile_input.model
+    workload = Workload(
+        [window.lengths.clamp(max=window.num_steps).numpy()], is_causal=model.causal, stride=model.stride
+    )
+    chunks = min(_NUM_CALIBRATION_CHUNKS, workload.max_chunks)
     costs, one_stage = CostModel(profile), (len(profile.blocks),)
     predicted_whole, predicted_chunked = (
         predict(costs, workload, Layout(blocks=one_stage, chunks=count), Cluster(1)).pipeline for count in (1, chunks)

@@ -60,7 +60,7 @@ class ProfileInput:
     @cached_property
     def workload(self) -> Workload:
         """The row lengths of the first global batches, a sample of all the data: see `find_workload`."""
-        return find_workload(self.windows, is_causal=self.model.causal)
+        return find_workload(self.windows, is_causal=self.model.causal, stride=self.model.stride)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -131,16 +131,16 @@ class ProfileInput:
             num_steps=steps,
             lengths=part.lengths.clamp(max=steps),
             inputs=window_tensor(part, "inputs")[:steps],
-            targets=self.crop_targets(rows, steps),
+            targets=self.crop_targets(rows, steps, self.model.stride),
         )
 
-    def crop_targets(self, rows: int, steps: int) -> Tensor:
-        """Return the targets of the first `rows` rows and `steps` time steps."""
+    def crop_targets(self, rows: int, steps: int, stride: int = 1) -> Tensor:
+        """Return the targets of the first `rows` rows and `steps` time steps; each `stride` of them make one output."""
         targets = window_tensor(self.window, "targets")[:, :rows]
         if not isinstance(self.loss, RowLoss) or self.loss.targets_per_step:
             return targets[:steps]
-        # At most half as many as there are time steps: CTC has room for these, with a blank between equal ones.
-        return targets if steps == self.window.num_steps else targets[: steps // 2]
+        # At most half as many as there are outputs: CTC has room for these, with a blank between equal ones.
+        return targets if steps == self.window.num_steps else targets[: -(-steps // stride) // 2]
 
     def make_engine(self, chunks: int) -> PipelineEngine:
         """Return an engine that runs the whole model on this rank, in `chunks` chunks."""

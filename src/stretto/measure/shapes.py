@@ -9,6 +9,7 @@ from stretto.blocks.block import Block
 from stretto.blocks.embed_categories import EmbedCategories
 from stretto.blocks.pointwise import Embedding
 from stretto.blocks.stack import Stack
+from stretto.blocks.strided import Strided
 from stretto.engine.engine import window_tensor
 from stretto.plan.hardware import BlockShape
 from stretto.windows.loader import WindowSource
@@ -38,11 +39,12 @@ def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, state_size: int) -> B
     if isinstance(block, Embedding | EmbedCategories):
         return BlockShape(class_name, weights=0, embedding_weights=num_weights, outputs=outputs)
     recurrent = sum(size for name, size in sizes.items() if "_hh" in name or "_hr" in name)  # nn.LSTM's names
-    if state_size and not recurrent:
+    is_cell = state_size > 0 and not isinstance(block, Strided)  # the state of a strided block is some of its inputs
+    if is_cell and not recurrent:
         # A custom block with a state: assume that each time step multiplies the state by all weights.
         recurrent = num_weights
     # An LSTM's state has two elements per hidden feature, h and c. Other blocks with a state are estimated alike.
-    saved = x[0, 0].numel() + _SAVED_PER_FEATURE * state_size // 2
+    saved = x[0, 0].numel() + (_SAVED_PER_FEATURE * state_size // 2 if is_cell else 0)
     return BlockShape(
         class_name,
         num_weights,
@@ -51,6 +53,7 @@ def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, state_size: int) -> B
         saved=saved,
         state=state_size,
         layers=_num_layers(block),
+        stride=block.stride,
     )
 
 

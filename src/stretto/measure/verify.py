@@ -25,6 +25,7 @@ from stretto.engine.local import LocalEngine
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.precision import Precision
 from stretto.engine.replica import ReplicaEngine
+from stretto.engine.strided_targets import stride_targets
 from stretto.measure.laws import check_chunk_law, check_loss
 from stretto.mesh.world import World
 from stretto.windows.loader import WindowSource
@@ -243,27 +244,30 @@ def _difference(actual: Tensor, expected: Tensor) -> float:
 def _find_violations(model: Stack, loss: Loss, windows: WindowSource) -> list[str]:
     """Check the laws on a few rows and time steps; return a sentence for each block, or the loss, that breaks one."""
     window = windows.read(Position())
-    rows, steps = slice(0, min(4, window.num_rows)), min(6, window.num_steps)
+    stride, num_outputs = model.stride, -(-window.num_steps // model.stride)
+    rows, steps = slice(0, min(4, window.num_rows)), min(6, num_outputs)  # time steps of the outputs
     targets = window_tensor(window, "targets")[:, rows]
     row_loss = loss if isinstance(loss, RowLoss) else None
+    if row_loss is None or row_loss.targets_per_step:
+        targets = stride_targets(targets, window.num_steps, stride)
     stop = steps if row_loss is not None else _last_target(targets, steps)
     device = next((parameter.device for parameter in model.parameters()), targets.device)
-    x = window_tensor(window, "inputs", model.dtype)[stop - steps : stop, rows].to(device)
+    x = window_tensor(window, "inputs", model.dtype)[(stop - steps) * stride : stop * stride, rows].to(device)
     violations = []
     model.train()  # as in a training step
     for index, block in enumerate(model, model.first):
-        if block.causal and min(x.shape[:2]) > 1:  # the check needs 2 time steps and 2 rows
+        if block.causal and len(x) > block.stride and x.shape[1] > 1:  # the check needs two chunks and 2 rows
             try:
                 check_chunk_law(block, x)
             except LawError as error:
                 violations.append(f"block {index}: {error}")
         with torch.no_grad():
-            x, _ = block(x, block.begin(Rows.of(x.shape[1], steps, device=x.device, dtype=model.dtype)))
+            x, _ = block(x, block.begin(Rows.of(x.shape[1], len(x), device=x.device, dtype=model.dtype)))
     try:
         if row_loss is not None:
             # Whole rows, of which the blocks have not run all time steps.
-            y = torch.randn(window.num_steps, x.shape[1], x.shape[-1], dtype=x.dtype, device=device)
-            check_loss(row_loss, y, targets, lengths=window.lengths[rows].clamp(max=window.num_steps))
+            y = torch.randn(num_outputs, x.shape[1], x.shape[-1], dtype=x.dtype, device=device)
+            check_loss(row_loss, y, targets, lengths=(-(-window.lengths[rows] // stride)).clamp(max=num_outputs))
         else:
             check_loss(loss, x, targets[stop - steps : stop].to(device))
     except LawError as error:

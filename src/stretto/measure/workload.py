@@ -9,15 +9,18 @@ from stretto.windows.loader import WindowSource
 _NUM_BATCHES = 4
 
 
-def find_workload(windows: WindowSource, *, is_causal: bool = True) -> Workload:
-    """Return row lengths, a sample of the data: of the first global batches or, if stateful, one with full windows."""
+def find_workload(windows: WindowSource, *, is_causal: bool = True, stride: int = 1) -> Workload:
+    """Return row lengths, a sample of the data: of the first global batches or, if stateful, one with full windows.
+
+    `is_causal` and `stride` are the model's.
+    """
     if windows.is_stateful:
         window = windows.read(Position(), inputs=False, targets=False)
-        return Workload([[window.num_steps] * window.num_rows], is_causal=is_causal)
+        return Workload([[window.num_steps] * window.num_rows], is_causal=is_causal, stride=stride)
     position = Position()
     batches: list[RowLengths] = []
     while len(batches) < _NUM_BATCHES and position.epoch == 0:
         window = windows.read(position, inputs=False, targets=False)
         batches.append(window.lengths.numpy())
         position = windows.next_position(position)
-    return Workload(batches, is_causal=is_causal)
+    return Workload(batches, is_causal=is_causal, stride=stride)

@@ -1,6 +1,7 @@
 """CostModel: the time and memory that any chunk takes on any range of blocks, interpolated from a profile."""
 
 import math
+import operator
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class CostModel:
     """The costs of ranges of blocks, `start` up to but not including `stop`; the last block includes the loss.
 
     Adjacent blocks that can run in one call do so if they are in the same range: then each but the first of them costs
-    less than by itself.
+    less than by itself. Numbers of time steps are those of the model's inputs; blocks after a strided one run on fewer.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -37,6 +38,8 @@ class CostModel:
         self.intra_node = profile.intra_node or Link(latency=0.0, bandwidth=1e18)
         self.inter_node = profile.inter_node or self.intra_node
         self.contention = ContentionModel(profile)
+        # How many time steps of the model's inputs make one before each block, and one of its outputs.
+        self._strides = list(accumulate((kind.stride for kind in self.block_kinds), operator.mul, initial=1))
         # Prefix sums over blocks, so that the cost of a range is a difference of two.
         self._weights = _prefix_sums([kind.weight_bytes for kind in self.block_kinds])
         self._casts = _prefix_sums([kind.cast_bytes for kind in self.block_kinds])
@@ -47,6 +50,11 @@ class CostModel:
         fused = {name: _fused_costs(profile.kinds[name]) for name in profile.kinds}
         self._fused_kinds = {index: fused[profile.blocks[index]] for index in profile.fused_blocks}
         self._chunk_sums: Callable[[int, int], tuple[list[ChunkCost], list[ChunkCost]]] = cache(self._sum_chunk_costs)
+
+    @property
+    def stride(self) -> int:
+        """How many time steps of the model's inputs make one of its outputs."""
+        return self._strides[-1]
 
     def chunk_cost(self, start: int, stop: int, rows: int, steps: int) -> ChunkCost:
         """Return the cost of a chunk on a range of blocks, without `Profile.action_overhead`."""
@@ -63,7 +71,7 @@ class CostModel:
 
     def loss_cost(self, rows: int, steps: int) -> ChunkCost:
         """Return the cost of the loss alone, which `chunk_cost` includes in that of the last block."""
-        return interpolate(self.profile.loss, rows, steps)
+        return interpolate(self.profile.loss, rows, -(-steps // self.stride))
 
     def fusion_savings(self, rows: int, steps: int) -> list[ChunkCost]:
         """Return how much less each block costs in one call with the block before it; one more entry at the end."""
@@ -106,23 +114,26 @@ class CostModel:
         return self._state[stop] - self._state[start]
 
     def sent_bytes(self, stop: int) -> float:
-        """Return the bytes per row and time step that a stage ending before block `stop` sends to the next stage."""
-        return self.block_kinds[stop - 1].output_bytes
+        """Return the bytes that a stage ending before block `stop` outputs per row and time step of the model's inputs.
+
+        It sends them to the next stage.
+        """
+        return self.block_kinds[stop - 1].output_bytes / self._strides[stop]
 
     def _sum_chunk_costs(self, rows: int, steps: int) -> tuple[list[ChunkCost], list[ChunkCost]]:
         """Return prefix sums of the blocks' and the loss's costs, fused where possible, and what fusing saves."""
-        by_kind: dict[int, ChunkCost] = {}  # by id: all blocks of a kind share one KindCosts
+        by_kind: dict[tuple[int, int], ChunkCost] = {}  # by id: all blocks of a kind share one KindCosts
 
-        def cost_of(kind: KindCosts) -> ChunkCost:
-            if id(kind) not in by_kind:
-                by_kind[id(kind)] = interpolate(kind, rows, steps)
-            return by_kind[id(kind)]
+        def cost_of(kind: KindCosts, stride: int) -> ChunkCost:
+            if (id(kind), stride) not in by_kind:
+                by_kind[id(kind), stride] = interpolate(kind, rows, -(-steps // stride))
+            return by_kind[id(kind), stride]
 
         sums, savings = [_NOTHING], []
-        for index, kind in enumerate([*self.block_kinds, self.profile.loss]):
-            cost, saving, last = cost_of(kind), _NOTHING, sums[-1]
+        for index, (kind, stride) in enumerate(zip([*self.block_kinds, self.profile.loss], self._strides, strict=True)):
+            cost, saving, last = cost_of(kind, stride), _NOTHING, sums[-1]
             if index in self._fused_kinds:
-                saving = _saving(cost, cost_of(self._fused_kinds[index]))
+                saving = _saving(cost, cost_of(self._fused_kinds[index], stride))
             savings.append(saving)
             sums.append(
                 ChunkCost(

@@ -76,13 +76,14 @@ class BlockShape:
     """The sizes that a block's cost depends on, as numbers of elements."""
 
     name: str
-    weights: int  # multiplied once for each time step of each row
+    weights: int  # multiplied once for each output time step of each row
     embedding_weights: int = 0  # only looked up
     recurrent: int = 0  # the part of `weights` that is multiplied by the previous time step's state
     outputs: int = 0  # output features
     saved: int = 0  # elements that the forward saves for each time step of each row
     state: int = 0  # elements of a row's state
     layers: int = 1  # recurrent layers that run in one call
+    stride: int = 1  # input time steps per output time step
 
 
 def find_hardware(name: str) -> Hardware:
@@ -171,7 +172,7 @@ def _derive_kind(
 
     points, fused_points = [], []
     for num_rows, num_steps in product(rows, steps):
-        inputs = _input_seconds(hardware, shape, num_rows, num_steps)
+        inputs = _input_seconds(hardware, shape, num_rows, -(-num_steps // shape.stride))
         alone = _recurrent_seconds(hardware, shape, num_rows, num_steps, 1)
         points.append(point(num_rows, num_steps, inputs + alone))
         if run_length > 1:
@@ -181,6 +182,7 @@ def _derive_kind(
     return KindCosts(
         weight_bytes=weight_bytes,
         cast_bytes=(hardware.element_size + 4) * shape.weights if is_cast else 0,  # a copy, and fp32 sums of gradients
+        stride=shape.stride,
         output_bytes=hardware.element_size * shape.outputs,
         state_bytes=4 * shape.state,  # fp32
         accumulate=3 * weight_bytes / hardware.bandwidth,  # reads two gradients, writes their sum

@@ -114,7 +114,7 @@ def _row_loss_bytes(costs: CostModel, layout: Layout, rows: int, steps: int) -> 
     if not costs.profile.row_loss:
         return 0.0
     saved = costs.loss_cost(rows, steps).saved if layout.recompute else 0.0
-    return 2 * costs.block_kinds[-1].output_bytes * rows * steps + saved
+    return 2 * costs.sent_bytes(costs.num_blocks) * rows * steps + saved
 
 
 def _boundary_bytes(costs: CostModel, edge: int) -> float:

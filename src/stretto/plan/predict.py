@@ -156,7 +156,7 @@ class _StepSimulation:
                 action.kind is ActionKind.FORWARD and stage == self.layout.stages - 1
             ):
                 num_rows, num_time_steps = self.shapes[action.micro_batch][action.chunk]
-                num_bytes = STATISTICS_BYTES if action.kind is ActionKind.HEAD else hidden_bytes
+                num_bytes = STATISTICS_BYTES / self.costs.stride if action.kind is ActionKind.HEAD else hidden_bytes
                 return slowest.seconds(num_bytes * num_rows * num_time_steps)
             boundary = stage if action.kind is ActionKind.FORWARD else stage - 1
             num_rows, num_time_steps = self.shapes[action.micro_batch][action.chunk]
@@ -215,7 +215,7 @@ class _StepSimulation:
         num_others = self.layout.stages - 1
         hidden = self.costs.sent_bytes(self.costs.num_blocks - 1)
         # The last stage sends hidden states to all others; each of these sends it their gradient.
-        return STATISTICS_BYTES * num_others + hidden * (num_others if stage == num_others else 1)
+        return STATISTICS_BYTES / self.costs.stride * num_others + hidden * (num_others if stage == num_others else 1)
 
 
 def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> Prediction:

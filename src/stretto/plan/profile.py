@@ -42,8 +42,10 @@ class KindCosts(StrictModel):
     weight_bytes: int = Field(0, ge=0, le=10**18)
     cast_bytes: Bytes = 0
     """Bytes of the weights' copies in bf16 or fp16 and of the sums of their gradients, which exist once per step."""
+    stride: Count = 1
+    """How many input time steps make one output time step; points are for input time steps."""
     output_bytes: Bytes = 0
-    """Bytes per row and time step, as sent to the next stage."""
+    """Bytes per row and output time step, as sent to the next stage."""
     state_bytes: Bytes = 0
     """Bytes of one row's state."""
     accumulate: Seconds = 0

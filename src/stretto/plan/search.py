@@ -204,8 +204,7 @@ class _LayoutSearch:
     def _layouts_of_grid(self, replicas: int, stages: int) -> Iterator[Layout]:
         placement_matters = stages > 1 and replicas > 1 and replicas * stages > self.cluster.devices_per_node
         for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, _MAX_CHUNKS_PER_STEP)):
-            max_chunks = _MAX_CHUNKS_PER_STEP // micro_batches if self.workload.is_causal else 1
-            for chunks in _chunk_counts(min(self.workload.num_steps, max_chunks)):
+            for chunks in _chunk_counts(min(self.workload.max_chunks, _MAX_CHUNKS_PER_STEP // micro_batches)):
                 for adjacent in ("stages", "replicas") if placement_matters else ("stages",):
                     yield Layout(
                         replicas=replicas,

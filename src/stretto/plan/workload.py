@@ -11,17 +11,24 @@ from stretto.plan.micro_batches import MicroBatchShape, RowLengths, split_rows
 
 
 class Workload:
-    """The row lengths of some global batches that represent all of the data; each batch is one training step."""
+    """The row lengths of some global batches that represent all of the data; each batch is one training step.
 
-    def __init__(self, batches: Iterable[Sequence[int] | RowLengths], *, is_causal: bool = True) -> None:
+    `stride` is the model's: chunks start at multiples of it.
+    """
+
+    def __init__(
+        self, batches: Iterable[Sequence[int] | RowLengths], *, is_causal: bool = True, stride: int = 1
+    ) -> None:
         self.batches = [np.sort(np.asarray(lengths, np.int64))[::-1] for lengths in batches]
         self.is_causal = is_causal  # False for a model that looks ahead, which can't be split in time
+        self.stride = stride
         if not self.batches or min(map(len, self.batches)) == 0:
             raise PlanError("a workload needs at least one batch, and each batch at least one row; use more data")
         sizes = [len(lengths) for lengths in self.batches]
         # Rows of the smallest batch, which limits replicas and micro-batches, and of the largest.
         self.min_rows, self.max_rows = min(sizes), max(sizes)
         self.num_steps = max(1, *(int(lengths[0]) for lengths in self.batches))  # time steps of the longest row
+        self.max_chunks = -(-self.num_steps // stride) if is_causal else 1
         # The time steps of all rows of an average batch.
         self.tokens = sum(float(lengths.sum()) for lengths in self.batches) / len(self.batches)
         self.split = cache(self._split)  # a cache per instance, unlike @cache
@@ -35,7 +42,7 @@ class Workload:
 
     def _split(self, replicas: int, micro_batches: int, chunks: int) -> list[list[MicroBatchShape]]:
         """Return, for each batch, the micro-batches of the busiest replica: every `replicas`-th row, longest first."""
-        return [split_rows(lengths[::replicas], micro_batches, chunks) for lengths in self.batches]
+        return [split_rows(lengths[::replicas], micro_batches, chunks, self.stride) for lengths in self.batches]
 
     def _count_chunks(self, replicas: int, micro_batches: int, chunks: int) -> list[Counter[tuple[int, int]]]:
         """Return, for each batch, the number of chunks with each (rows, time steps)."""

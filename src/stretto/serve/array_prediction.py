@@ -33,8 +33,9 @@ def predict_arrays(
     """Return a model's outputs for rows in memory, which are given as to `stretto.data.from_arrays`.
 
     The result is an array `[rows, outputs]` with the outputs at each row's last time step; with `per_step`, a list of
-    arrays `[time, outputs]`, one per row. The model runs on `max_rows` rows at once, on its device, from the initial
-    state and without dropout. If it was trained in several stages, `stretto.train.gather_model` gives the complete one.
+    arrays `[time, outputs]`, one per row; a model with strided blocks has fewer outputs than time steps. The model runs
+    on `max_rows` rows at once, on its device, from the initial state and without dropout. If it was trained in several
+    stages, `stretto.train.gather_model` gives the complete one.
 
     `inputs` can also be items, as a model is trained on (from `from_table`, or `LabeledItems`), or their `inputs`. A
     `TrainedModel` scales them as its run did, except the items of a store, which are scaled when they are read. Its
@@ -61,10 +62,11 @@ def predict_arrays(
         x = to_device(x.to(stack.dtype) if x.is_floating_point() else x, stack.device)
         y, _ = stack(x, stack.begin(batch))
         y = y.float().cpu() if y.dtype == torch.bfloat16 else y.cpu()
+        num_outputs = batch.after_stride(stack.stride).lengths
         if per_step:
-            outputs += [y[:length, index].numpy() for index, length in enumerate(row_lengths.tolist())]
+            outputs += [y[:length, index].numpy() for index, length in enumerate(num_outputs.tolist())]
         else:
-            outputs.append(y[row_lengths - 1, lanes].numpy())
+            outputs.append(y[num_outputs - 1, lanes].numpy())
     stack.train(was_training)
     return outputs if per_step else np.concatenate(outputs)
 

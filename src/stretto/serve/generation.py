@@ -75,6 +75,11 @@ def generate_tokens(
         raise ConfigError("the prompt has no tokens; use at least one")
     if count < 1:
         raise ConfigError(f"count={count} is less than 1; use at least 1")
+    if stack.stride > 1:
+        raise LawError(
+            f"the model makes one output of each {stack.stride} time steps, so it has none for each token; generation "
+            "needs blocks without a stride"
+        )
     if not stack.causal:
         raise LawError("the model has a block that looks ahead in time (causal=False); generation needs causal blocks")
     stack.eval()

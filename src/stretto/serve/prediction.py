@@ -185,25 +185,29 @@ def _predict_part(trained: TrainedModel, dataset: PredictionDataset, part: Seque
         row_lengths = torch.tensor([lengths[index] for index in batch])
         # A sequence of one token has nothing to predict and so length 0, but a batch needs at least one time step.
         outputs = run_batch(trained, dataset.inputs(batch, max(1, int(row_lengths.max()))), row_lengths)
-        results |= zip(batch, dataset.decode(batch, row_lengths, outputs), strict=True)
+        num_outputs = -(-row_lengths // trained.stack.stride)
+        results |= zip(batch, dataset.decode(batch, num_outputs, outputs), strict=True)
     return [result for index in part for result in results[index]]
 
 
 @torch.no_grad()
 def run_batch(trained: TrainedModel, inputs: Tensor, lengths: Tensor) -> Outputs:
-    """Run a batch `[time, batch, ...]`; yield its outputs, chunk by chunk in time if the model is causal."""
+    """Run a batch `[time, batch, ...]`; yield its outputs, chunk by chunk in time if the model is causal.
+
+    Each chunk comes with the index of its first output.
+    """
     stack = trained.stack.eval()
     device, num_rows = stack.device, inputs.shape[1]
     fresh = torch.ones(num_rows, dtype=torch.bool)
     rows = Rows(torch.arange(num_rows), lengths, fresh, key=0, device=device, dtype=stack.dtype)
     state = stack.initial_state(rows)
     max_steps = _MAX_OUTPUTS // (num_rows * trained.num_outputs)
-    chunk_steps = max(1, max_steps) if stack.causal else len(inputs)
+    chunk_steps = max(1, max_steps) * stack.stride if stack.causal else len(inputs)
     for start in range(0, len(inputs), chunk_steps):
         x = inputs[start : start + chunk_steps].to(device)
         with trained.autocast():
             y, state = stack(x.to(stack.dtype) if x.is_floating_point() else x, state)
-        yield start, check_outputs(y, trained.num_outputs)
+        yield start // stack.stride, check_outputs(y, trained.num_outputs)
 
 
 def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldNames | None) -> str:

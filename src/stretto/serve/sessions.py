@@ -29,6 +29,9 @@ class Sessions:
 
     A session starts with the first chunk fed under its name and continues until it is closed. Chunk by chunk, it gives
     the same outputs as one call on the whole stream. Its state has a fixed size, however long the stream is.
+
+    If the model makes one output of several time steps, those that are not complete wait for the next chunk, or for
+    `finish`.
     """
 
     def __init__(self, stack: Stack) -> None:
@@ -40,6 +43,9 @@ class Sessions:
         self._pool: State = self._initial_state(0)
         self._slots: dict[Hashable, int] = {}
         self._free_slots: list[int] = []
+        # Of models with a stride: each session's inputs that no output was made of yet, and outputs of 0 time steps.
+        self._waiting: dict[Hashable, Tensor] = {}
+        self._no_outputs: Tensor | None = None
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -59,6 +65,45 @@ class Sessions:
         if not chunks:
             return {}
         _check_chunks(chunks)
+        return self._run(chunks) if self._stack.stride == 1 else self._run_groups(chunks)
+
+    @torch.no_grad()
+    def finish(self, name: Hashable) -> Tensor:
+        """End a session; return the last output, of the time steps that waited for more, or outputs of 0 time steps."""
+        if name not in self._slots:
+            raise ConfigError(f"session {name!r} does not exist; feed it first")
+        waiting = self._waiting.get(name)
+        if waiting is not None and len(waiting):
+            y = self._run({name: waiting})[name]
+        else:
+            y = torch.empty(0, device=self._device) if self._no_outputs is None else self._no_outputs
+        self.close(name)
+        return y
+
+    def _run_groups(self, chunks: Mapping[SessionName, Tensor]) -> dict[SessionName, Tensor]:
+        """Run the time steps that make whole outputs; keep the rest."""
+        stride = self._stack.stride
+        inputs = {
+            name: torch.cat([self._waiting[name].to(chunk), chunk]) if name in self._waiting else chunk
+            for name, chunk in chunks.items()
+        }
+        num_run = {name: len(chunk) // stride * stride for name, chunk in inputs.items()}
+        outputs = self._run({name: chunk[: num_run[name]] for name, chunk in inputs.items() if num_run[name]})
+        if self._no_outputs is None:
+            first = next(iter(inputs.values()))[:1].to(self._device)
+            x = first.to(self._stack.dtype) if first.is_floating_point() else first
+            y, _ = self._stack(x.unsqueeze(1), self._initial_state(1))
+            self._no_outputs = y[:0, 0]
+        new_names = [name for name in inputs if name not in outputs and name not in self._slots]
+        if new_names:
+            self._store_states(new_names, self._initial_state(len(new_names)))
+        self._waiting |= {name: chunk[num_run[name] :].clone() for name, chunk in inputs.items()}
+        return {name: outputs.get(name, self._no_outputs) for name in chunks}
+
+    def _run(self, chunks: Mapping[SessionName, Tensor]) -> dict[SessionName, Tensor]:
+        """Run each session's chunk from its state."""
+        if not chunks:
+            return {}
         # Longest first, so that the rows that continue are a prefix of the batch.
         names = sorted(chunks, key=lambda name: -len(chunks[name]))
         lengths = [len(chunks[name]) for name in names]
@@ -82,23 +127,30 @@ class Sessions:
         if name not in self._slots:
             raise ConfigError(f"session {name!r} does not exist; feed it first")
         slot = self._slots[name]
-        return tuple(tensor[slot : slot + 1].clone() for tensor in self._pool)
+        waiting = [self._waiting[name].unsqueeze(0).clone()] if name in self._waiting else []
+        return *(tensor[slot : slot + 1].clone() for tensor in self._pool), *waiting
 
     @torch.no_grad()
     def restore(self, name: Hashable, state: State) -> None:
         """Set a new or existing session to what `state` returned, in this or another `Sessions` of the same model."""
         expected = [[1, *tensor.shape[1:]] for tensor in self._pool]
+        num_tensors = len(state) if self._stack.stride == 1 else len(expected)
+        state, waiting = state[:num_tensors], state[num_tensors:]
         actual = [list(tensor.shape) for tensor in state]
         if actual != expected:
             raise ConfigError(
                 f"the state for session {name!r} has shapes {actual}, not {expected}; use a state of the same model"
             )
         self._store_states([name], tuple(tensor.to(pool) for tensor, pool in zip(state, self._pool, strict=True)))
+        self._waiting.pop(name, None)
+        for tensor in waiting:
+            self._waiting[name] = tensor[0].clone()
 
     def close(self, name: Hashable) -> None:
         """End a session if it exists. Its name can then start a new one."""
         if name in self._slots:
             self._free_slots.append(self._slots.pop(name))
+            self._waiting.pop(name, None)
 
     def _initial_state(self, num_rows: int) -> State:
         return detach(self._stack.initial_state(Rows.of(num_rows, device=self._device, dtype=self._stack.dtype)))

@@ -67,8 +67,9 @@ def build_inputs(config: RunConfig) -> RunInputs:
         )
     task = train.data_spec.task
     loss = build_loss(config.model, task)
-    check_row_loss(loss if isinstance(loss, RowLoss) else None, task, is_stateful=train.windows.is_stateful)
     model = attach_loss(build_model(config.model, task), loss)
+    row_loss = loss if isinstance(loss, RowLoss) else None
+    check_row_loss(row_loss, task, is_stateful=train.windows.is_stateful, stride=model.stride)
     if task.is_per_row:
         check_row_summary(find_unsummarized(model))
     _check_layout(config.layout, model, loss, train.windows, config.data)

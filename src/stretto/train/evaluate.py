@@ -101,7 +101,7 @@ def evaluate(
     `class_names` are for the rows of `per_class`.
     """
     world, task = engine.mesh.world, windows.task
-    check_row_loss(engine.row_loss, task, is_stateful=windows.is_stateful)
+    check_row_loss(engine.row_loss, task, is_stateful=windows.is_stateful, stride=engine.stride)
     metric_totals = MetricTotals(metrics, task, world.device, class_names)
     # Metrics need the whole outputs, which no rank has if the output layer is split; so they are not always asked for.
     on_outputs = metric_totals.add if metrics else None

@@ -5,8 +5,16 @@ from stretto.base.task import Task, has_own_length
 from stretto.blocks.row_loss import RowLoss
 
 
-def check_row_loss(loss: RowLoss | None, task: Task, *, is_stateful: bool) -> None:
-    """Raise unless a loss (None: one of single time steps) can be computed from a dataset's targets."""
+def check_row_loss(loss: RowLoss | None, task: Task, *, is_stateful: bool, stride: int = 1) -> None:
+    """Raise unless a loss (None: one of single time steps) can be computed from a dataset's targets.
+
+    `stride` is the model's, which has one output for that many time steps.
+    """
+    if stride > 1 and not (task.is_per_row or has_own_length(task.targets)):
+        raise ConfigError(
+            f"the model makes one output of each {stride} time steps (stride={stride}), but the data's targets are "
+            f"{task.targets}, one for each time step; leave out the strided blocks, or use targets of whole rows"
+        )
     if loss is None:
         if has_own_length(task.targets):
             raise ConfigError(

@@ -152,7 +152,7 @@ class Trainer:
         check_inputs(engine.model_input, windows.task)
         if windows.task.is_per_row:
             check_row_summary(engine.unsummarized)
-        check_row_loss(engine.row_loss, windows.task, is_stateful=windows.is_stateful)
+        check_row_loss(engine.row_loss, windows.task, is_stateful=windows.is_stateful, stride=engine.stride)
         if optimizer is not None:
             reject_unused_fields(config)
         self.engine = engine
