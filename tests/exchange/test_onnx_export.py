@@ -25,6 +25,7 @@ from stretto.nn import (
     BidirectionalGRU,
     BidirectionalLSTM,
     Block,
+    CausalConv,
     Dropout,
     Embedding,
     FinalStates,
@@ -34,8 +35,10 @@ from stretto.nn import (
     MaxPool,
     MeanPool,
     Pointwise,
+    PoolTime,
     Rows,
     Stack,
+    StackFrames,
 )
 
 
@@ -258,3 +261,27 @@ def test_a_path_that_can_not_be_written_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"can't be written .*; choose a different file"):
         export_onnx(Stack([LSTM(3, 4)]), tmp_path / "file" / "model.onnx")
+
+
+@pytest.mark.parametrize(
+    "blocks",
+    [
+        [StackFrames(3), LSTM(6, 4), PoolTime(2)],
+        [Linear(2, 2), PoolTime(3, "max"), CausalConv(2, 3, 5, 2)],
+        [CausalConv(2, 3, 2, 2, bias=False), GRU(3, 2), CausalConv(2, 2, 3)],
+    ],
+)
+def test_strided_blocks_equal_onnxruntime_also_where_rows_end(blocks: list[Block], tmp_path: Path) -> None:
+    stack = Stack(blocks).eval()
+    exported = export_onnx(stack, tmp_path / "model.onnx", example=torch.randn(5, 3, 2))
+    assert exported.max_difference is not None and exported.max_difference < 1e-5
+    session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
+    x, rows = torch.randn(13, 2, 2), replace(Rows.of(2), lengths=torch.tensor([13, 4]))
+    x[4:, 1] = torch.nan
+    names = [name for name in exported.inputs if name != "x"]
+    state = stack.begin(rows)
+    y, _ = stack(x, state)
+    (actual, *_) = session.run(None, {"x": x.numpy()} | {n: t.numpy() for n, t in zip(names, state, strict=True)})
+    length = -(-4 // stack.stride)
+    torch.testing.assert_close(torch.tensor(actual)[:, 0], y[:, 0], rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(torch.tensor(actual)[:length, 1], y[:length, 1], rtol=1e-5, atol=1e-6)

@@ -49,8 +49,7 @@ def test_a_run_resumes_in_another_layout_with_the_weights_of_its_loss(pools: Ran
         torch.testing.assert_close(actual[name], weight, rtol=1e-9, atol=1e-12, msg=name)
 
 
-def verify_on_rank(world: World, loss: str, layout: Layout) -> tuple[bool, str, float]:
-    case = RowCase(loss)
+def verify_on_rank(world: World, case: RowCase, layout: Layout) -> tuple[bool, str, float]:
     result = verify(*make_model(case), RaggedRows(case), layout, world, num_steps=2)
     return result.is_equal, result.verdict, result.loss
 
@@ -70,9 +69,13 @@ def _without_loss(stack: Any, **options: Any) -> torch.nn.parallel.DistributedDa
     return torch.nn.parallel.DistributedDataParallel(stack, **options)
 
 
-@pytest.mark.parametrize("loss", ["ctc", "crf"])
-def test_verify_knows_losses_over_whole_rows(loss: str, pools: RankPools) -> None:
-    is_equal, verdict, difference = pools[2].run(verify_on_rank, loss, Layout(stages=2, chunks=3))[0]
+@pytest.mark.parametrize(
+    "case",
+    [RowCase("ctc"), RowCase("crf"), RowCase("ctc", window=27, strides=(2, 2, 2))],
+    ids=["ctc", "crf", "strided"],
+)
+def test_verify_knows_losses_over_whole_rows(case: RowCase, pools: RankPools) -> None:
+    is_equal, verdict, difference = pools[2].run(verify_on_rank, case, Layout(stages=2, chunks=3))[0]
     assert is_equal, verdict
     assert 0 <= difference < 1e-9
 
@@ -82,13 +85,13 @@ def test_verify_finds_a_loss_whose_weights_are_not_reduced(pools: RankPools) -> 
     assert not is_equal and "in the loss" in verdict
 
 
-def write_store(folder: Path, loss: str) -> None:
-    """Rows of channels whose symbols are their largest channel; for CTC, each symbol lasts three time steps."""
+def write_store(folder: Path, loss: str, num_steps: int = 3) -> None:
+    """Rows of channels whose symbols are their largest channel; each symbol lasts `num_steps` time steps."""
     draw = np.random.default_rng(1)
     records = []
     for _ in range(60):
         symbols = draw.integers(1, 4, draw.integers(1, 5))
-        tags = np.repeat(symbols, 3)
+        tags = np.repeat(symbols, num_steps)
         inputs = np.eye(4)[tags] + 0.1 * draw.normal(size=(len(tags), 4))
         targets: object = "".join("abcd"[symbol] for symbol in symbols) if loss == "ctc" else tags.tolist()
         records.append({"values": inputs.tolist(), "y": targets})
@@ -155,3 +158,23 @@ def test_metrics_of_time_steps_are_refused_for_target_sequences(tmp_path: Path) 
     config = config.model_copy(update={"metrics": config.metrics.model_copy(update={"names": ("accuracy",)})})
     with pytest.raises(ConfigError, match="compares outputs and targets of the same time step"):
         Run(config)
+
+
+def test_a_run_with_stacked_frames_learns(tmp_path: Path) -> None:
+    write_store(tmp_path, "ctc", num_steps=5)
+    run = Run(run_config(tmp_path, "ctc", stack_frames=2))
+    assert run.engine.stride == 2 and type(run.engine.stack[0]).__name__ == "StackFrames"
+    losses = [event.loss for event in run.events() if isinstance(event, StepReport)]
+    assert losses[-1] < 0.5 * losses[0]
+    assert load_model(tmp_path / "run").evaluate(tmp_path / "data/valid").loss < losses[0]
+
+
+def test_targets_of_time_steps_are_refused_for_strided_models(tmp_path: Path) -> None:
+    write_store(tmp_path, "crf")
+    with pytest.raises(
+        ConfigError, match=r"one output of each 3 time steps \(stride=3\), but the data's targets are class"
+    ):
+        Run(run_config(tmp_path, "crf", stack_frames=3))
+    case = RowCase("per step", strides=(1, 2, 1))
+    with pytest.raises(ConfigError, match="one for each time step; leave out the strided blocks, or use targets of wh"):
+        Trainer(make_engine(*make_model(case), seed=1), RaggedRows(case), TrainConfig(steps=1))

@@ -97,7 +97,8 @@ class CausalConv(Strided):
     """A convolution over the last `kernel_size` time steps, at the end of each `stride` time steps.
 
     Before a row's first time step are zeros. State: `(before, num_left)`: the last `kernel_size - stride` inputs
-    `[batch, time, features]`, which the next output reads too, and the number of valid time steps left.
+    `[batch, time, features]`, which the next output reads too (not if there are none), and the number of valid time
+    steps that each row still has.
     """
 
     def __init__(
@@ -110,19 +111,20 @@ class CausalConv(Strided):
                 f"read; use at least {stride}"
             )
         self.conv = nn.Conv1d(in_features, out_features, kernel_size, stride, bias=bias)
+        self.num_kept = kernel_size - stride
 
     def extra_repr(self) -> str:
         return ""  # that of `conv` has the stride
 
     def initial_state(self, rows: Rows) -> State:
-        (kernel_size,) = self.conv.kernel_size
-        return rows.zeros(kernel_size - self.stride, self.conv.in_channels), *super().initial_state(rows)
+        before = (rows.zeros(self.num_kept, self.conv.in_channels),) if self.num_kept else ()
+        return *before, *super().initial_state(rows)
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        before, num_left = state
+        *before, num_left = state
         groups, _ = self._split(x, num_left)
-        inputs = torch.cat([before.transpose(0, 1).to(x.dtype), groups.flatten(0, 1)])
+        inputs = torch.cat([*(kept.transpose(0, 1).to(x.dtype) for kept in before), groups.flatten(0, 1)])
         # [time, batch, features] -> torch's [batch, features, time], and back
         y: Tensor = self.conv(inputs.permute(1, 2, 0)).permute(2, 0, 1).contiguous()
-        after = inputs[len(inputs) - before.shape[1] :].transpose(0, 1).to(before.dtype)
-        return y, (after, num_left - len(x))
+        after = [inputs[-self.num_kept :].transpose(0, 1).to(kept.dtype) for kept in before]
+        return y, (*after, num_left - len(x))

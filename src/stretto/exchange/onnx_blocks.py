@@ -22,10 +22,12 @@ from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
 from stretto.blocks.standardize import Standardize
+from stretto.blocks.strided import CausalConv, PoolTime, StackFrames
 from stretto.blocks.weight_drop import WeightDropLSTM, WordDropEmbedding
 from stretto.exchange.onnx_custom import add_custom_block
 from stretto.exchange.onnx_graph import Graph
 from stretto.exchange.onnx_pooling import add_final_states, add_max_pool, add_mean_pool
+from stretto.exchange.onnx_strided import add_causal_conv, add_pool_time, add_stack_frames
 
 Module = TypeVar("Module", bound=nn.Module)
 
@@ -66,9 +68,12 @@ def state_names(block: Block, label: str = "") -> list[str | None]:
         MeanPool: ["total", "num_steps"],
         MaxPool: ["maximum", "has_started"],
         FinalStates: ["first", "has_started"],
+        StackFrames: ["num_left"],
+        PoolTime: ["num_left"],
+        CausalConv: ["before", "num_left"],
     }
     matches = [names for kind, names in names_by_class.items() if has_forward_of(block, kind)]
-    names = [f"state.{label}.{name}" for name in (matches[0] if matches else range(num_tensors))]
+    names = [f"state.{label}.{name}" for name in (matches[0][-num_tensors:] if matches else range(num_tensors))]
     return [*names, *[None] * (num_tensors - len(names))]  # dropped weights need a key in training
 
 
@@ -108,6 +113,12 @@ def _add_leaf_block(
         return add_max_pool(graph, label, x, *state)
     if has_forward_of(block, FinalStates):
         return add_final_states(graph, x, *state)
+    if has_forward_of(block, StackFrames):
+        return add_stack_frames(graph, block, x, *state)
+    if has_forward_of(block, PoolTime):
+        return add_pool_time(graph, block, x, *state)
+    if has_forward_of(block, CausalConv):
+        return add_causal_conv(graph, block, f"blocks.{label}", x, state)
     if has_forward_of(block, Standardize):
         return _add_standardize(graph, block, f"blocks.{label}", x), []
     if has_forward_of(block, EmbedCategories):

@@ -50,7 +50,7 @@ def _differences(
     """Return the differences of each chunk's output and state; `chunks` has the number of time steps of each."""
     num_rows = len(row_lengths)
     rows = Rows.of(num_rows, dtype=torch.float32)
-    if not stack.causal:
+    if not stack.causal or stack.stride > 1:
         rows = replace(rows, lengths=row_lengths)
     names = state_names(stack)
     state = stack.initial_state(rows)

@@ -108,7 +108,8 @@ def _build_graph(stack: Stack, input_spec: InputSpec) -> Graph:
     example = input_spec.random_input(num_steps=5, num_rows=3, generator=torch.Generator().manual_seed(0))
     x = graph.add_input("x", example.dtype, ["time", "rows", *example.shape[2:]])
     y, y_example = add_block(graph, stack, x, example)
-    graph.add_output("y", y, y_example.dtype, ["time", "rows", *y_example.shape[2:]])
+    time = "time" if stack.stride == 1 else "outputs"
+    graph.add_output("y", y, y_example.dtype, [time, "rows", *y_example.shape[2:]])
     # `add_block` has already added the next states as outputs; put `y` before them.
     graph.outputs.insert(0, graph.outputs.pop())
     return graph

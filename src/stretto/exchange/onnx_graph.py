@@ -45,9 +45,13 @@ class Graph:
         self.initializers.append(self._onnx.numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
+    def add_constant(self, array: NDArray[Any]) -> str:
+        """Add a constant that has no name of its own; return its name."""
+        return self.add_initializer(self._new_name("constant"), array)
+
     def add_int64_constant(self, *numbers: int) -> str:
         """Add a 1-D int64 constant, such as axes or a shape; return its name."""
-        return self.add_initializer(self._new_name("constant"), np.array(numbers, dtype=np.int64))
+        return self.add_constant(np.array(numbers, dtype=np.int64))
 
     def add_node(self, op_type: str, *inputs: str, **attributes: object) -> str:
         """Add a node with one output; return the output's name."""
