@@ -159,6 +159,7 @@ def test_inputs_shapes_and_costs_follow_the_stride() -> None:
     stack = Stack([Dropout(0.1), StackFrames(4), Linear(12, 5), PoolTime(2), LSTM(5, 6)])
     assert find_input_spec(stack).shape == (3,)
     assert [block.output for block in summarize(stack).blocks] == [(3,), (12,), (5,), (5,), (6,)]
+    assert "time / 4 x rows x 12" in str(summarize(stack)) and "time / 8 x rows x 6" in str(summarize(stack))
     weights = [sum(parameter.numel() for parameter in block.parameters()) for block in stack]
     assert block_costs(stack) == [1.0, 1.0, 1.0 + weights[2] / 4, 1.0, 1.0 + weights[4] / 8]
     assert find_input_spec(Stack([CausalConv(7, 2, 3, 2)])).shape == (7,)

@@ -34,6 +34,7 @@ from stretto.nn import (
     Stack,
     initialize,
 )
+from stretto.train.row_loss_check import check_row_loss
 
 
 @dataclass(frozen=True)
@@ -977,6 +978,20 @@ ERROR_SECTIONS = (
                 "first time step.",
                 "Add a summary; see [Summarize sequences](../how-to/summarize-sequences.md).",
                 lambda: check_row_summary(find_unsummarized(Stack([BidirectionalLSTM(2, 2), Linear(4, 2)]))),
+            ),
+            ErrorCase(
+                "the model makes one output of each <n> time steps (stride=<n>), but the data's targets are <name>, one "
+                "for each time step; leave out the strided blocks, or use targets of whole rows",
+                "A strided block (`model.stack_frames`) leaves no output for each target.",
+                "Use strided blocks for a sequence of targets per row, or one target; see "
+                "[Strided blocks](../how-to/write-a-block.md#strided-blocks).",
+                lambda: check_row_loss(None, Task("channels", 2, "class_per_step", 2), is_stateful=False, stride=2),
+            ),
+            ErrorCase(
+                "model.stack_frames=<n> joins channels, but the data has tokens; remove it",
+                "Tokens are not features that can be joined.",
+                "Remove `model.stack_frames`.",
+                lambda: build_network(ModelConfig(stack_frames=2), Task("tokens", 9, "class_per_row", 2)),
             ),
             ErrorCase(
                 "model.tied=true needs a language model, whose outputs are the next token, but this data's targets are <name>; "

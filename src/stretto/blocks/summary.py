@@ -31,6 +31,7 @@ class BlockSummary:
     num_weights: int  # without those that are tied to an earlier block's
     cost: float  # share of the stack's estimated cost, by which blocks are split into stages
     state: tuple[tuple[int, ...], ...]  # shapes of a row's state tensors
+    stride: int = 1  # how many time steps of the stack's input make one of this block's outputs
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class ModelSummary:
             (
                 str(block.index),
                 block.name,
-                _UNKNOWN if block.output is None else _shape_text(("time", "rows", *block.output)),
+                _UNKNOWN if block.output is None else _shape_text((_time_text(block.stride), "rows", *block.output)),
                 f"{block.num_weights:,}",
                 f"{block.cost:.1%}",
                 ", ".join(_shape_text(shape) for shape in block.state),
@@ -80,13 +81,14 @@ def summarize(stack: Stack, example: Tensor | None = None) -> ModelSummary:
     """
     costs = block_costs(stack)
     x = _meta_input(stack, example)
-    summaries = []
+    summaries, stride = [], 1
     counted: set[nn.Parameter] = set()
     for (index, block), cost in zip(enumerate(stack, stack.first), costs, strict=True):
         state = block.initial_state(Rows.of(1, 1, device=stack.device, dtype=stack.dtype))
         x = None if x is None else run_on_meta(block, x, stack.dtype)
         weights = set(block.parameters()) - counted
         counted |= weights
+        stride *= block.stride
         summaries.append(
             BlockSummary(
                 index,
@@ -95,6 +97,7 @@ def summarize(stack: Stack, example: Tensor | None = None) -> ModelSummary:
                 sum(weight.numel() for weight in weights),
                 cost / sum(costs),
                 tuple(tuple(tensor.shape[1:]) for tensor in state),
+                stride,
             )
         )
     return ModelSummary(tuple(summaries))
@@ -136,6 +139,10 @@ def _name(block: Block) -> str:
     if type(block) is Pointwise:
         return f"Pointwise({type(block.module).__name__})"
     return type(block).__name__
+
+
+def _time_text(stride: int) -> str:
+    return "time" if stride == 1 else f"time / {stride}"
 
 
 def _shape_text(shape: Sequence[object]) -> str:
