@@ -42,7 +42,8 @@ def check(pools: RankPools, layout: Layout, case: Case, tolerance: float) -> Non
         assert result.norms == pytest.approx(alone.norms, rel=tolerance)
     for replica in range(layout.replicas):
         stages = sorted((result for result in results if result.replica == replica), key=lambda result: result.stage)
-        shapes = [stage.weights["blocks.7.module.weight"].shape[0] for stage in stages]
+        table = "blocks.0.module.weight" if case.model == "tied" else "blocks.7.module.weight"
+        shapes = [stage.weights[table].shape[0] for stage in stages]
         assert sum(shapes) == 29 and max(shapes) - min(shapes) <= 1, "each stage holds its share of the rows"
         for kind in ("weights", "gradients"):
             joined, expected = join_stages(stages, kind), getattr(alone, kind)
@@ -56,6 +57,14 @@ def check(pools: RankPools, layout: Layout, case: Case, tolerance: float) -> Non
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_a_split_head_trains_as_on_one_device(layout: Layout, pools: RankPools) -> None:
     check(pools, layout, Case("lstm"), tolerance=1e-9)
+
+
+TIED_LAYOUTS = [*LAYOUTS[:3], LAYOUTS[4], Layout(stages=2, chunks=3, blocks=(1, 5), vocab_parallel=True)]
+
+
+@pytest.mark.parametrize("layout", TIED_LAYOUTS, ids=str)
+def test_a_split_table_of_embedding_and_head_trains_as_on_one_device(layout: Layout, pools: RankPools) -> None:
+    check(pools, layout, Case("tied"), tolerance=1e-9)
 
 
 @pytest.mark.parametrize(("precision", "num_bits"), [("bf16", 8), ("fp16", 11)])

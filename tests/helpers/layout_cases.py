@@ -69,6 +69,13 @@ def regularized_model() -> list[Block]:
     ]
 
 
+def tied_model() -> list[Block]:
+    """A language model whose output layer uses the weight of the embedding, which drops tokens."""
+    embedding, head = WordDropEmbedding(NUM_TOKENS, WIDTH, 0.2), Linear(WIDTH, NUM_TOKENS)
+    head.module.weight = embedding.module.weight
+    return [embedding, LockedDropout(0.2), LSTM(WIDTH, WIDTH), LSTM(WIDTH, WIDTH), GRU(WIDTH, WIDTH), head]
+
+
 def noncausal_model() -> list[Block]:
     """A block in the middle looks ahead in time."""
     return [
@@ -172,6 +179,7 @@ MODELS = {
     "noncausal": noncausal_model,
     "pooling": pooling_model,
     "regularized": regularized_model,
+    "tied": tied_model,
     "tokens": token_model,
     "weightless": weightless_model,
 }

@@ -12,6 +12,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
+from stretto.blocks.vocab_embedding import SplitEmbedding
 from stretto.blocks.vocab_shard import VocabShard
 
 
@@ -46,6 +47,7 @@ class Stack(Block):
         self._state_slices = [slice(start, stop) for start, stop in pairwise(accumulate(tensor_counts, initial=0))]
         # In a slice: the weights that are tied to one of a block before it. By name; the values are their first names.
         self._borrowed: dict[str, str] = {}
+        self._shards: dict[int, VocabShard] = {}  # by the index of the block whose table is split
         # Set by an engine with several stages, which trains only some of the complete model's blocks on this rank.
         self.is_split = False
 
@@ -57,27 +59,32 @@ class Stack(Block):
         return (cast(Block, block) for block in islice(self.blocks.values(), len(self)))
 
     def add_shard(self, index: int, shard: VocabShard) -> None:
-        """Hold some rows of the table of the model's block `index`, by the names that its weights have there."""
-        assert str(index) not in self.blocks
-        self.blocks[str(index)] = shard
+        """Hold some rows of the table of the model's block `index`, by the names that its weights have there.
+
+        If the block is in this stack, it must be one that works on the shard's rows.
+        """
+        self._shards[index] = shard
+        if str(index) in self.blocks:
+            block = self.blocks[str(index)]
+            assert isinstance(block, SplitEmbedding)
+            block.module = shard.module
+        else:
+            self.blocks[str(index)] = shard
+
+    def split_embedding(self) -> None:
+        """Replace the first block, an embedding, with one that takes the vectors which all stages look up together."""
+        self.blocks[str(self.first)] = SplitEmbedding(self[0])
 
     @property
-    def has_shards(self) -> bool:
-        """Whether this stack holds some rows of another block's table."""
-        return len(self.blocks) > len(self)
-
-    @property
-    def vocab_shard(self) -> VocabShard:
-        """The last shard that was added."""
-        shard = list(self.blocks.values())[-1]
-        assert isinstance(shard, VocabShard)
-        return shard
+    def shards(self) -> dict[int, VocabShard]:
+        """The tables of which this stack holds some rows, by the index of the block in the complete model."""
+        return self._shards
 
     def rows_of(self, name: str) -> tuple[int, int | None]:
         """Return the first row that this stack has of a weight, and the number in the complete model: None if all."""
         kind, index = name.split(".")[:2]
-        shard = self.blocks[index] if kind == "blocks" and index in self.blocks else None
-        return (shard.rows.start, shard.num_table_rows) if isinstance(shard, VocabShard) else (0, None)
+        shard = self._shards.get(int(index)) if kind == "blocks" else None
+        return (0, None) if shard is None else (shard.rows.start, shard.num_table_rows)
 
     @overload
     def __getitem__(self, index: int) -> Block: ...

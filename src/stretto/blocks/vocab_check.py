@@ -5,8 +5,9 @@ from torch import nn
 from stretto.base.errors import ConfigError
 from stretto.blocks.cast_weights import has_hooks
 from stretto.blocks.losses import CrossEntropy, Loss
-from stretto.blocks.pointwise import Linear
+from stretto.blocks.pointwise import Embedding, Linear
 from stretto.blocks.stack import Stack
+from stretto.blocks.weight_drop import WordDropEmbedding
 
 _SETTING = "layout.vocab_parallel=true"
 
@@ -27,6 +28,24 @@ def check_vocab_parallel(model: Stack, loss: Loss, num_stages: int) -> CrossEntr
             f"{_SETTING} can't split {last.num_table_rows} outputs over {num_stages} stages; leave it out"
         )
     prefix = f"blocks.{model.first + len(model) - 1}."
-    if any(name.startswith(prefix) for pair in model.tied_names().items() for name in pair):
-        raise ConfigError(f"{_SETTING} can't split an output layer with tied weights; leave it out")
+    is_tied = any(name.startswith(prefix) for pair in model.tied_names().items() for name in pair)
+    if is_tied and not has_tied_table(model):
+        raise ConfigError(
+            f"{_SETTING} can split tied weights only if they are those of an Embedding, the first block, and of the "
+            "output layer; leave it out"
+        )
     return loss
+
+
+def has_tied_table(model: Stack) -> bool:
+    """Return whether the last block's table is that of an embedding, the first block, and of no other block."""
+    first, last = f"blocks.{model.first}.module.weight", f"blocks.{model.first + len(model) - 1}.module.weight"
+    tied = model.tied_names()
+    users = [name for name, first_name in tied.items() if first_name == first]
+    embedding = model[0]
+    return (
+        tied.get(last) == first
+        and users == [last]
+        and type(embedding) in (Embedding, WordDropEmbedding)
+        and not any(map(has_hooks, embedding.modules()))
+    )

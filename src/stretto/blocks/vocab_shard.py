@@ -52,7 +52,7 @@ class VocabShard(nn.Module):
         The numbers are the largest logit, the sum of exponentials relative to it, the target's logit (0 if it is not
         among these rows), and 1 if the target has the largest logit, else 0.
         """
-        position, is_here = self._find(labels)
+        position, is_here = self.find(labels)
         target_logit = logits.gather(1, position.unsqueeze(1)).squeeze(1).where(is_here, 0.0)
         largest, index = logits.max(dim=1)
         total = logits.sub_(largest.unsqueeze(1)).exp_().sum(dim=1)
@@ -64,7 +64,7 @@ class VocabShard(nn.Module):
 
         A target's probabilities are its exponentials times its factor; its gradient is multiplied by its scale.
         """
-        position, is_here = self._find(labels)
+        position, is_here = self.find(labels)
         gradient = exponentials.mul_((factors * scale).unsqueeze(1))
         return gradient.scatter_add_(1, position.unsqueeze(1), scale.neg().where(is_here, 0.0).unsqueeze(1))
 
@@ -80,7 +80,7 @@ class VocabShard(nn.Module):
             total = gradient.sum(dim=0, dtype=bias.dtype)
             bias.grad = total if bias.grad is None else bias.grad.add_(total)
 
-    def _find(self, labels: Tensor) -> tuple[Tensor, Tensor]:
+    def find(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """Return each label's position among these rows, and whether it is there; the position is 0 if it is not."""
         is_here = (labels >= self.rows.start) & (labels < self.rows.stop)
         return (labels - self.rows.start).where(is_here, 0), is_here

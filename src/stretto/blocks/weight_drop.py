@@ -15,9 +15,15 @@ from stretto.blocks.pointwise import Embedding
 from stretto.blocks.recurrent import LSTM, batch_first, layers_first
 
 
-def _step_keys(rows: Rows) -> Tensor:
+def step_keys(rows: Rows) -> Tensor:
     """Return the key of the training step and block, once per row."""
     return torch.full((len(rows),), rows.key, dtype=torch.int64, device=rows.device)
+
+
+def token_scales(tokens: Tensor, keys: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
+    """Return what a WordDropEmbedding multiplies each token's vector by, `[time, batch, 1]`: 0 if it is dropped."""
+    keep = 1 - probability
+    return keep_mask(mix(keys ^ mix(tokens)), 1, keep).to(dtype).mul_(1 / keep)
 
 
 def _check_probability(name: str, probability: float) -> None:
@@ -56,12 +62,12 @@ class WeightDropLSTM(LSTM):
         return f"probability={self.probability}"
 
     def initial_state(self, rows: Rows) -> State:
-        return (*super().initial_state(rows), _step_keys(rows))
+        return (*super().initial_state(rows), step_keys(rows))
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
         self._scales.clear()  # all micro-batches of a window begin before the first chunk
         h, c, _ = super().begin(rows, carried)
-        return h, c, _step_keys(rows)  # new in every training step
+        return h, c, step_keys(rows)  # new in every training step
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         h, c, keys = state
@@ -122,7 +128,7 @@ class WordDropEmbedding(Embedding):
         return f"probability={self.probability}"
 
     def initial_state(self, rows: Rows) -> State:
-        return (_step_keys(rows),)
+        return (step_keys(rows),)
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
         return self.initial_state(rows)  # carries nothing: the keys are new in every training step
@@ -132,6 +138,4 @@ class WordDropEmbedding(Embedding):
         if not self.training or self.probability == 0:
             return y, state
         (keys,) = state
-        keep = 1 - self.probability
-        mask = keep_mask(mix(keys ^ mix(x)), 1, keep)  # [time, batch, 1]
-        return y * mask * (1 / keep), state
+        return y * token_scales(x, keys, self.probability, y.dtype), state

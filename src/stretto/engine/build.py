@@ -3,15 +3,18 @@
 from torch import nn
 
 from stretto.base.errors import ConfigError, PlanError
+from stretto.blocks.block import Block
 from stretto.blocks.check_widths import check_widths
 from stretto.blocks.initialize import draw_block, initialize
 from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss
+from stretto.blocks.pointwise import Embedding
 from stretto.blocks.stack import Stack
 from stretto.blocks.summary import block_costs
 from stretto.blocks.ties import restore_ties
 from stretto.blocks.torch_losses import as_loss
-from stretto.blocks.vocab_check import check_vocab_parallel
+from stretto.blocks.vocab_check import check_vocab_parallel, has_tied_table
+from stretto.blocks.vocab_embedding import EmbeddingShard
 from stretto.blocks.vocab_shard import VocabShard, shard_rows
 from stretto.config.layout import Layout
 from stretto.engine.pipeline import PipelineEngine
@@ -48,6 +51,8 @@ def make_engine(
     given_model, model = model, attach_loss(model, loss)
     head_loss = check_vocab_parallel(model, loss, layout.stages) if layout.splits_vocab else None
     parts = stage_parts(model, layout)
+    if head_loss is not None:
+        parts[-1] = slice(parts[-1].start, len(model) - 1)  # all stages have some rows of the last block
     holders = find_holders(model, parts)
     world = world or World(rank=0, size=1, device=find_device("auto") if model.device.type == "meta" else model.device)
     all_stages = tuple(range(layout.stages))
@@ -58,16 +63,17 @@ def make_engine(
         layout = layout.model_copy(update={"chunks": 1})
     # Without a seed, weights that were split before stay so.
     given_model.is_split = model.is_split = layout.stages > 1 or (seed is None and given_model.is_split)
-    if head_loss is not None:
-        parts[-1] = slice(parts[-1].start, len(model) - 1)
     stage, tied_names = model[parts[mesh.stage]], model.tied_names()
+    splits_embedding = head_loss is not None and has_tied_table(model)
+    if splits_embedding and mesh.is_first_stage:
+        stage.split_embedding()
     if seed is not None:
         initialize(stage, seed, world.device, model=model)
         restore_ties(model, tied_names, stage)
     elif any(parameter.is_meta for parameter in stage.parameters()):
         raise ConfigError("the model's weights are on the meta device; pass seed=... to make_engine to initialize them")
     if head_loss is not None:
-        _add_vocab_shard(stage, model, mesh, seed)
+        head, embedding = add_vocab_shards(stage, model, mesh, seed, is_tied=splits_embedding)
     stage.to(world.device)
     tied_weights = TiedWeights(stage, mesh, holders)
     if seed is None:
@@ -75,7 +81,7 @@ def make_engine(
     engine = PipelineEngine(stage, loss, layout, mesh, precision=precision, model=model)
     engine.tied_weights = tied_weights
     if head_loss is not None:
-        engine.vocab_head = VocabHead(stage.vocab_shard, head_loss, mesh, mesh.stage_groups[all_stages], precision)
+        engine.vocab_head = VocabHead(head, head_loss, mesh, mesh.stage_groups[all_stages], precision, embedding)
     return ReplicaEngine(engine, mesh, has_equal_weights=seed is not None) if layout.replicas > 1 else engine
 
 
@@ -91,12 +97,30 @@ def _check_model_and_layout(model: object, layout: Layout) -> None:
         )
 
 
-def _add_vocab_shard(stage: Stack, model: Stack, mesh: Mesh, seed: int | None) -> None:
-    """Give a stage its rows of the last block's table; the whole table exists only while it is drawn."""
-    block = model[-1] if seed is None else draw_block(model, len(model) - 1, seed)
-    assert block.num_table_rows is not None
-    rows = shard_rows(block.num_table_rows, mesh.stage, mesh.num_stages)
-    stage.add_shard(model.first + len(model) - 1, VocabShard(block, rows))
+def add_vocab_shards(
+    stage: Stack, model: Stack, mesh: Mesh, seed: int | None, *, is_tied: bool
+) -> tuple[VocabShard, EmbeddingShard | None]:
+    """Give a stage its rows of the last block's table, and return them; whole tables exist only while they are drawn.
+
+    If the table is that of the embedding too, the second result has the same rows.
+    """
+
+    def block_at(index: int) -> Block:
+        return model[index] if seed is None else draw_block(model, index, seed)
+
+    last, embedding = len(model) - 1, None
+    head_block = block_at(last)
+    assert head_block.num_table_rows is not None
+    rows = shard_rows(head_block.num_table_rows, mesh.stage, mesh.num_stages)
+    head = VocabShard(head_block, rows)
+    if is_tied:
+        block = block_at(0)
+        assert isinstance(block, Embedding)
+        embedding = EmbeddingShard(block, rows)
+        head.module.weight = embedding.weight
+        stage.add_shard(model.first, embedding)  # first, because the weight's first name is the embedding's
+    stage.add_shard(model.first + last, head)
+    return head, embedding
 
 
 def stage_parts(model: Stack, layout: Layout) -> list[slice]:

@@ -81,6 +81,10 @@ class Engine(Protocol):
         """Whether this rank needs a window's targets: it computes the loss, or a part of the logits."""
 
     @property
+    def reads_inputs(self) -> bool:
+        """Whether this rank needs a window's inputs: it runs the first block, or has a part of its table."""
+
+    @property
     def precision(self) -> Precision:
         """The precision that blocks compute in."""
 

@@ -1,6 +1,7 @@
 """Gathers the tensors of all stages on every rank, by name or as a model."""
 
 import copy
+from collections.abc import Sequence
 from itertools import accumulate, pairwise
 
 import torch
@@ -27,8 +28,8 @@ def gather_model(engine: Engine, model: Stack) -> Stack:
     counts = [0.0] * mesh.num_stages
     counts[mesh.stage] = len(engine.stack) / mesh.num_replicas
     num_blocks = [round(count) for count in mesh.world.all_reduce(counts)]
-    splits_vocab = engine.stack.has_shards
-    num_blocks[-1] += splits_vocab
+    split_blocks = tuple(engine.stack.shards)
+    num_blocks[-1] += bool(split_blocks)
     if sum(num_blocks) != len(model):
         raise ConfigError(
             f"model has {len(model)} blocks, but the engine's model has {sum(num_blocks)}; pass the model that the "
@@ -37,26 +38,26 @@ def gather_model(engine: Engine, model: Stack) -> Stack:
     parts = [slice(start, stop) for start, stop in pairwise(accumulate(num_blocks, initial=0))]
     complete = copy.deepcopy(model)
     load_tensors(
-        complete, gather_model_tensors(model, parts, engine.stack.state_dict(), mesh, splits_vocab=splits_vocab)
+        complete, gather_model_tensors(model, parts, engine.stack.state_dict(), mesh, split_blocks=split_blocks)
     )
     return complete.to("cpu")
 
 
 def gather_model_tensors(
-    model: Stack, parts: list[slice], local: dict[str, Tensor], mesh: Mesh, *, splits_vocab: bool = False
+    model: Stack, parts: list[slice], local: dict[str, Tensor], mesh: Mesh, *, split_blocks: Sequence[int] = ()
 ) -> dict[str, Tensor]:
     """Return the tensors of the whole model by name, on every rank and on the CPU.
 
     `local` has the tensors of this rank; one that it lacks, such as a missing gradient, becomes zeros. `model`, which
-    may be on the meta device, gives all names and shapes, and `parts` the slice of blocks that each stage holds. With
-    `splits_vocab`, the stages hold some rows each of the last block's tensors.
+    may be on the meta device, gives all names and shapes, and `parts` the slice of blocks that each stage holds. Of the
+    tensors of the blocks with these indices, the `split_blocks`, the stages hold some rows each.
     """
     gathered: dict[str, Tensor] = {}
-    split_prefix = f"blocks.{model.first + len(model) - 1}." if splits_vocab else None
+    split_prefixes = tuple(f"blocks.{index}." for index in split_blocks)
     for stage, part in enumerate(parts):
         source = mesh.topology.rank(0, stage)
         for name, reference in model[part].state_dict().items():
-            if split_prefix is not None and name.startswith(split_prefix):
+            if name.startswith(split_prefixes):
                 gathered[name] = _gather_rows(reference, local.get(name), mesh)
                 continue
             tensor = local.get(name) if mesh.stage == stage else None

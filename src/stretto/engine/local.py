@@ -58,6 +58,7 @@ class LocalEngine:
         self.model_input = ModelInput.of(stack)
         self.num_micro_batches = micro_batches
         self.reads_targets = True
+        self.reads_inputs = True
         self.recorder = ActionRecorder(self._device)
         self._loss = as_loss(loss)
         self.row_loss = self._loss if isinstance(self._loss, RowLoss) else None

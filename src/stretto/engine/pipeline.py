@@ -45,6 +45,7 @@ from stretto.blocks.torch_losses import as_loss, mark_ignored
 from stretto.config.layout import Layout
 from stretto.engine.boundary import BoundarySpec, infer_boundaries
 from stretto.engine.cut import WindowCut, cut_window
+from stretto.engine.embedding_step import EmbeddingStep
 from stretto.engine.engine import (
     BeforeLastBackward,
     OnOutputs,
@@ -134,6 +135,7 @@ class PipelineEngine:
         self.precision = check_precision(precision, model)
         self.cast_weights = CastWeights(self._fused_stack.rnns, compute_dtype(precision))
         self.tied_weights = TiedWeights(stack, mesh, {})
+        self.first_block = model.first  # the index of the whole model's first block
         self.vocab_head: VocabHead | None = None  # if all stages share the last block's work
         self._boundaries: tuple[BoundarySpec | None, BoundarySpec | None] | None = None
 
@@ -179,6 +181,11 @@ class PipelineEngine:
     def reads_targets(self) -> bool:
         """Whether this stage needs a window's targets."""
         return self.mesh.is_last_stage or self.vocab_head is not None
+
+    @property
+    def reads_inputs(self) -> bool:
+        """Whether this stage needs a window's inputs."""
+        return self.mesh.is_first_stage or (self.vocab_head is not None and self.vocab_head.embedding is not None)
 
     def squared_grad_norm(self) -> Tensor:
         """Return the squared norm of the gradients of this stage, without weights that an earlier stage holds too."""
@@ -247,16 +254,17 @@ class _PipelineStep:
         self.window = cut.sort_window(window, engine.device, moves_targets=engine.row_loss is None)
         self.inputs = window_tensor(self.window, "inputs", engine.stack.dtype) if self.mesh.is_first_stage else None
         targets = window_tensor(self.window, "targets") if engine.reads_targets else None
+        self.rows = self.window.rows(key, engine.device, engine.stack.dtype)
+        self.embedding = self._split_embedding()
         self.head: HeadStep | None = None
         if engine.vocab_head is not None and targets is not None:
-            self.head = HeadStep(engine.vocab_head, self.output_cut, targets)
+            self.head = HeadStep(engine.vocab_head, self.output_cut, targets, self.embedding)
         self.targets = targets if self.head is None else None
-        rows = self.window.rows(key, engine.device, engine.stack.dtype)
         self.row_loss_step: RowLossStep | None = None  # on the last stage, if the loss is over whole rows
         if engine.row_loss is not None and self.targets is not None:
-            lengths = rows.after_stride(engine.output_stride).lengths
+            lengths = self.rows.after_stride(engine.output_stride).lengths
             self.row_loss_step = RowLossStep(engine.row_loss, self.output_cut, self.targets, lengths, loss_scale)
-        self.rows = rows.after_stride(engine.input_stride)
+        self.rows = self.rows.after_stride(engine.input_stride)
         carried = None if carried is None else cut.sort_state(carried)
         # `begin` is called per micro-batch: a learned initial state then has one graph per micro-batch, which the
         # backward of its first chunk frees.
@@ -265,6 +273,17 @@ class _PipelineStep:
             part = slice(shape.start, shape.stop)
             carried_rows = None if carried is None else slice_rows(carried, part)
             self.progress.append(_MicroBatchProgress(engine.stack.begin(self.rows[part], carried_rows)))
+
+    def _split_embedding(self) -> EmbeddingStep | None:
+        """Return the lookups of this step, if the stages split the table of the embedding; else None."""
+        head = self.engine.vocab_head
+        if head is None or head.embedding is None:
+            return None
+        tokens = window_tensor(self.window, "inputs")
+        # What the first stage runs on is not the window's inputs but the vectors of these tokens.
+        self.inputs = None
+        key = self.rows.for_block(self.engine.first_block).key
+        return EmbeddingStep(head.embedding, self.mesh, head.group, self.cut, tokens, key)
 
     def run(self, actions: list[Action]) -> StepResult:
         """Run the actions in order; return this stage's result of the step."""
@@ -276,6 +295,8 @@ class _PipelineStep:
         last_backward = next((action for action in reversed(actions) if action.kind is ActionKind.BACKWARD), None)
         for action in actions:
             self.mesh.world.set_status(_ActionStatus(action, self.engine.num_started_windows))
+            if self.head is not None:
+                self.head.post_receives(action)
             if action.kind is ActionKind.FORWARD:
                 self._forward(action)
             elif action.kind is ActionKind.BACKWARD:
@@ -284,6 +305,9 @@ class _PipelineStep:
                 self.head.receive(action)
                 with self.engine.recorder.action(self.mesh.stage, action):
                     self.losses += self.head.run(action)
+        if self.embedding is not None and self.has_backward and (roots := self.before_last_backward()):
+            # The table's gradient is complete only now, after the last backward.
+            torch.autograd.backward(roots)
         if self.mesh.forward_channel is not None and self.mesh.backward_channel is not None:
             self.mesh.forward_channel.flush()
             self.mesh.backward_channel.flush()
@@ -299,13 +323,19 @@ class _PipelineStep:
         """Post the first receives. Every rank knows the rows' lengths, so no shapes have to be sent."""
         if self.mesh.forward_channel is None or self.mesh.backward_channel is None:
             return
-        input_spec, output_spec = self.engine.boundaries(self.inputs)
+        input_spec, output_spec = self.engine.boundaries(self._example_input())
         if input_spec is not None:
             self.mesh.forward_channel.post_receives(self._buffers(actions, ActionKind.FORWARD, input_spec, self.cut))
         if output_spec is not None:
             self.mesh.backward_channel.post_receives(
                 self._buffers(actions, ActionKind.BACKWARD, output_spec, self.output_cut)
             )
+
+    def _example_input(self) -> Tensor | None:
+        """Return some input of the first stage; None on other stages."""
+        if self.embedding is None or not self.mesh.is_first_stage:
+            return self.inputs
+        return self.embedding.example()
 
     def _buffers(self, actions: list[Action], kind: ActionKind, spec: BoundarySpec, cut: WindowCut) -> Iterator[Tensor]:
         # A generator: a buffer is allocated only when it is the next one.
@@ -317,7 +347,7 @@ class _PipelineStep:
         with self.engine.recorder.action(self.mesh.stage, action):
             state = self._drop_ended(progress, action) if action.chunk > 0 else progress.state
             live = _LiveChunk(
-                self._leaf(x, needs_grad=not self.mesh.is_first_stage),
+                self._leaf(x, needs_grad=not self.mesh.is_first_stage or self.embedding is not None),
                 # The state of the first chunk keeps its graph: it may lead to a learned initial state.
                 tuple(self._leaf(tensor, needs_grad=action.chunk > 0) for tensor in state),
             )
@@ -362,7 +392,8 @@ class _PipelineStep:
                 y_gradient = self.loss_gradient
             roots, gradients = self._roots(live, y_gradient.to(live.y.dtype), progress.after_gradients)
             if is_last:
-                roots += [*self.before_last_backward(), *self.engine.cast_weights.roots_of_last_backward()]
+                roots += [] if self.embedding is not None else self.before_last_backward()
+                roots += self.engine.cast_weights.roots_of_last_backward()
                 gradients += [None] * (len(roots) - len(gradients))
             channel = None if self.mesh.is_first_stage else self.mesh.backward_channel
             if channel is not None and live.x.requires_grad:
@@ -372,6 +403,8 @@ class _PipelineStep:
                 torch.autograd.backward(roots, gradients)
             if channel is not None and live.x.grad is None:
                 channel.send(torch.zeros_like(live.x))
+            if self.embedding is not None and self.mesh.is_first_stage:
+                self.embedding.keep_gradient(action, torch.zeros_like(live.x) if live.x.grad is None else live.x.grad)
             # In the first chunk, a learned initial state is not a leaf and has no `.grad`; it is not needed.
             progress.after_gradients = [tensor.grad if tensor.is_leaf else None for tensor in live.state]
 
@@ -389,6 +422,8 @@ class _PipelineStep:
         return roots, gradients
 
     def _input(self, action: Action) -> Tensor:
+        if self.embedding is not None and self.mesh.is_first_stage:
+            return self.embedding.take_vectors(action)
         if self.inputs is not None:
             return self.cut.part(self.inputs, action)
         assert self.mesh.forward_channel is not None

@@ -39,6 +39,7 @@ class ReplicaEngine:
         self.row_loss = engine.row_loss
         self.num_micro_batches = engine.num_micro_batches
         self.reads_targets = engine.reads_targets
+        self.reads_inputs = engine.reads_inputs
         self.precision = engine.precision
         self.recorder = engine.recorder
         assert mesh.replica_group is not None

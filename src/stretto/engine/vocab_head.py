@@ -21,25 +21,37 @@ from stretto.base.errors import ConfigError, DataError
 from stretto.base.window import Window
 from stretto.blocks.losses import CrossEntropy, LossSum, full_precision
 from stretto.blocks.torch_losses import mark_ignored
+from stretto.blocks.vocab_embedding import EmbeddingShard
 from stretto.blocks.vocab_shard import Softmax, VocabShard, find_valid, shard_rows
 from stretto.engine.cut import WindowCut
+from stretto.engine.embedding_step import EmbeddingStep
 from stretto.engine.engine import OnOutputs
 from stretto.engine.precision import Precision, compute_dtype
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.stage_group import StageGroup, Work
 from stretto.plan.actions import Action, ActionKind
-from stretto.plan.head_schedule import head_rounds, receives_before_head
+from stretto.plan.head_schedule import head_rounds, receives_before
 
 _EXCHANGE = "the exchange of logits"
 
 
 class VocabHead:
-    """This stage's rows of the table, and the group of all stages of the replica."""
+    """This stage's rows of the table, and the group of all stages of the replica.
+
+    `embedding` has the same rows, if the table is that of the embedding too.
+    """
 
     def __init__(
-        self, shard: VocabShard, loss: CrossEntropy, mesh: Mesh, group: StageGroup, precision: Precision
+        self,
+        shard: VocabShard,
+        loss: CrossEntropy,
+        mesh: Mesh,
+        group: StageGroup,
+        precision: Precision,
+        embedding: EmbeddingShard | None = None,
     ) -> None:
         self.shard = shard
+        self.embedding = embedding
         self.loss = loss
         self.mesh = mesh
         self.group = group
@@ -64,13 +76,33 @@ class VocabHead:
                     f"targets are between {int(valid.min())} and {int(valid.max())}, but the output layer has "
                     f"{num_tokens} outputs; give it one per token"
                 )
+        if self.embedding is not None and window.inputs is not None and window.inputs.device.type == "cpu":
+            check_tokens(window.inputs, self.embedding.num_table_rows)
+
+
+def check_tokens(tokens: Tensor, num_tokens: int) -> None:
+    """Raise unless a window's inputs are ids of the rows of an embedding."""
+    if tokens.is_floating_point() or tokens.ndim != 2:
+        kind = "floats" if tokens.is_floating_point() else "integers"
+        raise ConfigError(f"the embedding takes tokens [time, batch], not {kind} {list(tokens.shape)}; use integers")
+    if tokens.numel() and not (int(tokens.min()) >= 0 and int(tokens.max()) < num_tokens):
+        raise DataError(
+            f"tokens are between {int(tokens.min())} and {int(tokens.max())}, but the embedding has {num_tokens} rows; "
+            "give it one per token"
+        )
 
 
 class HeadStep:
-    """The head's part of one step, training or evaluation; `targets` are those of the sorted window."""
+    """The head's part of one step, training or evaluation; `targets` are those of the sorted window.
 
-    def __init__(self, head: VocabHead, cut: WindowCut, targets: Tensor) -> None:
+    `embedding` is the part of an embedding that uses the same table.
+    """
+
+    def __init__(
+        self, head: VocabHead, cut: WindowCut, targets: Tensor, embedding: EmbeddingStep | None = None
+    ) -> None:
         self.head = head
+        self.embedding = embedding
         self.has_backward = torch.is_grad_enabled()
         self.cut = cut
         self.targets = targets
@@ -78,8 +110,14 @@ class HeadStep:
         self.on_outputs: OnOutputs | None = None
         chunk_counts = [len(shape.chunk_bounds) for shape in cut.micro_batches]
         mesh = head.mesh
-        self._rounds = head_rounds(mesh.stage, mesh.num_stages, chunk_counts, has_backward=self.has_backward)
-        self._receives = receives_before_head(self._rounds)
+        self._rounds = head_rounds(
+            mesh.stage,
+            mesh.num_stages,
+            chunk_counts,
+            has_backward=self.has_backward,
+            is_tied=embedding is not None,
+        )
+        self._receives = receives_before(self._rounds)
         # Cast once per step; a view of the weights if they have the dtype already.
         self._weight = head.shard.weight.detach().to(head.dtype)
         self._bias = None if head.shard.bias is None else head.shard.bias.detach().to(head.dtype)
@@ -91,7 +129,7 @@ class HeadStep:
         self._pending: list[Work] = []  # what G waits for
 
     def schedule(self) -> list[Action]:
-        """Return this stage's actions, in order: forwards, heads and, in training, backwards."""
+        """Return this stage's actions, in order: forwards, heads, lookups and, in training, backwards."""
         return [action for round_ in self._rounds for action in round_]
 
     def keep_output(self, action: Action, y: Tensor) -> None:
@@ -99,14 +137,17 @@ class HeadStep:
         self._outputs[action.micro_batch, action.chunk] = y.detach()
 
     def receive(self, action: Action) -> None:
-        """Wait for what H or G of a chunk needs of other stages: the hidden states, or the statistics."""
+        """Wait for what an action of all stages needs of the others, such as the hidden states for H."""
         group, mesh = self.head.group, self.head.mesh
         if action.kind is ActionKind.HEAD_GRADIENT:
             for work in self._pending:
                 group.wait(work, _EXCHANGE)
             self._pending.clear()
             return
-        self._post_receives(self._receives[action])
+        if action.kind is not ActionKind.HEAD:
+            assert self.embedding is not None
+            self.embedding.receive(action)
+            return
         if mesh.is_last_stage:
             self._hidden = self._outputs.pop((action.micro_batch, action.chunk)).to(self.head.dtype).contiguous()
         else:
@@ -120,7 +161,10 @@ class HeadStep:
 
     @torch.no_grad()
     def run(self, action: Action) -> list[LossSum]:
-        """Run H or G of a chunk, after `receive`; the last stage's G returns the chunk's loss."""
+        """Run an action of all stages, after `receive`; the last stage's G returns the chunk's loss."""
+        if self.embedding is not None and action.kind in (ActionKind.EMBEDDING, ActionKind.EMBEDDING_GRADIENT):
+            self.embedding.run(action)
+            return []
         labels = self.cut.part(self.targets, action)
         if action.kind is ActionKind.HEAD:
             self._run_logits(labels)
@@ -137,9 +181,12 @@ class HeadStep:
     def finish(self) -> None:
         """Wait until all gradients have been sent."""
         self._free_gradients(num_kept=0)
+        if self.embedding is not None:
+            self.embedding.finish()
 
-    def _post_receives(self, kinds: set[ActionKind]) -> None:
-        mesh = self.head.mesh
+    def post_receives(self, action: Action) -> None:
+        """Post the receives that must be pending before an action, though later ones need their messages."""
+        mesh, kinds = self.head.mesh, self._receives.get(action, set())
         if ActionKind.FORWARD in kinds and mesh.forward_channel is not None:
             mesh.forward_channel.post_ahead()
         if ActionKind.BACKWARD in kinds and mesh.backward_channel is not None:

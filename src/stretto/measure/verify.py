@@ -177,20 +177,20 @@ class _ParallelRun:
         self, engine: PipelineEngine | ReplicaEngine, model: Stack, windows: WindowSource, layout: Layout
     ) -> None:
         self.engine, self.model, self.windows = engine, model, windows
-        self.parts, self.splits_vocab = stage_parts(model, layout), layout.splits_vocab
+        self.parts = stage_parts(model, layout)
         self.shares = [windows.share(i, layout.replicas, min_rows=layout.micro_batches) for i in range(layout.replicas)]
         self.state: State | None = None
 
     def step(self, position: Position, key: int) -> _StepTensors:
         engine = self.engine
         window = self.shares[engine.mesh.replica].read(
-            position, inputs=engine.mesh.is_first_stage, targets=engine.reads_targets
+            position, inputs=engine.reads_inputs, targets=engine.reads_targets
         )
         result = engine.step(window, self.state, key)
         self.state = result.state
         total, count = engine.mesh.world.all_reduce([float(result.total), float(result.count)])  # 0 on earlier stages
         gradients = gather_model_tensors(
-            self.model, self.parts, _gradients(engine.stack), engine.mesh, splits_vocab=self.splits_vocab
+            self.model, self.parts, _gradients(engine.stack), engine.mesh, split_blocks=tuple(engine.stack.shards)
         )
         return _StepTensors(total / max(count, 1), gradients, self._gather_states(result.state, position))
 

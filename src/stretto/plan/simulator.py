@@ -32,8 +32,9 @@ def simulate(
     """
     stages = [_SimulatedStage(index, actions) for index, actions in enumerate(schedules)]
     speeds = [1.0, *(speed(num_busy) for num_busy in range(1, len(stages) + 1))]
-    has_head = any(action.kind is ActionKind.HEAD for action in schedules[0])
-    return _Simulator(stages, speeds, cost, message_cost, blocking, has_head).run()
+    kinds = {action.kind for action in schedules[0]}
+    has_head, is_tied = ActionKind.HEAD in kinds, ActionKind.EMBEDDING in kinds
+    return _Simulator(stages, speeds, cost, message_cost, blocking, has_head, is_tied).run()
 
 
 @dataclass(slots=True)
@@ -70,6 +71,7 @@ class _Simulator:
     message_cost: ActionCost
     blocking: bool
     has_head: bool
+    is_tied: bool
     now: float = 0.0
     ends: list[tuple[float, int]] = field(default_factory=list)  # heap of running actions: (work at the end, stage)
     wake_ups: list[tuple[float, int]] = field(default_factory=list)  # heap of stages that wait: (time, stage)
@@ -116,7 +118,7 @@ class _Simulator:
         action = stage.next_action
         if stage.is_busy or action is None:
             return
-        sources = senders(action, stage.index, len(self.stages), has_head=self.has_head)
+        sources = self._senders(action, stage)
         if sources:
             arrival = stage.arrivals.get(action, math.inf)
             if arrival > self.now:
@@ -136,7 +138,7 @@ class _Simulator:
         self.timed_actions.append(TimedAction(stage.index, action, stage.start, self.now))
         stage.position += 1
         stage.is_busy = False
-        targets = receivers(action, stage.index, len(self.stages), has_head=self.has_head)
+        targets = receivers(action, stage.index, len(self.stages), has_head=self.has_head, is_tied=self.is_tied)
         if not targets:
             return
         if self.blocking and _is_point_to_point(action, targets):
@@ -146,6 +148,9 @@ class _Simulator:
         arrival = self.now + self.message_cost(stage.index, action)
         for target, received in targets:
             self._deliver(received, self.stages[target], arrival)
+
+    def _senders(self, action: Action, stage: _SimulatedStage) -> Sequence[tuple[int, Action]]:
+        return senders(action, stage.index, len(self.stages), has_head=self.has_head, is_tied=self.is_tied)
 
     def _try_to_send(self, stage: _SimulatedStage) -> None:
         """Send the message that the stage is blocked on, if there is one and the receiver has posted its receive."""
@@ -167,7 +172,7 @@ class _Simulator:
         if self.has_head:
             arrived = receiver.partial.setdefault(action, [])
             arrived.append(arrival)
-            if len(arrived) < len(senders(action, receiver.index, len(self.stages), has_head=True)):
+            if len(arrived) < len(self._senders(action, receiver)):
                 return
             arrival = max(receiver.partial.pop(action))
         receiver.arrivals[action] = arrival

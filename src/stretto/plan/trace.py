@@ -10,13 +10,17 @@ from stretto.base.errors import DataError
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.timeline import TimedAction, Timeline
 
-Category = Literal["data", "forward", "backward", "optimizer", "head", "head gradient"]
+Category = Literal[
+    "data", "forward", "backward", "optimizer", "head", "head gradient", "embedding", "embedding gradient"
+]
 CATEGORIES: tuple[Category, ...] = get_args(Category)
 ACTION_KINDS: dict[Category, ActionKind] = {
     "forward": ActionKind.FORWARD,
     "backward": ActionKind.BACKWARD,
     "head": ActionKind.HEAD,
     "head gradient": ActionKind.HEAD_GRADIENT,
+    "embedding": ActionKind.EMBEDDING,
+    "embedding gradient": ActionKind.EMBEDDING_GRADIENT,
 }
 _KIND_CATEGORIES = {kind: category for category, kind in ACTION_KINDS.items()}
 # Not 0, which trace viewers treat as a system process.

@@ -11,7 +11,16 @@ from stretto.report.bar_rows import BarChart, BarRow, Box
 from stretto.report.formatting import step_time_unit
 from stretto.report.ticks import linear
 
-_CSS_CLASSES = {"data": "c4", "forward": "c0", "backward": "c1", "optimizer": "c2", "head": "c3", "head gradient": "c3"}
+_CSS_CLASSES = {
+    "data": "c4",
+    "forward": "c0",
+    "backward": "c1",
+    "optimizer": "c2",
+    "head": "c3",
+    "head gradient": "c3",
+    "embedding": "c3",
+    "embedding gradient": "c3",
+}
 _MIN_FRACTION = 1 / 1400  # a bar shorter than this fraction of the axis is thinner than a pixel on a wide screen
 
 

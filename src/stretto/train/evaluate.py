@@ -150,7 +150,7 @@ def _run_epoch(
     reader = read_ahead(
         share,
         Position(),
-        inputs=mesh.is_first_stage,
+        inputs=engine.reads_inputs,
         targets=engine.reads_targets,
         workers=workers,
         pin=mesh.world.device.type != "cpu",

@@ -163,7 +163,7 @@ class Trainer:
             self.optimizer = make_named_optimizer(config, engine.stack.named_weights().items(), engine.mesh.world)
         else:
             self.optimizer = make_optimizer(optimizer, engine.stack.parameters())
-        if engine.stack.has_shards:
+        if engine.stack.shards:
             refuse_to_split_rows(type(self.optimizer))
         self._average = WeightAverage(config, engine.stack)
         if self.num_steps is not None and config.warmup > self.num_steps:
@@ -436,7 +436,7 @@ class Trainer:
             self._reader = read_ahead(
                 self.windows,
                 self.position,
-                inputs=mesh.is_first_stage,
+                inputs=self.engine.reads_inputs,
                 targets=self.engine.reads_targets,
                 workers=self._workers,
                 pin=mesh.world.device.type != "cpu",
