@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from helpers.device_log import META, Event, logged_rank
 from helpers.nccl_model import NcclModel
 from stretto import Layout
+from stretto.blocks.vocab_embedding import EmbeddingShard
 from stretto.blocks.vocab_shard import VocabShard
 from stretto.data import Window
 from stretto.engine.boundary import BoundarySpec
@@ -19,7 +20,7 @@ from stretto.mesh.channel import Channel
 from stretto.mesh.device_clock import DeviceClock
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
-from stretto.nn import Block, CrossEntropy, Linear, Rows, Stack, State
+from stretto.nn import Block, CrossEntropy, Embedding, Linear, Rows, Stack, State
 
 WIDTH = 2
 MAX_STAGES, MAX_MICRO_BATCHES, MAX_CHUNKS = 8, 8, 16
@@ -40,29 +41,43 @@ class Recurrent(Block):
         return y, (y[-1],)
 
 
-def log_rank(layout: Layout, rank: int, *, is_recorded: bool = False, is_evaluation: bool = False) -> list[Event]:
-    """Return what one rank of a layout does, from the creation of its mesh to the end of a step's all-reduce."""
+def log_rank(
+    layout: Layout, rank: int, *, is_recorded: bool = False, is_evaluation: bool = False, is_tied: bool = False
+) -> list[Event]:
+    """Return what one rank of a layout does, from the creation of its mesh to the end of a step's all-reduce.
+
+    With `is_tied`, the first block is an embedding whose table is that of a split head.
+    """
     num_rows, num_steps = layout.micro_batches, layout.chunks
     window = Window(
         num_steps,
         torch.arange(num_rows),
         torch.full((num_rows,), num_steps),
         torch.ones(num_rows, dtype=torch.bool),
-        torch.zeros(num_steps, num_rows, WIDTH),
+        torch.zeros(num_steps, num_rows, dtype=torch.int64) if is_tied else torch.zeros(num_steps, num_rows, WIDTH),
         torch.zeros(num_steps, num_rows, dtype=torch.int64),
     )
     with logged_rank(rank, layout.num_ranks) as (world, log):
         with META:
-            model = Stack([Recurrent() for _ in range(layout.stages)])
+            embedding = [Embedding(WIDTH, WIDTH)] if is_tied else []
+            model = Stack([*embedding, *(Recurrent() for _ in range(layout.stages))])
             head = VocabShard(Linear(WIDTH, WIDTH), range(1))
+            table = EmbeddingShard(embedding[0], range(1)) if embedding else None
         all_stages = tuple(range(layout.stages))
         mesh = Mesh(world, Topology(layout.replicas, layout.stages), [all_stages] if layout.vocab_parallel else [])
-        stage = model[slice(mesh.stage, mesh.stage + 1)]
+        start = 0 if mesh.stage == 0 else mesh.stage + is_tied
+        stage = model[slice(start, mesh.stage + 1 + is_tied)]
+        if table is not None:
+            head.module.weight = table.weight
+            if mesh.is_first_stage:
+                stage.split_embedding()
+            stage.add_shard(0, table)
         if layout.vocab_parallel:
-            stage.add_shard(layout.stages, head)
+            stage.add_shard(len(model), head)
         pipeline = PipelineEngine(stage, CrossEntropy(), layout, mesh)
         if layout.vocab_parallel:
-            pipeline.vocab_head = VocabHead(head, CrossEntropy(), mesh, mesh.stage_groups[all_stages], "fp32")
+            group = mesh.stage_groups[all_stages]
+            pipeline.vocab_head = VocabHead(head, CrossEntropy(), mesh, group, "fp32", table)
         engine = ReplicaEngine(pipeline, mesh, has_equal_weights=True) if layout.replicas > 1 else pipeline
         spec = BoundarySpec((WIDTH,), torch.float32)
         pipeline._boundaries = (None if mesh.is_first_stage else spec, None if mesh.is_last_stage else spec)
@@ -187,6 +202,19 @@ FEW = [
 @pytest.mark.parametrize("options", [{}, {"is_recorded": True}, {"is_evaluation": True}], ids=str)
 def test_the_calls_of_all_ranks_finish(layout: Layout, options: dict[str, bool]) -> None:
     check(log_all(layout, **options))
+
+
+@pytest.mark.parametrize("layout", [layout for layout in FEW if layout.vocab_parallel], ids=str)
+@pytest.mark.parametrize("options", [{}, {"is_recorded": True}, {"is_evaluation": True}], ids=str)
+def test_the_calls_of_all_ranks_finish_with_a_tied_table(layout: Layout, options: dict[str, bool]) -> None:
+    check(log_all(layout, is_tied=True, **options))
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_a_split_head_ends_with_synchronizations(is_tied: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    synchronize_to_take_times(monkeypatch)
+    layout = Layout(stages=3, micro_batches=3, chunks=2, vocab_parallel=True)
+    check(log_all(layout, is_recorded=True, is_tied=is_tied))
 
 
 def test_receives_are_posted_before_the_stages_meet_in_a_head(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -69,11 +69,11 @@ def connect_on_first_use() -> None:
     Mesh._connect = lambda *arguments, **options: None  # type: ignore[method-assign]
 
 
-def run_changed(world: World, changes: list[object], layout: Layout) -> list[float]:
+def run_changed(world: World, changes: list[object], layout: Layout, model: str = "lstm") -> list[float]:
     assert dist.get_backend() == strict.STRICT
     for change in changes:
         change()  # type: ignore[operator]
-    return run_case(world, Case(), layout).losses
+    return run_case(world, Case(model), layout).losses
 
 
 @pytest.mark.parametrize(
@@ -90,9 +90,14 @@ def test_a_pipeline_step_ends(ranks: RankPool, changes: list[object]) -> None:
     ranks.run(run_changed, changes, PIPELINE)
 
 
-def test_a_step_whose_head_is_split_ends(ranks: RankPool) -> None:
+@pytest.mark.parametrize("model", ["lstm", "tied"])
+@pytest.mark.parametrize(
+    "changes", [[], [record_every_step, synchronize_around_actions]], ids=["plain", "recorded with synchronizations"]
+)
+def test_a_step_whose_head_is_split_ends(ranks: RankPool, changes: list[object], model: str) -> None:
     layout = Layout(stages=2, micro_batches=3, chunks=2, vocab_parallel=True)
-    assert ranks.run(run_changed, [], layout)[0] == pytest.approx(run_single_device(Case()).losses, rel=1e-9)
+    losses = run_single_device(Case(model)).losses
+    assert ranks.run(run_changed, changes, layout, model)[0] == pytest.approx(losses, rel=1e-9)
 
 
 @pytest.mark.parametrize(
