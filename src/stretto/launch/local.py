@@ -17,8 +17,9 @@ from stretto.base.errors import FencedError, LostPeerError, StrettoError
 from stretto.base.scratch import make_scratch_folder
 from stretto.launch.elastic_agent import ElasticAgent
 from stretto.launch.loopback import LoopbackRendezvous
-from stretto.launch.parent_exit import LAUNCHER_PID_VARIABLE, PREEMPTED_EXIT_CODE
+from stretto.launch.parent_exit import PREEMPTED_EXIT_CODE
 from stretto.mesh.join import check_backend_variable
+from stretto.mesh.launcher_watch import LAUNCHER_PID_VARIABLE
 from stretto.mesh.secret import SECRET_VARIABLE, new_secret
 from stretto.train.signals import PREEMPTION_SIGNALS
 

@@ -1,14 +1,12 @@
 """Ends a rank when its launcher ends, even if that was killed, and defines the exit code of a preempted rank."""
 
-import ctypes
 import os
-import signal
 import sys
 
 from stretto.base.errors import LostPeerError
+from stretto.mesh.launch_info import find_launch_info
+from stretto.mesh.launcher_watch import LAUNCHER_PID_VARIABLE, LauncherWatch, find_launcher
 
-LAUNCHER_PID_VARIABLE = "STRETTO_LAUNCHER_PID"
-_PR_SET_PDEATHSIG = 1  # from Linux's <sys/prctl.h>: set the signal that this process receives when its parent dies
 # A preempted rank exits with this otherwise unused code, so that its launcher does not treat it as lost.
 PREEMPTED_EXIT_CODE = 85
 
@@ -19,11 +17,12 @@ def preempted_exit_code() -> int:
 
 
 def exit_when_launcher_dies() -> None:
-    """Ask Linux to send SIGTERM to this rank when stretto's launcher dies; do nothing on other systems."""
-    launcher = os.environ.get(LAUNCHER_PID_VARIABLE)
-    if launcher is None or not sys.platform.startswith("linux"):
+    """End this rank when stretto's launcher dies, from now on; torchrun's is watched in `world`."""
+    if LAUNCHER_PID_VARIABLE not in os.environ:
         return
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != int(launcher):
-        # The launcher died before the call above, so no signal will come.
+    launcher = find_launcher(os.environ, find_launch_info(os.environ))
+    if launcher is None:
+        return
+    if launcher.has_ended:
         sys.exit(LostPeerError.exit_code)
+    LauncherWatch(launcher)

@@ -4,7 +4,7 @@ import os
 import random
 import socket
 
-from stretto.launch.parent_exit import LAUNCHER_PID_VARIABLE
+from stretto.mesh.launcher_watch import LAUNCHER_PID_VARIABLE
 from stretto.mesh.secret import SECRET_VARIABLE, new_secret
 
 # Variables of other launchers, which our own ranks must not inherit.

@@ -17,6 +17,7 @@ from stretto.mesh.c10d import PrefixStore
 from stretto.mesh.device import find_device
 from stretto.mesh.heartbeats import Heartbeats
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
+from stretto.mesh.launcher_watch import find_launcher, watch_launcher
 from stretto.mesh.liveness import LivenessCheck
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import leave, rendezvous
@@ -47,24 +48,37 @@ def world(
 
     Without a launcher, the world has one rank. This rank leaves when the context ends. `size` is the number of ranks
     the layout needs; if the job has a different number, every rank raises an error before it waits for the others. A
-    rank that fails does not wait for others to finish; when it exits, those that wait for it fail.
+    rank that fails does not wait for others to finish; when it exits, those that wait for it fail. If torchrun is
+    killed within the context, its ranks end with a message and exit code 75.
 
     Ranks sign the messages that they leave for each other with the secret in `STRETTO_SECRET`. If that is not set, rank
     0 creates a secret in `secret_folder`, a folder that all nodes share. With neither, rank 0 logs a warning.
     """
-    launch_info = find_launch_info(os.environ) or _SINGLE_RANK
+    launch_info = find_launch_info(os.environ)
+    launcher = find_launcher(os.environ, launch_info)
+    launch_info = launch_info or _SINGLE_RANK
     if size is not None and size != launch_info.size:
         raise MeshError(
             f"the layout needs {pluralize(size, 'rank')}, but the job has {launch_info.size}; "
             f"start {size} ({launch_info.launch_command.format(size)}), change the layout, or set layout.elastic"
         )
     if launch_info.size == 1:
-        yield World(rank=0, size=1, device=find_device(device))
+        with watch_launcher(launcher):
+            yield World(rank=0, size=1, device=find_device(device))
         return
+    folder = None if secret_folder is None else Path(secret_folder)
+    with watch_launcher(launcher), _join_ranks(launch_info, device, timeout, folder) as joined:
+        yield joined
+
+
+@contextmanager
+def _join_ranks(
+    launch_info: LaunchInfo, device: str, timeout: timedelta, secret_folder: Path | None
+) -> Iterator[World]:
+    """Join several ranks; leave them when the context ends."""
     local_rank, local_size = launch_info.local_rank, launch_info.local_size
     rank_device = find_device(device, local_rank, local_size, has_own_devices=launch_info.has_own_devices)
-    folder = None if secret_folder is None else Path(secret_folder)
-    secret = find_secret(os.environ, folder, launch_info.rank, timeout)
+    secret = find_secret(os.environ, secret_folder, launch_info.rank, timeout)
     backend = _find_backend(rank_device)
     joined, store = _join(launch_info, rank_device, timeout, secret, has_watchdog=backend != dist.Backend.GLOO)
     assert joined.liveness is not None and joined.publisher is not None
@@ -135,6 +149,9 @@ def _join(
     publisher = StatusPublisher(store, rank, size)
     messages = RankStore(store.in_scope("messages"))
     joined = World(rank, size, device, liveness, messages, publisher, timeout, launch_info.local_size)
+    launcher = find_launcher(os.environ, launch_info)
+    if launcher is not None and not launcher.has_ended:  # a rank may pass the variables on to ranks of its own
+        joined = replace(joined, launcher=launcher)
     if has_watchdog:
         joined = replace(joined, watchdog=_start_watchdog(joined, store, launch_info))
     return joined, store

@@ -15,6 +15,7 @@ from torch import Tensor
 from stretto.base.device_copy import to_device
 from stretto.base.errors import SHARED_ERRORS, LostPeerError, StrettoError
 from stretto.mesh.c10d import HashStore
+from stretto.mesh.launcher_watch import Launcher
 from stretto.mesh.liveness import LivenessCheck
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.signed_store import SignedStore
@@ -52,6 +53,7 @@ class World:
     timeout: timedelta = TIMEOUT
     local_size: int = 1  # number of ranks on this node
     watchdog: Watchdog | None = None  # ends this rank if it waits for a lost one; None with gloo, which raises errors
+    launcher: Launcher | None = None  # the parent process, if this rank ends when that has ended
     topology: Topology | None = None  # set by `Mesh`, so that errors name the replica and stage of a rank
 
     @cached_property
@@ -147,6 +149,7 @@ class World:
         try:
             yield
         except RuntimeError as error:
+            self._block_if_ending()
             cause = self.published_error() or self._lost_rank_error(activity)
             # gloo raises a plain RuntimeError after a timeout; only the elapsed time distinguishes it from others.
             if cause is None and time.monotonic() - started >= self.timeout.total_seconds():
@@ -158,12 +161,17 @@ class World:
 
     def transfer_error(self, peer: int, activity: str) -> StrettoError:
         """Return the error for a failed send to, or receive from, one peer; it may say "while {activity}"."""
+        self._block_if_ending()
         cause = self.published_error() or self._lost_rank_error(activity)
         if cause is not None:
             return cause
         # All peers answer, so the operation has timed out.
         straggler = self._find_straggler()
         return self._timeout_error(peer if straggler is None else straggler, activity)
+
+    def _block_if_ending(self) -> None:
+        if self.launcher is not None:
+            self.launcher.block_if_ended()
 
     def set_status(self, status: object) -> None:
         """Set what this rank is doing, which other ranks report if this one is lost."""
@@ -219,6 +227,7 @@ class World:
         """Return the error that must end this rank, for its watchdog; `lost` is a rank that it found to be lost."""
         if self.liveness is None:
             return None
+        self._block_if_ending()
         self.liveness.retry_store()
         error = self._fatal_error(lost)
         if error is not None:
