@@ -42,6 +42,18 @@ def test_init_writes_a_run_that_trains_without_changes_and_learns(capsys: pytest
     assert accuracy > 0.9
 
 
+def test_the_classes_are_listed_with_their_numbers_and_named_if_weights_are_missing(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = [{"text": "a b c", "kind": ["rare", "often", "often"][n % 3]} for n in range(60)]
+    Path("kinds.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    assert main(["init", "kinds.jsonl", "--validation-fraction", "0"]) == 0
+    assert "classes: 'often' 40, 'rare' 20\n" in capsys.readouterr().out
+    assert main(["train", "run.toml", "--model.class_weights", "[1, 2, 3]"]) == 2
+    printed = capsys.readouterr().err
+    assert "the data has 2 classes; give one weight per class in this order: 'often', 'rare'" in printed
+
+
 def test_nothing_is_overwritten_without_force(capsys: pytest.CaptureFixture[str]) -> None:
     Path("run.toml").write_text("mine")
     assert main(["init", "book.txt"]) == 2

@@ -66,3 +66,29 @@ def test_the_code_that_a_toml_file_names_runs_only_with_trust(
     assert main(["show", str(tmp_path / "run.toml"), "--trust"]) == 0
     assert (tmp_path / "ran").exists()
     assert "None" not in capsys.readouterr().out
+
+
+def test_a_folder_of_data_shows_its_fields_classes_categories_and_scaling(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "rows.csv").write_text(
+        "machine,day,load,town,state\n"
+        + "".join(f"{n // 4},{n % 4},{10 * (n % 4)},{'ab'[n % 2]},{['off', 'on', ''][n % 3]}\n" for n in range(24))
+    )
+    options = ["--by", "machine", "--time", "day", "--targets", "state", "--target-kind", "class_per_step"]
+    data = str(tmp_path / "data")
+    assert main(["prepare", "series", str(tmp_path / "rows.csv"), "--out", data, *options]) == 0
+    capsys.readouterr()
+    assert main(["show", data]) == 0
+    printed = capsys.readouterr().out
+    assert "6 sequences of 4 steps, 24 steps in total, 2 channels (load, town: 2 categories)" in printed, printed
+    assert "read: targets from state; series from machine; time from day" in printed
+    assert re.search(r"load +\S 15 +\S 11.18", printed) and re.search(r"town .* 2 categories: a, b", printed), printed
+    assert "classes: 'off' 8, 'on' 8; 8 have none" in printed
+
+
+def test_a_folder_of_stores_shows_each_of_them(byte_corpus: Corpus, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", str(Path(byte_corpus.location).parent)]) == 0
+    assert (
+        f"{byte_corpus.location}: {byte_corpus.num_tokens:,} tokens, byte vocabulary of 256" in capsys.readouterr().out
+    )

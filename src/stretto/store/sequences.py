@@ -30,6 +30,7 @@ IntArray = NDArray[np.int64]
 END_DTYPE = np.dtype("<u8")
 CHANNEL_DTYPE = np.dtype("<f4")
 CLASS_DTYPE = np.dtype("<i4")
+_COUNTED_AT_ONCE = 1 << 20  # targets that are in memory while classes are counted
 
 
 class Tokens(StrictModel):
@@ -310,6 +311,20 @@ class Sequences:
     def read_step_targets(self, step_ranges: Sequence[StepRange]) -> list[NDArray[Any]]:
         """Return the targets of time steps, if each has its own: classes `[time]`, or values `[time, values]`."""
         return self._read_targets(step_ranges)
+
+    def count_classes(self) -> IntArray:
+        """Return how many targets each class has, and then how many sequences or time steps have none."""
+        targets = self.fields.targets
+        assert isinstance(targets, Classes), "the caller checks"
+        counts = np.zeros(len(targets.names) + 1, np.int64)
+        for shard, size in enumerate(self.fields.shards):
+            num_items = size.num_steps if targets.per_step else size.num_sequences
+            num_items = size.num_targets if targets.own_length else num_items
+            for start in range(0, num_items, _COUNTED_AT_ONCE):
+                (classes,) = self._read_targets([(shard, start, min(start + _COUNTED_AT_ONCE, num_items))])
+                known = np.where(classes == IGNORE_INDEX, len(targets.names), classes)
+                counts += np.bincount(known, minlength=len(counts))
+        return counts
 
     def _read_targets(self, ranges: Iterable[tuple[int, int, int]]) -> list[NDArray[Any]]:
         targets = self.fields.targets

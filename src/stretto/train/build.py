@@ -1,6 +1,6 @@
 """Builds what a config describes (data, model, loss, engine) and checks it before ranks communicate."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -66,7 +66,7 @@ def build_inputs(config: RunConfig) -> RunInputs:
             f"data.factory={config.data.factory!r} returned no validation data; return a pair of rows or windows"
         )
     task = train.data_spec.task
-    loss = build_loss(config.model, task)
+    loss = build_loss(config.model, task, train.data_spec.labels)
     model = attach_loss(build_model(config.model, task), loss)
     row_loss = loss if isinstance(loss, RowLoss) else None
     check_row_loss(row_loss, task, is_stateful=train.windows.is_stateful, stride=model.stride)
@@ -117,8 +117,8 @@ def build_model(config: ModelConfig, task: Task) -> Stack:
     return model
 
 
-def build_loss(config: ModelConfig, task: Task) -> Loss:
-    """Return the loss that a config names; by default, the usual one for the task's targets."""
+def build_loss(config: ModelConfig, task: Task, labels: Sequence[str] = ()) -> Loss:
+    """Return the loss that a config names; by default, the usual one for the task's targets. `labels` name classes."""
     has_classes = task.has_classes
     if config.has_own_loss:
         assert config.loss is not None
@@ -133,7 +133,7 @@ def build_loss(config: ModelConfig, task: Task) -> Loss:
             raise ConfigError(f"model.{field} needs classes, but the data's targets are values; leave it out")
     _check_loss_name(name, task)
     losses: dict[str, Callable[[], Loss]] = {
-        "cross_entropy": lambda: CrossEntropy(_class_weights(config, task), config.label_smoothing),
+        "cross_entropy": lambda: CrossEntropy(_class_weights(config, task, labels), config.label_smoothing),
         "crf": lambda: CRF(task.num_outputs),
         "ctc": CTCLoss,
         "binary_cross_entropy": BinaryCrossEntropy,
@@ -160,11 +160,13 @@ def _check_loss_name(name: str, task: Task) -> None:
         raise ConfigError(f"model.loss={name!r} does not fit the data, whose targets are {kind}; use {listed}")
 
 
-def _class_weights(config: ModelConfig, task: Task) -> tuple[float, ...]:
+def _class_weights(config: ModelConfig, task: Task, labels: Sequence[str]) -> tuple[float, ...]:
     if config.class_weights and len(config.class_weights) != task.num_outputs:
+        names = ", ".join(map(repr, labels[:10])) + (", ..." if len(labels) > 10 else "")
+        order = f" in this order: {names}" if labels else ""
         raise ConfigError(
             f"model.class_weights has {len(config.class_weights)} numbers, but the data has {task.num_outputs} "
-            "classes; give one weight per class"
+            f"classes; give one weight per class{order}"
         )
     return config.class_weights
 

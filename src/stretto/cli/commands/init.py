@@ -28,7 +28,7 @@ from stretto.base.units import format_duration, pluralize
 from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
 from stretto.cli.views.result_views import show_preparation
-from stretto.cli.views.store_lines import describe_skipped, describe_store
+from stretto.cli.views.store_lines import describe_classes, describe_skipped, describe_store
 from stretto.prepare.compression import content_name
 from stretto.prepare.downloads import localize
 from stretto.prepare.file_listing import AmbiguousInputError, check_exists
@@ -40,6 +40,7 @@ from stretto.prepare.row_reader import SkippedRows
 from stretto.prepare.sequence_schema import SequenceSchema
 from stretto.prepare.series_schema import SeriesSchema
 from stretto.prepare.tokenizer import open_tokenizer
+from stretto.store.sequences import Classes, Sequences
 
 if TYPE_CHECKING:
     from stretto.config.run import RunConfig
@@ -345,6 +346,8 @@ def _prepare(console: Console, inspection: Inspection, folder: Path, options: ar
     for store in (prepared.train, prepared.valid):
         if store is not None:
             console.print(f"data    {describe_store(store)}")
+            if isinstance(store, Sequences) and isinstance(store.fields.targets, Classes):
+                console.print(f"        {describe_classes(store)}")
     if prepared.is_reused:
         console.print("        reused: the same files were prepared before")
     return prepared

@@ -13,10 +13,28 @@ if TYPE_CHECKING:
 
 _MAX_SEQUENCES = 10**7  # with more, reading all lengths only for their minimum and median takes too long
 
+_MAX_COUNTED = 10**9  # with more time steps, reading all targets takes too long
+_MAX_NAMES = 20  # of classes that are listed
+
 
 def describe_store(store: Corpus | Sequences) -> str:
     """Return a description of a store, in one line."""
     return _describe_corpus(store) if isinstance(store, Corpus) else _describe_sequences(store)
+
+
+def describe_classes(store: Sequences) -> str:
+    """Return the names of a store's classes with the number of targets that each has, in the order of the classes."""
+    targets = store.fields.targets
+    assert isinstance(targets, Classes), "the caller checks"
+    if store.num_steps > _MAX_COUNTED:
+        names = ", ".join(map(repr, targets.names[:_MAX_NAMES]))
+        return f"classes: {names}{', ...' if len(targets.names) > _MAX_NAMES else ''}"
+    *counts, num_missing = store.count_classes().tolist()
+    pairs = list(zip(targets.names, counts, strict=True))[1 if targets.own_length else 0 :]  # 0 is the blank of CTC
+    listed = ", ".join(f"{name!r} {count:,}" for name, count in pairs[:_MAX_NAMES])
+    more = f", and {len(pairs) - _MAX_NAMES:,} more" if len(pairs) > _MAX_NAMES else ""
+    missing = f"; {num_missing:,} have none" if num_missing else ""
+    return f"classes: {listed}{more}{missing}"
 
 
 def describe_skipped(rows: "SkippedRows") -> str:
