@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stretto import Layout, make_engine
+from helpers.rank_pool import RankPools
+from stretto import Layout, World, make_engine
 from stretto.data import Window
 from stretto.engine.strided_targets import stride_targets
 from stretto.errors import DataError
@@ -155,6 +156,30 @@ def test_lanes_continue_at_multiples_of_the_stride() -> None:
             torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-12)
         with pytest.raises(DataError, match=r"num_steps=11 is not a multiple of the model's stride 6; use windows of"):
             engine.step(replace(parts[1], num_steps=11), before.state, key=1)
+
+
+def step_on_rank(world: World, layout: Layout) -> dict[str, Tensor]:
+    """Run a step with a target for each output; return this rank's gradients, and the loss summed over ranks."""
+    targets = torch.arange(20).view(5, 4) % NUM_CLASSES
+    targets[torch.arange(5).unsqueeze(1) >= torch.tensor([5, 2, 3, 1])] = NONE  # a row's outputs, not its time steps
+    window = make_window([29, 12, 13, 1], targets, seed=1)
+    engine = make_engine(make_model(2, 3, 1), CrossEntropy(), layout, world)
+    result = engine.step(window, None, key=1)
+    return gradients(engine.stack) | {"total": torch.tensor(world.all_reduce([float(result.total)]))}
+
+
+@pytest.mark.parametrize(
+    "layout", [Layout(stages=2, chunks=3), Layout(stages=2, chunks=2, vocab_parallel=True)], ids=str
+)
+def test_stages_exchange_the_shorter_activations(layout: Layout, pools: RankPools) -> None:
+    expected = step_on_rank(World(rank=0, size=1, device=torch.device("cpu")), Layout())
+    names = set()
+    for result in pools[2].run(step_on_rank, layout):
+        names |= set(result)
+        for name, gradient in result.items():
+            if gradient.shape == expected[name].shape:  # not a part of the output layer
+                torch.testing.assert_close(gradient, expected[name], rtol=1e-9, atol=1e-11)
+    assert names == set(expected)
 
 
 def test_targets_move_to_outputs_or_are_refused() -> None:

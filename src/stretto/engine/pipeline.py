@@ -258,7 +258,8 @@ class _PipelineStep:
         self.embedding = self._split_embedding()
         self.head: HeadStep | None = None
         if engine.vocab_head is not None and targets is not None:
-            self.head = HeadStep(engine.vocab_head, self.output_cut, targets, self.embedding)
+            # All stages share the head, so each sees the outputs of the last block before it.
+            self.head = HeadStep(engine.vocab_head, cut.after_stride(engine.stride), targets, self.embedding)
         self.targets = targets if self.head is None else None
         self.row_loss_step: RowLossStep | None = None  # on the last stage, if the loss is over whole rows
         if engine.row_loss is not None and self.targets is not None:
