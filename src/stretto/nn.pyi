@@ -40,6 +40,7 @@ from stretto.blocks.summary import ModelSummary as ModelSummary
 from stretto.blocks.summary import summarize as summarize
 from stretto.blocks.torch_losses import as_loss as as_loss
 from stretto.blocks.viterbi import viterbi as viterbi
+from stretto.blocks.vocab_parallel import VocabParallel as VocabParallel
 from stretto.blocks.weight_drop import WeightDropLSTM as WeightDropLSTM
 from stretto.blocks.weight_drop import WordDropEmbedding as WordDropEmbedding
 

@@ -5,11 +5,13 @@ import pytest
 from helpers.profiles import kind, profile
 from stretto import Layout
 from stretto.plan.actions import ActionKind
+from stretto.plan.bounds import LowerBounds
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.memory import num_communicators
 from stretto.plan.predict import Prediction, predict, predict_timeline
-from stretto.plan.search import balance
+from stretto.plan.profile import Profile, TiedBlocks
+from stretto.plan.search import balance, find_plan
 from stretto.plan.workload import Workload
 
 WORK = Workload.of(8, 16)
@@ -62,3 +64,47 @@ def test_a_split_head_needs_one_more_communicator() -> None:
     layout = Layout(stages=2)
     split = layout.model_copy(update={"vocab_parallel": True})
     assert num_communicators(split, 0) == num_communicators(layout, 0) + 1
+
+
+TABLE = kind(forward=1e-4, weight_bytes=64_000_000, output_bytes=64)
+TIED_HEAD = kind(forward=8e-3, backward=16e-3, weight_bytes=65_000_000)
+TIED = profile([TABLE, LSTM, LSTM, TIED_HEAD], tied=(TiedBlocks(blocks=(0, 3), weight_bytes=64_000_000),))
+
+
+def test_a_tied_table_is_split_and_its_gradients_are_not_summed_over_stages() -> None:
+    layout = Layout(stages=2, chunks=4, blocks=(2, 2))
+    copied = predict(CostModel(TIED), WORK, layout, Cluster(2))
+    split = predict(CostModel(TIED), WORK, layout.model_copy(update={"vocab_parallel": True}), Cluster(2))
+    assert [stage.memory.weights for stage in copied.stages] == [65e6, 66e6]
+    assert [stage.memory.weights for stage in split.stages] == [1e6 + 65e6 / 2] * 2
+    assert copied.all_reduce > 0 and split.all_reduce == 0
+
+
+def test_lookups_are_in_the_predicted_timeline() -> None:
+    layout = Layout(stages=2, chunks=4, blocks=(2, 2), vocab_parallel=True)
+    timeline = predict_timeline(CostModel(TIED), WORK, layout, Cluster(2))
+    assert not timeline.stuck
+    for kind_of_action in (ActionKind.EMBEDDING, ActionKind.EMBEDDING_GRADIENT):
+        stages = [timed.stage for timed in timeline.timed_actions if timed.action.kind is kind_of_action]
+        assert sorted(stages) == [0] * 4 + [1] * 4
+
+
+@pytest.mark.parametrize("base", [PROFILE, TIED], ids=["untied", "tied"])
+def test_the_search_splits_the_output_layer_only_where_the_model_allows_it(base: Profile) -> None:
+    refused = find_plan(base, WORK, Cluster(2), uses_all=True)
+    allowed = find_plan(base.model_copy(update={"vocab_rows": 1000}), WORK, Cluster(2), uses_all=True)
+    assert not any(prediction.layout.vocab_parallel for prediction in refused.best)
+    assert allowed.chosen.layout.vocab_parallel
+    assert allowed.chosen.seconds < refused.chosen.seconds
+
+
+@pytest.mark.parametrize("base", [PROFILE, TIED], ids=["untied", "tied"])
+def test_bounds_of_a_split_output_layer_are_not_above_its_prediction(base: Profile) -> None:
+    costs, cluster = CostModel(base), Cluster(2)
+    bounds = LowerBounds(costs, WORK, cluster)
+    for micro_batches, chunks in ((1, 1), (1, 4), (2, 4), (4, 2)):
+        layout = Layout(stages=2, micro_batches=micro_batches, chunks=chunks, vocab_parallel=True)
+        layout = balance(base, WORK, cluster, layout)
+        seconds = predict(costs, WORK, layout, cluster).seconds
+        assert bounds.loose_bound(layout) <= seconds + 1e-12
+        assert bounds.tight_bound(layout) <= seconds + 1e-12

@@ -37,6 +37,15 @@ def check_vocab_parallel(model: Stack, loss: Loss, num_stages: int) -> CrossEntr
     return loss
 
 
+def find_vocab_rows(model: Stack, loss: Loss) -> int:
+    """Return how many rows of the last block's table stages can split; 0 if they can't split it."""
+    try:
+        check_vocab_parallel(model, loss, num_stages=1)
+    except ConfigError:
+        return 0
+    return model[-1].num_table_rows or 0
+
+
 def has_tied_table(model: Stack) -> bool:
     """Return whether the last block's table is that of an embedding, the first block, and of no other block."""
     first, last = f"blocks.{model.first}.module.weight", f"blocks.{model.first + len(model) - 1}.module.weight"

@@ -17,6 +17,7 @@ from stretto.blocks.fused import find_fused
 from stretto.blocks.losses import Loss
 from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.stack import Stack
+from stretto.blocks.vocab_check import find_vocab_rows
 from stretto.config.layout import Layout
 from stretto.engine.precision import Precision
 from stretto.measure.block_kinds import measure_fused_kinds, measure_kinds, name_kinds
@@ -122,6 +123,7 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
         fused_blocks=find_fused(list(profile_input.model)),
         tied=find_tied_blocks(profile_input.model),
         loss=loss,
+        vocab_rows=find_vocab_rows(profile_input.model, profile_input.loss),
         row_loss=isinstance(profile_input.loss, RowLoss),
         shares_memory=profile_input.is_cpu,
         overlap=0.0 if profile_input.is_cpu else GPU_OVERLAP,

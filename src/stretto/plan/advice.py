@@ -53,6 +53,7 @@ def layout_name(prediction: Prediction) -> str:
         "chunks": layout.chunks,
     }
     name = " x ".join(f"{count} {part}" for part, count in parts.items() if count > 1) or "one device"
+    name += ", with a split output layer" if layout.splits_vocab else ""
     return f"{name}, with recomputation" if layout.recompute else name
 
 

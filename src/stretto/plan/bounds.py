@@ -5,6 +5,7 @@ from collections import Counter
 from stretto.config.layout import Layout
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
+from stretto.plan.head_share import head_share, own_blocks, stage_total
 from stretto.plan.partition import partition_from_counts
 from stretto.plan.workload import Workload
 
@@ -38,7 +39,7 @@ class LowerBounds:
         batches = self.workload.count_chunks(layout.replicas, layout.micro_batches, layout.chunks)
         total = sum(self._pipeline_bound(layout, shapes, latency) for shapes in batches)
         parts = partition_from_counts(layout.blocks)
-        optimizer = max(self.costs.optimizer_seconds(part.start, part.stop) for part in parts)
+        optimizer = max(stage_total(self.costs, layout, part, self.costs.optimizer_seconds) for part in parts)
         return (total / len(self.workload.batches) + optimizer) / speed
 
     def _solo_speed(self, layout: Layout) -> float:
@@ -54,15 +55,29 @@ class LowerBounds:
         num_forwards = 2 if layout.recompute else 1
         num_chunks, overhead = shapes.total(), self.costs.profile.action_overhead
         for part in partition_from_counts(layout.blocks):
-            chunk_costs = [self.costs.chunk_cost(part.start, part.stop, *shape) for shape in shapes]
+            own = own_blocks(self.costs, layout, part)
+            chunk_costs = [self.costs.chunk_cost(own.start, own.stop, *shape) for shape in shapes]
             costs_and_counts = zip(chunk_costs, shapes.values(), strict=True)
             compute = sum(count * (num_forwards * cost.forward + cost.backward) for cost, count in costs_and_counts)
-            accumulate = (num_chunks - 1) * self.costs.accumulate_seconds(part.start, part.stop)
-            work.append(compute + 2 * overhead * num_chunks + accumulate)
+            accumulate = (num_chunks - 1) * self.costs.accumulate_seconds(own.start, own.stop)
+            work.append(compute + 2 * overhead * num_chunks + accumulate + self._head_bound(layout, shapes))
             # The chunks of the first forward and the last backward can have different shapes, so take the cheapest.
             cheapest = min(cost.forward for cost in chunk_costs) + min(cost.backward for cost in chunk_costs)
             transit.append(cheapest + 2 * overhead + 2 * latency)
+        if layout.splits_vocab:
+            return max(work)  # stages work on the head while the pipeline fills
         if layout.micro_batches == 1:
             return max(seconds + sum(transit) - transit[stage] for stage, seconds in enumerate(work))
         # With several micro-batches, a stage can work on one while the stages after it work on another.
         return max(seconds + sum(transit[:stage]) for stage, seconds in enumerate(work))
+
+    def _head_bound(self, layout: Layout, shapes: Counter[tuple[int, int]]) -> float:
+        """Return a stage's share of the work on an output layer that all stages share, for all chunks; 0 if none is."""
+        if not layout.splits_vocab:
+            return 0.0
+
+        def seconds(start: int, stop: int) -> float:
+            costs = {shape: self.costs.chunk_cost(start, stop, *shape) for shape in shapes}
+            return sum(count * (costs[shape].forward + costs[shape].backward) for shape, count in shapes.items())
+
+        return head_share(self.costs, layout, seconds)

@@ -105,6 +105,11 @@ class CostModel:
             for index in [index for index in tie.blocks if start <= index < stop][1:]
         ]
 
+    @property
+    def has_tied_table(self) -> bool:
+        """Whether the first and the last block, and no other, share a weight: the table of an embedding and a head."""
+        return any(tie.blocks == (0, self.num_blocks - 1) for tie in self.profile.tied)
+
     def cast_bytes(self, start: int, stop: int) -> float:
         """Return the bytes of the weights' copies in half precision and of the sums of their gradients."""
         return self._casts[stop] - self._casts[start]

@@ -53,13 +53,13 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
     save. With recomputation it keeps only their inputs and states, and what one forward saves while it runs again. A
     loss over whole rows keeps the outputs of all chunks, too.
     """
-    weights = stage_total(layout, costs.num_blocks, part, costs.weight_bytes)
+    weights = stage_total(costs, layout, part, costs.weight_bytes)
     count_live = max_live_chunks_with_head if layout.splits_vocab else max_live_chunks
     num_live = count_live(stage, layout.stages, layout.micro_batches, layout.chunks)
-    own = own_blocks(layout, costs.num_blocks, part)
+    own = own_blocks(costs, layout, part)
     saved = costs.chunk_cost(own.start, own.stop, rows, steps).saved
     # The logits of a split head live during one chunk's head only.
-    logits = head_share(layout, costs.num_blocks, lambda start, stop: costs.chunk_cost(start, stop, rows, steps).saved)
+    logits = head_share(costs, layout, lambda start, stop: costs.chunk_cost(start, stop, rows, steps).saved)
     received, sent = (_boundary_bytes(costs, edge) * rows * steps for edge in (part.start, part.stop))
     state = costs.state_bytes(part.start, part.stop) * rows
     return RankMemory(

@@ -10,7 +10,7 @@ from stretto.plan.actions import Action, ActionKind
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import ChunkCost, CostModel
 from stretto.plan.head_schedule import head_schedule
-from stretto.plan.head_share import STATISTICS_BYTES, head_share, own_blocks, stage_total
+from stretto.plan.head_share import STATISTICS_BYTES, head_share, own_blocks, splits_embedding, stage_total
 from stretto.plan.memory import RankMemory, rank_memory
 from stretto.plan.micro_batches import MicroBatchShape
 from stretto.plan.partition import partition_from_counts
@@ -84,7 +84,8 @@ class _StepSimulation:
         for stage in range(self.layout.stages):
             if self.layout.splits_vocab:
                 chunk_counts = [len(shape.chunk_bounds) for shape in self.micro_batches]
-                schedules.append(head_schedule(stage, self.layout.stages, chunk_counts))
+                is_tied = splits_embedding(self.costs, self.layout)
+                schedules.append(head_schedule(stage, self.layout.stages, chunk_counts, is_tied=is_tied))
                 continue
             actions = stage_schedule(stage, self.layout.stages, len(self.micro_batches), self.num_chunks)
             # Micro-batches that end early have no rows in their last chunks.
@@ -97,11 +98,12 @@ class _StepSimulation:
         host = self.costs.profile.host_seconds
         last_chunk = len(self.micro_batches[0].chunk_bounds) - 1
         shapes, recompute = self.shapes, self.layout.recompute
-        own = [own_blocks(self.layout, costs.num_blocks, part) for part in self.parts]
+        own = [own_blocks(costs, self.layout, part) for part in self.parts]
         chunk_costs = [cache(partial(costs.chunk_cost, part.start, part.stop)) for part in own]
         accumulate = [costs.accumulate_seconds(part.start, part.stop) for part in own]
+        embedding_cost = cache(partial(costs.chunk_cost, 0, 1))
         head_cost = cache(partial(costs.chunk_cost, costs.num_blocks - 1, costs.num_blocks))
-        head_accumulate = head_share(self.layout, costs.num_blocks, costs.accumulate_seconds)
+        head_accumulate = head_share(costs, self.layout, costs.accumulate_seconds)
 
         def head_seconds(action: Action) -> float:
             head = head_cost(*shapes[action.micro_batch][action.chunk])
@@ -110,9 +112,18 @@ class _StepSimulation:
             is_first = action.micro_batch == 0 and action.chunk == 0
             return max(head.backward / self.layout.stages + (0.0 if is_first else head_accumulate) + overhead, host)
 
+        def lookup_seconds(action: Action) -> float:
+            # Each stage writes the vectors of all tokens, but adds only those of its rows to a gradient.
+            embedding = embedding_cost(*shapes[action.micro_batch][action.chunk])
+            is_lookup = action.kind is ActionKind.EMBEDDING
+            work = embedding.forward if is_lookup else embedding.backward / self.layout.stages
+            return max(work + overhead, host)
+
         def seconds(stage: int, action: Action) -> float:
             if action.kind in (ActionKind.HEAD, ActionKind.HEAD_GRADIENT):
                 return head_seconds(action)
+            if action.kind in (ActionKind.EMBEDDING, ActionKind.EMBEDDING_GRADIENT):
+                return lookup_seconds(action)
             chunk = chunk_costs[stage](*shapes[action.micro_batch][action.chunk])
             block_forward = chunk.forward
             if costs.profile.row_loss and stage == self.layout.stages - 1:
@@ -150,17 +161,18 @@ class _StepSimulation:
         # A collective of all stages is as slow as its slowest link.
         slowest = max(links, key=lambda link: link.seconds(1e6), default=self.costs.intra_node)
         hidden_bytes = self.costs.sent_bytes(self.costs.num_blocks - 1) if self.layout.splits_vocab else 0.0
+        vector_bytes = self.costs.sent_bytes(1)
 
         def seconds(stage: int, action: Action) -> float:
-            if action.kind in (ActionKind.HEAD, ActionKind.HEAD_GRADIENT) or (
-                action.kind is ActionKind.FORWARD and stage == self.layout.stages - 1
-            ):
-                num_rows, num_time_steps = self.shapes[action.micro_batch][action.chunk]
-                num_bytes = STATISTICS_BYTES / self.costs.stride if action.kind is ActionKind.HEAD else hidden_bytes
-                return slowest.seconds(num_bytes * num_rows * num_time_steps)
-            boundary = stage if action.kind is ActionKind.FORWARD else stage - 1
-            num_rows, num_time_steps = self.shapes[action.micro_batch][action.chunk]
-            return links[boundary].seconds(sizes[boundary] * num_rows * num_time_steps)
+            kind, (num_rows, num_time_steps) = action.kind, self.shapes[action.micro_batch][action.chunk]
+            boundary = stage if kind is ActionKind.FORWARD else stage - 1
+            if kind in (ActionKind.FORWARD, ActionKind.BACKWARD) and 0 <= boundary < len(links):
+                return links[boundary].seconds(sizes[boundary] * num_rows * num_time_steps)
+            # The vectors of tokens, and their gradient after the first stage's backward, are those of the embedding.
+            num_bytes = vector_bytes if kind in (ActionKind.EMBEDDING, ActionKind.BACKWARD) else hidden_bytes
+            if kind is ActionKind.HEAD:
+                num_bytes = STATISTICS_BYTES / self.costs.stride
+            return slowest.seconds(num_bytes * num_rows * num_time_steps)
 
         return seconds
 
@@ -178,6 +190,8 @@ class _StepSimulation:
         """Return the stages that hold each weight of more than one stage, and its bytes."""
         weights = []
         for tie in self.costs.profile.tied:
+            if splits_embedding(self.costs, self.layout) and 0 in tie.blocks:
+                continue  # each stage has its own rows of the table
             holders = [
                 stage
                 for stage, part in enumerate(self.parts)
@@ -202,7 +216,7 @@ class _StepSimulation:
         forward = self.costs.sent_bytes(part.stop) if stage < self.layout.stages - 1 else 0.0
         backward = self.costs.sent_bytes(part.start) if stage else 0.0
         num_tokens = sum(rows * time_steps for chunk_shapes in self.shapes for rows, time_steps in chunk_shapes)
-        weights = stage_total(self.layout, self.costs.num_blocks, part, self.costs.weight_bytes)
+        weights = stage_total(self.costs, self.layout, part, self.costs.weight_bytes)
         all_reduce = 2 * (replicas - 1) / replicas * weights  # in a ring
         for holders, num_bytes in self.tied_weights():
             all_reduce += 2 * (len(holders) - 1) / len(holders) * num_bytes if stage in holders else 0.0
@@ -215,7 +229,11 @@ class _StepSimulation:
         num_others = self.layout.stages - 1
         hidden = self.costs.sent_bytes(self.costs.num_blocks - 1)
         # The last stage sends hidden states to all others; each of these sends it their gradient.
-        return STATISTICS_BYTES / self.costs.stride * num_others + hidden * (num_others if stage == num_others else 1)
+        total = STATISTICS_BYTES / self.costs.stride * num_others + hidden * (num_others if stage == num_others else 1)
+        if splits_embedding(self.costs, self.layout):
+            # Each of the others sends the first stage vectors, and gets their gradient from it.
+            total += self.costs.sent_bytes(1) * (1 if stage else num_others)
+        return total
 
 
 def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> Prediction:
@@ -230,7 +248,7 @@ def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Clust
     all_reduce = _mean(ends) - pipeline + simulations[0].tied_seconds()
     num_on_node = cluster.ranks_on_node(layout)
     speed = partial(costs.contention.relative_speed, num_on_node)
-    updates = [stage_total(layout, costs.num_blocks, part, costs.optimizer_seconds) for part in parts]
+    updates = [stage_total(costs, layout, part, costs.optimizer_seconds) for part in parts]
     optimizer = max(updates) / speed(num_busy=num_on_node)
     num_nodes = math.ceil(layout.num_ranks / cluster.devices_per_node)
     metrics = costs.all_reduce_seconds(_METRICS_BYTES, layout.num_ranks, num_nodes)
@@ -276,7 +294,7 @@ def _all_reduce_end(step: _StepSimulation, timeline: Timeline) -> float:
     duration = partial(costs.all_reduce_seconds, num_ranks=layout.replicas, num_nodes=num_nodes)
     ends = []
     for stage, part in enumerate(step.parts):
-        num_bytes = stage_total(layout, costs.num_blocks, part, costs.weight_bytes)
+        num_bytes = stage_total(costs, layout, part, costs.weight_bytes)
         last = last_actions[stage]
         overlapped = costs.profile.overlap * (last.stop - last.start)
         exposed = max(duration(num_bytes) - overlapped, duration(min(num_bytes, _BUCKET_BYTES))) * slowdown

@@ -143,6 +143,8 @@ class Profile(StrictModel):
     """The weights that several blocks share; the costs of each kind include them."""
     loss: KindCosts
     """The cost of the loss, with the same fields as an entry of `kinds`."""
+    vocab_rows: int = Field(0, ge=0)
+    """Rows of the output layer's table, if `layout.vocab_parallel` can split it; else 0."""
     row_loss: bool = False
     """True if the loss is one over whole rows: it runs once per micro-batch, at its last chunk."""
     intra_node: Link | None = None

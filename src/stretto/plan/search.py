@@ -206,15 +206,21 @@ class _LayoutSearch:
         for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, _MAX_CHUNKS_PER_STEP)):
             for chunks in _chunk_counts(min(self.workload.max_chunks, _MAX_CHUNKS_PER_STEP // micro_batches)):
                 for adjacent in ("stages", "replicas") if placement_matters else ("stages",):
-                    yield Layout(
-                        replicas=replicas,
-                        stages=stages,
-                        micro_batches=micro_batches,
-                        chunks=chunks,
-                        adjacent=adjacent,
-                        # With one stage, chunks help only together with recomputation.
-                        recompute=stages == 1 and chunks > 1,
-                    )
+                    for vocab_parallel in (False, True) if self._can_split_vocab(stages) else (False,):
+                        yield Layout(
+                            replicas=replicas,
+                            stages=stages,
+                            micro_batches=micro_batches,
+                            chunks=chunks,
+                            adjacent=adjacent,
+                            # With one stage, chunks help only together with recomputation.
+                            recompute=stages == 1 and chunks > 1,
+                            vocab_parallel=vocab_parallel,
+                        )
+
+    def _can_split_vocab(self, stages: int) -> bool:
+        """Return whether each stage can have some rows of the output layer's table, and a block of its own."""
+        return 1 < stages <= min(self.costs.profile.vocab_rows, self.costs.num_blocks - 1)
 
     def fit(self, layout: Layout) -> Layout | None:
         """Return the layout with `blocks` set, with recomputation if needed; None if it doesn't fit in memory."""

@@ -11,6 +11,7 @@ from stretto.base.errors import PlanError
 from stretto.base.tf32 import set_tf32
 from stretto.blocks.fused import find_fused
 from stretto.blocks.row_loss import RowLoss
+from stretto.blocks.vocab_check import find_vocab_rows
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.config.toml import dump_config
@@ -102,7 +103,11 @@ def derive_from_data_sheet(hardware: str, profile_input: ProfileInput) -> Profil
         arithmetic=profile_input.arithmetic,
     )
     return profile.model_copy(
-        update={"tied": find_tied_blocks(profile_input.model), "row_loss": isinstance(profile_input.loss, RowLoss)}
+        update={
+            "tied": find_tied_blocks(profile_input.model),
+            "vocab_rows": find_vocab_rows(profile_input.model, profile_input.loss),
+            "row_loss": isinstance(profile_input.loss, RowLoss),
+        }
     )
 
 

@@ -33,6 +33,8 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
     layouts = [prediction.layout for prediction in plan.best[:_MAX_ROWS]]
     if any(layout.recompute for layout in layouts):
         console.print("* recomputes activations")
+    if any(layout.splits_vocab for layout in layouts):
+        console.print("^ splits the output layer over the stages (vocab_parallel)")
     if any(layout.adjacent == "replicas" for layout in layouts):
         console.print("+ adjacent ranks hold the same stage of different replicas")
     for rejected in plan.rejected[:_MAX_REJECTED]:
@@ -68,6 +70,7 @@ def _table(plan: Plan, title: str) -> Table:
 def _short_name(layout: Layout) -> str:
     sizes = f"{layout.replicas} x {layout.stages} x {layout.micro_batches} x {layout.chunks}"
     marks = f"{'*' if layout.recompute else ''}{'+' if layout.adjacent == 'replicas' else ''}"
+    marks += "^" if layout.splits_vocab else ""
     return f"{sizes} {marks}".strip()
 
 
