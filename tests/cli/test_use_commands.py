@@ -121,7 +121,7 @@ def test_a_forecast_is_printed_and_written(capsys: pytest.CaptureFixture[str]) -
     said = capsys.readouterr().out
     assert "series 0, after its 300 steps" in said and "and 2 more steps" in said
     lines = Path("next.csv").read_text().splitlines()
-    assert lines[0] == "series,step,a,b" and len(lines) == 15 and lines[1].startswith("0,300,")
+    assert lines[0] == "series,step,time,a,b" and len(lines) == 15 and lines[1].startswith("0,300,300,")
 
 
 @pytest.mark.parametrize(

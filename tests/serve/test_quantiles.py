@@ -127,6 +127,7 @@ def test_a_run_learns_the_quantiles_of_noise_and_the_commands_give_them(
     for page in ("next.html", "run/report.html"):
         assert "median, in the band from quantile 0.1 to 0.9" in Path(page).read_text()
     lines = Path("next.csv").read_text().splitlines()
-    assert lines[0] == "series,step,load@0.1,load@0.5,load@0.9" and len(lines) == 3
+    assert lines[0] == "series,step,time,load@0.1,load@0.5,load@0.9" and len(lines) == 3
+    assert lines[1].startswith("0,1500,1500,")
     assert main(["forecast", "run", "--data", "load.csv", "--steps", "3"]) == 2
     assert capsys.readouterr().err.startswith("stretto: error: --steps=3 exceeds the run's data.horizon=2")

@@ -14,8 +14,10 @@ from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.serve.extended_series import ExtendedSeries, extend_series
 from stretto.serve.prediction_dataset import check_outputs
-from stretto.serve.source import FieldNames, ensure_prepared, open_source
+from stretto.serve.series_times import format_timestamp, read_series_times, times_after
+from stretto.serve.source import FieldNames, ensure_prepared, is_raw, open_source
 from stretto.store.corpus import Corpus
+from stretto.store.sequences import Origin
 from stretto.train.feed import make_forecast_transform
 from stretto.train.trained_model import TrainedModel
 from stretto.windows.forecast import ForecastTransform, Values, column_names
@@ -33,6 +35,8 @@ class SeriesForecast:
     values: NDArray[np.float32]
     quantiles: tuple[float, ...] = ()
     history: NDArray[np.float32] | None = None  # the known values of these channels, `[start, channels]`
+    # The time of each predicted time step, as the data writes it; empty unless the data is a file with regular times.
+    times: tuple[str, ...] = ()
 
     @property
     def columns(self) -> tuple[str, ...]:
@@ -54,7 +58,8 @@ def forecast(
     from; `by` is the column that identifies a series, if its name differs from that in the run's data. If the run has
     `known_future` channels, the data continues past the last known value of the others: with rows that have only these.
     Beyond its horizon, a model continues from its own forecast, so it must predict all channels that are not known, and
-    no quantiles: they would leave out that the forecast which they continue is uncertain.
+    no quantiles: they would leave out that the forecast which they continue is uncertain. If the data is a file with
+    the time column of the run's data, each forecast has the times of its time steps.
     """
     data, data_spec = trained.config.data, trained.data_spec
     if data_spec.task.targets != "horizon" or data_spec.channels is None:
@@ -68,13 +73,19 @@ def forecast(
         _check_steps(steps, transform, has_quantiles=bool(quantiles))
         names = tuple(data_spec.channels.names[channel] for channel in transform.target_channels)
         rows = [(shard, index) for shard, size in enumerate(source.shard_sizes) for index in range(size)]
+        origin = data_spec.origin or Origin()
+        all_times = read_series_times(location, origin, by) if is_raw(location) else iter(())
         for number, row in enumerate(rows):
             (values,) = source.read(source.step_ranges([row]))
             series = extend_series(values, transform, steps, f"series {number}", data_spec.channels.names)
             predicted = _roll_forward(trained, transform, series, steps)
             history = series.values[: series.num_known, list(transform.target_channels)]
             predicted = predicted if quantiles else predicted[..., 0]
-            yield SeriesForecast(number, series.num_known, names, predicted, quantiles, history)
+            times = next(all_times, [])
+            # Each row has a time, or can't be prepared; a wrong time would be worse than none.
+            after = times_after(times, series.num_known, steps) if len(times) == len(values) else []
+            texts = tuple(format_timestamp(time, origin.time_format) for time in after)
+            yield SeriesForecast(number, series.num_known, names, predicted, quantiles, history, texts)
 
 
 def _check_steps(steps: int, transform: ForecastTransform, *, has_quantiles: bool) -> None:

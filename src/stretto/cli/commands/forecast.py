@@ -1,7 +1,8 @@
 """The command `stretto forecast`.
 
 Forecast the values after the end of each series, in the units of its data. Print the forecast for the first series,
-with --out write the forecasts for all series to a CSV file, and with --html draw those of the first series.
+with --out write the forecasts for all series to a CSV file, and with --html draw those of the first series. With a file
+as --data that has the time column of the run's data, each forecast has its time.
 
 example:
   stretto forecast runs/load --data load.csv --out tomorrow.csv --html tomorrow.html

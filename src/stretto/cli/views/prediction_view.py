@@ -63,14 +63,16 @@ def forecast_and_show(
     num_series = 0
     drawn: list[SeriesForecast] = []
     with ExitStack() as files:
-        writer = None
+        writer, has_times = None, False
         for series_forecast in forecast(trained, data, steps, by=by):
             if out is not None and writer is None:  # only now: an error in `forecast` leaves no empty file
                 writer = csv.writer(files.enter_context(_open_csv(out)))
-                writer.writerow(["series", "step", *series_forecast.columns])
+                has_times = bool(series_forecast.times)
+                writer.writerow(["series", "step", *(["time"] if has_times else []), *series_forecast.columns])
             if writer is not None:
                 for index, values in enumerate(series_forecast.table.tolist()):
-                    writer.writerow([series_forecast.series, series_forecast.start + index, *map(_csv_cell, values)])
+                    step = [series_forecast.start + index, *([_time_at(series_forecast, index)] if has_times else [])]
+                    writer.writerow([series_forecast.series, *step, *map(_csv_cell, values)])
             if not num_series:
                 _show_first(console, series_forecast)
             if num_series < _MAX_DRAWN:
@@ -88,14 +90,21 @@ def forecast_and_show(
 def _show_first(console: Console, first: SeriesForecast) -> None:
     table = Table(title=f"series {first.series}, after its {pluralize(first.start, 'step')}", box=box.SIMPLE_HEAD)
     table.add_column("step", justify="right")
+    if first.times:
+        table.add_column("time")
     for name in first.columns[:_MAX_COLUMNS]:
         table.add_column(name, justify="right")
     for index, values in enumerate(first.table[:_MAX_STEPS, :_MAX_COLUMNS].tolist()):
-        table.add_row(str(first.start + index), *map(_format_value, values))
+        times = [first.times[index]] if first.times else []
+        table.add_row(str(first.start + index), *times, *map(_format_value, values))
     console.print(table)
     omitted = {"more step": len(first.table) - _MAX_STEPS, "more column": len(first.columns) - _MAX_COLUMNS}
     if any(count > 0 for count in omitted.values()):
         console.print("and " + ", ".join(pluralize(count, noun) for noun, count in omitted.items() if count > 0))
+
+
+def _time_at(item: SeriesForecast, index: int) -> str:
+    return item.times[index] if item.times else ""
 
 
 def _write_pictures(path: Path, forecasts: Sequence[SeriesForecast], title: str) -> None:
@@ -108,7 +117,9 @@ def _write_pictures(path: Path, forecasts: Sequence[SeriesForecast], title: str)
             known = item.history[len(item.history) - num_shown :, index].tolist()
             columns = table[index * width : (index + 1) * width]
             curve = ForecastCurve(channel, known, item.start - num_shown, item.start, columns, item.quantiles)
-            curves.append((channel if len(forecasts) == 1 else f"{channel}, series {item.series}", curve))
+            title_parts = [channel, *([] if len(forecasts) == 1 else [f"series {item.series}"])]
+            title_parts += [f"{item.times[0]} to {item.times[-1]}"] if item.times else []
+            curves.append((", ".join(title_parts), curve))
     with explain_write_errors(f"--html={path}"):
         write_atomic(path, render_forecast(curves, title).encode("utf-8", "backslashreplace"))
 
