@@ -93,7 +93,8 @@ def test_commands_say_how_to_use_a_run_on_rows_in_memory(tmp_path: Path, capsys:
     folder = str(run_config.run.folder)
     for command in ("predict", "eval"):
         assert main([command, folder]) != 0
-        assert "which this command does not call; in Python, call stretto.serve.predict_" in _one_line(capsys)
+        printed = _one_line(capsys)
+        assert "which only `stretto eval --trust` calls; to predict, call stretto.serve.predict_" in printed
     np.savez(tmp_path / "new.npz", X=np.zeros((2, 6, 3)))
     trained = load_model(folder)
     with pytest.raises(DataError, match=r"new\.npz can't be read like the run's data, .*predict_arrays"):
@@ -103,6 +104,27 @@ def test_commands_say_how_to_use_a_run_on_rows_in_memory(tmp_path: Path, capsys:
         list(predict(trained, rows))  # type: ignore[arg-type]
     with pytest.raises(DataError, match=r"location is of type ArrayItems, .*; call stretto.evaluate"):
         trained.evaluate(rows)  # type: ignore[arg-type]
+
+
+def test_eval_calls_the_function_that_the_run_names(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_config = config(tmp_path, "both", train={"steps": 3})
+    events = list(Run(run_config).events())
+    losses = [event.evaluation.loss for event in events if isinstance(event, EvaluationReport)]
+    folder = str(run_config.run.folder)
+    capsys.readouterr()
+    assert main(["eval", folder, "--trust"]) == 0
+    printed = capsys.readouterr().out
+    assert f"mine.py:both: loss {losses[-1]:.4f}" in printed and "30 labels" in printed, printed
+    with pytest.raises(ConfigError, match=r"would run Python code .*set trust=True"):
+        load_model(folder).evaluate_factory()
+    (tmp_path / "mine.py").write_text(CODE.replace("names[60:], classes", "names[60:][::-1], classes"))
+    trained = load_model(folder, trust=True)
+    assert trained.evaluate_factory().loss != pytest.approx(losses[-1], rel=1e-6)
+    (tmp_path / "mine.py").unlink()
+    assert main(["eval", folder, "--trust"]) == 2
+    assert "mine.py:both' can't be imported" in _one_line(capsys)
 
 
 def _one_line(capsys: pytest.CaptureFixture[str]) -> str:

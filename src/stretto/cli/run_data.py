@@ -21,6 +21,6 @@ def no_data_error(run: str, config: RunConfig) -> ConfigError:
     if config.data.factory is None:
         return ConfigError(f"{run} was trained without data.valid; choose the data with --data=DATA")
     return ConfigError(
-        f"the data of {run} comes from a function (data.factory={config.data.factory!r}), which this command does not "
-        f"call; in Python, call stretto.serve.predict_arrays(stretto.load_model({run!r}), rows)"
+        f"the data of {run} comes from a function (data.factory={config.data.factory!r}), which only `stretto eval "
+        f"--trust` calls; to predict, call stretto.serve.predict_arrays(stretto.load_model({run!r}), rows) in Python"
     )

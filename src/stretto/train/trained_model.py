@@ -33,7 +33,7 @@ from stretto.store.sequences import TargetValues
 from stretto.train.build import build_loss, build_model
 from stretto.train.data_spec import DataSpec, check_same_spec, data_spec_files, read_data_spec
 from stretto.train.evaluate import Evaluation, OnWindow, evaluate
-from stretto.train.feed import is_scaled, open_feed
+from stretto.train.feed import Feed, is_scaled, open_feed, open_feeds
 from stretto.train.metrics.config_metrics import load_metrics
 from stretto.train.user_code import check_trusted
 from stretto.train.weights import load_weights, weight_names
@@ -103,6 +103,20 @@ class TrainedModel:
         check_trusted(self.config, f"the metrics of {self.config.run.folder}", self.is_trusted, evaluates=True)
         feed = open_feed("data", location, self.config.data, Layout(), self.config.run.seed, is_validation=True)
         check_same_spec(self.data_spec, feed.data_spec, "the run", str(location))
+        return self._evaluate_feed(feed, on_window)
+
+    def evaluate_factory(self, on_window: OnWindow = lambda fraction: None) -> Evaluation:
+        """Evaluate on the validation data that the run's `data.factory` returns; its code runs, so it needs trust."""
+        name = f"data.factory={self.config.data.factory!r}"
+        check_trusted(self.config, f"the data of {self.config.run.folder}", self.is_trusted, opens_data=True)
+        check_trusted(self.config, f"the metrics of {self.config.run.folder}", self.is_trusted, evaluates=True)
+        _, valid = open_feeds(self.config.data, Layout(), self.config.run.seed)
+        if valid is None:
+            raise ConfigError(f"{name} returned no validation data; return a pair of rows or windows")
+        check_same_spec(self.data_spec, valid.data_spec, "the run", name)
+        return self._evaluate_feed(valid, on_window)
+
+    def _evaluate_feed(self, feed: Feed, on_window: OnWindow) -> Evaluation:
         # A loss that has weights is part of the stack.
         loss = self.stack.loss or build_loss(self.config.model, self.data_spec.task)
         # Compute about as many rows at once as a rank of the run did, so that they fit into memory.

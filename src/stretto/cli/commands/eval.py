@@ -1,6 +1,7 @@
 """The command `stretto eval`.
 
-Evaluate the model of a run: print its loss, and the scores of its task, such as perplexity or accuracy.
+Evaluate the model of a run: print its loss, and the scores of its task, such as perplexity or accuracy. If the run's
+data comes from a function (data.factory), that is called, with --trust, for the validation data.
 
 example:
   stretto eval runs/first --data data/other
@@ -24,6 +25,6 @@ def run(options: argparse.Namespace) -> None:
 
     trained = load_run_model(options, options.device)
     data = options.data or find_data(options.run, trained.config, ["valid"], options.allowed_locations)
-    if data is None:
+    if data is None and not (trained.config.data.factory is not None and options.trust):
         raise no_data_error(options.run, trained.config)
     evaluate_and_show(trained, data)

@@ -41,13 +41,17 @@ def show_preparation(console: Console, partial_folder: str | None = None) -> Ite
         raise KeyboardInterrupt(f": finished parts are kept{location}; run the same command again to resume") from None
 
 
-def evaluate_and_show(trained: "TrainedModel", data: Path | str) -> None:
-    """Evaluate, showing the progress, and print the scores: as a table in a terminal, as one line elsewhere."""
+def evaluate_and_show(trained: "TrainedModel", location: Path | str | None) -> None:
+    """Evaluate, showing the progress, and print the scores: as a table in a terminal, as one line elsewhere.
+
+    Without a location, the data is that of the run's `data.factory`.
+    """
     console = make_console()
+    data = trained.config.data.factory if location is None else location
     if not console.is_terminal:
         console.print(f"evaluating {data} ...")
     with show_fraction(console, "evaluating") as show:
-        evaluation = trained.evaluate(data, show)
+        evaluation = trained.evaluate_factory(show) if location is None else trained.evaluate(location, show)
     if not console.is_terminal:
         console.print(f"{data}: {evaluation}")
         if evaluation.class_table is not None:
