@@ -10,6 +10,7 @@ from torch import Tensor
 from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.state import State, detach, where_rows
+from stretto.base.units import pluralize
 from stretto.base.window import Rows, Window
 from stretto.blocks.check_widths import ModelInput
 from stretto.blocks.losses import LossSum
@@ -170,3 +171,16 @@ def squared_grad_norm(stack: Stack, device: torch.device) -> Tensor:
     if not gradients:
         return torch.zeros((), dtype=torch.float64, device=device)  # a stage may have no weights
     return torch.nn.utils.get_total_norm(gradients).double().square()
+
+
+def describe_engine(engine: Engine) -> str:
+    """Return an engine in one line, for its `repr`: this rank's position, blocks and weights."""
+    mesh, world = engine.mesh, engine.mesh.world
+    num_weights = sum(parameter.numel() for parameter in engine.stack.parameters())
+    rank = (
+        "one rank"
+        if world.is_single_rank
+        else f"rank {world.rank} of {world.size} (replica {mesh.replica}, stage {mesh.stage})"
+    )
+    blocks = f"{pluralize(len(engine.stack), 'block')}, {pluralize(num_weights, 'weight')}"
+    return f"{type(engine).__name__}({rank}, {blocks}, {world.device}, {engine.precision})"

@@ -22,6 +22,7 @@ from stretto.engine.engine import (
     BeforeLastBackward,
     OnOutputs,
     StepResult,
+    describe_engine,
     no_op,
     reset_ended_rows,
     squared_grad_norm,
@@ -64,6 +65,9 @@ class LocalEngine:
         self.row_loss = self._loss if isinstance(self._loss, RowLoss) else None
         self.precision = check_precision(precision, stack)
         self._cast_weights = CastWeights(rnn_modules(stack), compute_dtype(precision))
+
+    def __repr__(self) -> str:
+        return describe_engine(self)
 
     @flush_denormals()
     def step(

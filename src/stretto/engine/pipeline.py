@@ -50,6 +50,7 @@ from stretto.engine.engine import (
     BeforeLastBackward,
     OnOutputs,
     StepResult,
+    describe_engine,
     no_op,
     reset_ended_rows,
     squared_grad_norm,
@@ -138,6 +139,9 @@ class PipelineEngine:
         self.first_block = model.first  # the index of the whole model's first block
         self.vocab_head: VocabHead | None = None  # if all stages share the last block's work
         self._boundaries: tuple[BoundarySpec | None, BoundarySpec | None] | None = None
+
+    def __repr__(self) -> str:
+        return describe_engine(self)
 
     @flush_denormals()
     def step(

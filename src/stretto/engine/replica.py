@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stretto.base.state import State
 from stretto.base.window import Window
 from stretto.engine.ddp_reducer import prepare_for_backward, rebuild_buckets
-from stretto.engine.engine import BeforeLastBackward, Engine, OnOutputs, StepResult, no_op
+from stretto.engine.engine import BeforeLastBackward, Engine, OnOutputs, StepResult, describe_engine, no_op
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.reduction import ReduceHookState, all_reduce_hook
 
@@ -55,6 +55,9 @@ class ReplicaEngine:
             )
             self._ddp.register_comm_hook(ReduceHookState(mesh.replica_group, mesh.world.wait_timer), all_reduce_hook)
             self._settle_buckets()
+
+    def __repr__(self) -> str:
+        return describe_engine(self)
 
     def step(
         self,

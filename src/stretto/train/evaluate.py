@@ -42,6 +42,9 @@ class Evaluation:
         scores = "".join(f"  {name.replace('_', ' ')} {value:,.4f}" for name, value in self.scores.items())
         return f"loss {self.loss:.4f}{scores}  ({self.num_targets:,} {target_name(self.target_kind)})"
 
+    def __repr__(self) -> str:
+        return f"Evaluation({self})"
+
     @property
     def scores(self) -> dict[str, float]:
         """Perplexity for tokens, bits per byte for text, accuracy if the loss counts correct predictions, and metrics.

@@ -106,6 +106,9 @@ class Run:
         """Whether earlier launches have already trained, evaluated and written everything."""
         return self.trainer.is_done and not any(self._unfinished)
 
+    def __repr__(self) -> str:
+        return f"Run({str(self.folder)!r}, step {self.trainer.step:,}, {self.config.layout})"
+
     def _repr_html_(self) -> str:
         """Return a table for notebooks: the run's state, its last losses and its best checkpoint."""
         return run_table(self.folder, self.config.layout, self.trainer, self.checkpoints.location)

@@ -191,6 +191,10 @@ class Trainer:
         # How many targets this epoch has had so far; None if training started in the middle of the epoch.
         self._num_epoch_targets = 0.0 if self.position == Position(self.position.epoch) else None
 
+    def __repr__(self) -> str:
+        steps = f"step {self.step:,}" + ("" if self.num_steps is None else f" of {self.num_steps:,}")
+        return f"Trainer({steps}, {type(self.optimizer).__name__}, {self.engine!r})"
+
     def __iter__(self) -> Self:
         return self
 
