@@ -1,4 +1,4 @@
-"""Recognize spoken digits: espeak-ng speaks them, an LSTM learns them with CTC, and a WAV file is transcribed as it plays.
+"""Recognize spoken digits: espeak-ng speaks them, an LSTM learns them with CTC, a WAV file is transcribed as it plays.
 
 apt-get install espeak-ng               # or your system's package of that name
 python examples/10_speech.py            # minutes on two cores; writes data/speech.pt, runs/speech and heard.wav
@@ -16,14 +16,14 @@ import wave
 from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 import stretto
 from stretto import data
-from stretto.serve import CtcGreedyDecoder, Sessions, ctc_greedy, predict_arrays
+from stretto.serve import CtcSessions, predict_arrays
 from stretto.train import ErrorRate
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
@@ -57,9 +57,9 @@ def main(quick: bool) -> None:
     error_rate = evaluate(model, torch.load(ROWS)[1])
     print(f"{error_rate.rate:.1%} of {error_rate.num_targets:,} words are wrong, in voices that training did not have")
 
-    Path("heard.wav").write_bytes(speak(["three", "one", "four", "one", "five", "nine"], "en-us+f4", 160, 50))
-    with open("heard.wav", "rb") as file:
-        transcribe(model, file)
+    heard = Path("heard.wav")
+    heard.write_bytes(speak(["three", "one", "four", "one", "five", "nine"], "en-us+f4", 160, 50))
+    transcribe(model, heard)
     print(json.dumps({"word_error_rate": error_rate.rate, "seconds": time.perf_counter() - started}))
 
 
@@ -69,7 +69,7 @@ def speak(words: list[str], voice: str, speed: int, pitch: int) -> bytes:
     return subprocess.run(command, check=True, capture_output=True).stdout
 
 
-def read_wav(file: BinaryIO) -> Tensor:
+def read_wav(file: BytesIO) -> Tensor:
     """Return the samples of a WAV file with one channel of 16 bits, between -1 and 1."""
     with wave.open(file) as samples:
         assert (samples.getframerate(), samples.getnchannels(), samples.getsampwidth()) == (RATE, 1, 2)
@@ -120,41 +120,36 @@ def load_rows() -> tuple[data.Items, data.Items]:
 def train(num_steps: int) -> None:
     """Train on all ranks, each with its share of every batch. The loss for a sequence per row is CTC."""
     with stretto.world() as world:
-        config = stretto.RunConfig(
-            data={"factory": f"{__file__}:load_rows", "max_rows": 32},
-            model={"layers": 2, "hidden": 128, "dropout": 0.2},
-            train={"steps": num_steps, "lr": 3e-3, "warmup": min(20, num_steps)},
-            layout={"replicas": world.size},
-            run={"folder": "runs/speech", "device": "cpu"},
-        )
-        for event in stretto.Run(config, world).events():
+        sections: dict[str, Any] = {
+            "data": {"factory": f"{__file__}:load_rows", "max_rows": 32},
+            "model": {"layers": 2, "hidden": 128, "dropout": 0.2},
+            "train": {"steps": num_steps, "lr": 3e-3, "warmup": min(20, num_steps)},
+            "layout": {"replicas": world.size},
+            "run": {"folder": "runs/speech", "device": "cpu"},
+        }
+        for event in stretto.Run(stretto.RunConfig(**sections), world).events():
             if world.is_rank_zero and isinstance(event, stretto.StepReport) and event.step % 100 == 0:
                 print(f"step {event.step}  loss {event.loss:.3f}")
 
 
 def evaluate(model: stretto.TrainedModel, rows: list[Row]) -> ErrorRate:
-    """Return the word error rate of the most likely path of each row."""
-    outputs = predict_arrays(model, [inputs for inputs, _ in rows], per_step=True)
-    labels = model.data_spec.labels
-    rates = (
-        ErrorRate.of([labels[index] for index in ctc_greedy(torch.from_numpy(y))], words)
-        for y, (_, words) in zip(outputs, rows, strict=True)
-    )
-    return sum(rates, ErrorRate())
+    """Return the word error rate; a model that was trained with CTC predicts words, by the most likely path."""
+    predicted = predict_arrays(model, [inputs for inputs, _ in rows])
+    return sum((ErrorRate.of(list(row), words) for row, (_, words) in zip(predicted, rows, strict=True)), ErrorRate())
 
 
-def transcribe(model: stretto.TrainedModel, file: BinaryIO) -> None:
+def transcribe(model: stretto.TrainedModel, path: Path) -> None:
     """Print each word of a WAV file as soon as it is recognized; samples arrive in blocks of a tenth of a second."""
-    sessions, decoder = Sessions(model.stack), CtcGreedyDecoder()
+    sessions = CtcSessions(model.stack, model.data_spec.labels)
     heard = torch.zeros(0)
-    for number, block in enumerate(read_wav(file).split(RATE // 10), 1):
+    for number, block in enumerate(torch.split(read_wav(BytesIO(path.read_bytes())), RATE // 10), 1):
         heard = torch.cat([heard, block])
         if len(heard) < FFT + (STACK - 1) * HOP:
             continue
         inputs = features(heard)
         heard = heard[len(inputs) * STACK * HOP :]  # frames overlap: the next ones begin here
-        for label in decoder.add(sessions.feed({"heard": inputs})["heard"]):
-            print(f"after {number / 10:.1f} s: {model.data_spec.labels[label]}")
+        for word in sessions.feed({path.name: inputs})[path.name]:
+            print(f"after {number / 10:.1f} s: {word}")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ import json
 import os
 import pydoc_data.topics
 import re
+import shutil
 import subprocess
 import sys
 import xml.etree.ElementTree as ElementTree
@@ -20,10 +21,10 @@ SHARED = Path(__file__).parents[2] / "shared" / "data"
 SECONDS = 200
 
 
-def run(folder: Path, *command: str, **variables: str) -> str:
+def run(folder: Path, *command: str, seconds: float = SECONDS, **variables: str) -> str:
     """Run a command in a folder, which is its home too (for caches), one thread per process; return what it printed."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "error", "HOME": str(folder), **variables}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=seconds)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
 
@@ -152,3 +153,26 @@ def test_a_trial_of_a_wandb_sweep_takes_the_agents_arguments_and_run(tmp_path: P
     assert result["folder"] == "runs/sweep/trial7" and result["mae"] < 0.15
     assert "hidden = 32" in (tmp_path / result["folder"] / "config.toml").read_text()
     assert len([*tmp_path.glob("runs/sweep/trial7/wandb/offline-run-*-trial7")]) == 1
+
+
+def test_speech_is_learned_and_transcribed_from_a_file(tmp_path: Path) -> None:
+    if shutil.which("espeak-ng") is None:
+        pytest.skip("the program espeak-ng is not installed")
+    printed = run(tmp_path, sys.executable, str(EXAMPLES / "10_speech.py"), "--quick")
+    result = json.loads(printed.splitlines()[-1])
+    assert 0 <= result["word_error_rate"] <= 2 and (tmp_path / "heard.wav").stat().st_size > 10_000
+
+
+@pytest.mark.long
+def test_speech_of_new_voices_is_understood(tmp_path: Path) -> None:
+    if shutil.which("espeak-ng") is None:
+        pytest.skip("the program espeak-ng is not installed")
+    printed = run(tmp_path, sys.executable, str(EXAMPLES / "10_speech.py"), seconds=1200)
+    assert json.loads(printed.splitlines()[-1])["word_error_rate"] <= 0.05
+    assert re.findall(r"after [\d.]+ s: (\w+)", printed) == ["three", "one", "four", "one", "five", "nine"]
+
+
+def test_speech_without_espeak_says_what_to_install(tmp_path: Path) -> None:
+    command = [sys.executable, str(EXAMPLES / "10_speech.py"), "--quick"]
+    done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PATH": ""}, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stderr.count("\n") == 1 and "install the package espeak-ng" in done.stderr

@@ -1,6 +1,7 @@
 """export_onnx: write a stack as an ONNX model with named states, for any number of time steps and rows."""
 
 import copy
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from stretto.blocks.stack import Stack
 from stretto.blocks.standardize import Standardize
 from stretto.exchange.onnx_blocks import add_block
 from stretto.exchange.onnx_check import compare_with_onnxruntime
+from stretto.exchange.onnx_decoding import decoding_metadata
 from stretto.exchange.onnx_graph import Graph
 
 # Weights of more than this in total go into a separate file; it is half of protobuf's limit of 2 GiB per message.
@@ -56,6 +58,7 @@ class OnnxExport:
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     max_difference: float | None  # between onnxruntime's and torch's outputs or states; relative for values above 1
+    decoding: str | None = None  # what the caller does with `y`: `ctc` or `crf`; None if `y` needs no decoding
 
 
 def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Tensor | None = None) -> OnnxExport:
@@ -67,6 +70,9 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
     The numbers of time steps and rows are dynamic. A model from `stretto.load_model` that predicts labels from channels
     takes raw values, NaN where missing, and scales them; one that forecasts takes and gives scaled values. If `model`
     is a stack that begins with a custom block or an activation, pass an `example` input `[time, rows, ...]`.
+
+    `y` are scores also if the model was trained with CTC or a CRF: the caller decodes them, with the blank or the
+    transitions in the metadata `stretto.decoding`.
     """
     exportable = None if isinstance(model, Stack) else model
     original = model if isinstance(model, Stack) else _stack_to_export(model)
@@ -82,6 +88,10 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
     metadata = {"version": installed_version(), "causal": str(stack.causal).lower()}
     if exportable is not None:
         metadata |= exportable.metadata() | {"raw_inputs": str(takes_raw_values).lower()}
+    trained = model if isinstance(model, Stack) else model.stack
+    decoding = decoding_metadata(trained, None if exportable is None else exportable.data_spec.task)
+    if decoding is not None:
+        metadata["decoding"] = json.dumps(decoding)
     path = Path(path)
     proto = graph.to_model({f"stretto.{name}": text for name, text in metadata.items()})
     with _staged_file(path) as staged:
@@ -95,7 +105,9 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
             )
         _move_model(staged, path)
     inputs, outputs = ((value.name for value in values) for values in (graph.inputs, graph.outputs))
-    return OnnxExport(path, tuple(inputs), tuple(outputs), max_difference)
+    return OnnxExport(
+        path, tuple(inputs), tuple(outputs), max_difference, None if decoding is None else decoding["kind"]
+    )
 
 
 def _stack_to_export(model: ExportableModel) -> Stack:

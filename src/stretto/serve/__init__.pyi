@@ -4,6 +4,7 @@ from stretto.blocks.ctc_decoding import CtcHypothesis as CtcHypothesis
 from stretto.blocks.ctc_decoding import ctc_beam_search as ctc_beam_search
 from stretto.blocks.ctc_decoding import ctc_greedy as ctc_greedy
 from stretto.serve.array_prediction import predict_arrays as predict_arrays
+from stretto.serve.ctc_sessions import CtcSessions as CtcSessions
 from stretto.serve.forecasting import SeriesForecast as SeriesForecast
 from stretto.serve.forecasting import forecast as forecast
 from stretto.serve.generation import Sampling as Sampling

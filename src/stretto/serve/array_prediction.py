@@ -1,7 +1,7 @@
 """predict_arrays: a model's outputs for rows in memory."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, overload
 
 import numpy as np
 import torch
@@ -9,18 +9,40 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 
 from stretto.base.device_copy import to_device
-from stretto.base.errors import DataError
+from stretto.base.errors import ConfigError, DataError
 from stretto.base.units import pluralize
 from stretto.base.window import Rows
 from stretto.blocks.embed_categories import EmbedCategories
 from stretto.blocks.input_spec import block_input_spec
 from stretto.blocks.stack import Stack
+from stretto.serve.row_decoder import find_row_decoder
 from stretto.train.feed import is_scaled
 from stretto.train.trained_model import TrainedModel
 from stretto.windows.items import InputItems, Items, SlidingWindows
 from stretto.windows.row_inputs import ArrayRows, RowInputs
 
+_Outputs = NDArray[Any] | list[NDArray[Any]]
 
+
+@overload
+def predict_arrays(
+    model: Stack,
+    inputs: ArrayRows | RowInputs | Items,
+    *,
+    lengths: ArrayLike | Tensor | None = ...,
+    per_step: bool = ...,
+    max_rows: int = ...,
+) -> _Outputs: ...
+@overload
+def predict_arrays(
+    model: TrainedModel,
+    inputs: ArrayRows | RowInputs | Items,
+    *,
+    lengths: ArrayLike | Tensor | None = ...,
+    per_step: bool = ...,
+    beam: int | None = ...,
+    max_rows: int = ...,
+) -> _Outputs | list[list[str]]: ...
 @torch.no_grad()
 def predict_arrays(
     model: Stack | TrainedModel,
@@ -28,8 +50,9 @@ def predict_arrays(
     *,
     lengths: ArrayLike | Tensor | None = None,
     per_step: bool = False,
+    beam: int | None = None,
     max_rows: int = 256,
-) -> NDArray[Any] | list[NDArray[Any]]:
+) -> NDArray[Any] | list[NDArray[Any]] | list[list[str]]:
     """Return a model's outputs for rows in memory, which are given as to `stretto.data.from_arrays`.
 
     The result is an array `[rows, outputs]` with the outputs at each row's last time step; with `per_step`, a list of
@@ -39,8 +62,13 @@ def predict_arrays(
 
     `inputs` can also be items, as a model is trained on (from `from_table`, or `LabeledItems`), or their `inputs`. A
     `TrainedModel` scales them as its run did, except the items of a store, which are scaled when they are read. Its
-    predicted values, except forecasts, are in their units.
+    predicted values, except forecasts, are in their units. If it was trained with CTC or a CRF, the result is a list
+    with the names of each row's symbols or tags; CTC takes the most likely path, or the best of a prefix beam search of
+    the width `beam`. With `per_step`, nothing is decoded.
     """
+    decoder = find_row_decoder(model, beam) if isinstance(model, TrainedModel) and not per_step else None
+    if beam is not None and decoder is None:
+        raise ConfigError(f"beam={beam} is for a TrainedModel that is decoded (per_step=False); leave it out")
     if lengths is not None and isinstance(inputs, Items | RowInputs):
         raise DataError("lengths can't be combined with inputs that have lengths of their own; leave it out")
     if isinstance(inputs, Items):
@@ -49,11 +77,18 @@ def predict_arrays(
     else:
         rows = inputs if isinstance(inputs, RowInputs) else RowInputs.of(inputs, lengths)
         parts = ((rows.lengths[i : i + max_rows], _reader(rows, i, max_rows)) for i in range(0, len(rows), max_rows))
-    stack = model if isinstance(model, Stack) else _unit_stack(model, inputs)
+    outputs = _run_parts(model if isinstance(model, Stack) else _unit_stack(model, inputs), parts)
+    if decoder is None and not per_step:
+        return np.concatenate([y[sizes - 1, torch.arange(len(sizes))].numpy() for sizes, y in outputs])
+    per_row = (y[:size, row] for sizes, y in outputs for row, size in enumerate(sizes.tolist()))
+    return [y.numpy() for y in per_row] if decoder is None else [decoder.decode(y).names for y in per_row]
+
+
+def _run_parts(stack: Stack, parts: "Iterable[_Part]") -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the numbers of outputs of each part's rows and the outputs, `[time, rows, ...]` on the CPU."""
     stack.check_complete()
     was_training = stack.training
     stack.eval()
-    outputs: list[NDArray[Any]] = []
     for part_lengths, read in parts:
         row_lengths, lanes = torch.from_numpy(np.ascontiguousarray(part_lengths)), torch.arange(len(part_lengths))
         x = read(int(row_lengths.max()))
@@ -61,14 +96,9 @@ def predict_arrays(
         batch = Rows(lanes, row_lengths, torch.ones(len(lanes), dtype=torch.bool), 0, stack.device, stack.dtype)
         x = to_device(x.to(stack.dtype) if x.is_floating_point() else x, stack.device)
         y, _ = stack(x, stack.begin(batch))
-        y = y.float().cpu() if y.dtype == torch.bfloat16 else y.cpu()
         num_outputs = batch.after_stride(stack.stride).lengths
-        if per_step:
-            outputs += [y[:length, index].numpy() for index, length in enumerate(num_outputs.tolist())]
-        else:
-            outputs.append(y[num_outputs - 1, lanes].numpy())
+        yield num_outputs, y.float().cpu() if y.dtype == torch.bfloat16 else y.cpu()
     stack.train(was_training)
-    return outputs if per_step else np.concatenate(outputs)
 
 
 def _check_categories(model: Stack | TrainedModel, items: Items) -> None:

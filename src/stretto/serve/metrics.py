@@ -6,14 +6,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+from stretto.train.metrics.error_rate import ErrorRate
+
 
 def compute_metrics(path: Path | str) -> dict[str, float]:
     """Return the metrics of a predictions file, by name; they depend on what was predicted.
 
-    Labels have an accuracy, and values and forecasts a mean absolute error each, where the true ones are known. Tokens
-    have a loss and a perplexity. Forecasts of quantiles have a pinball loss (the mean over the quantiles), the coverage
-    (the fraction of values between the lowest and the highest quantile) and, if 0.5 is one of the quantiles, the mean
-    absolute error of the median.
+    Labels have an accuracy, symbols of CTC an error rate of symbols and of words, and values and forecasts a mean
+    absolute error each, where the true ones are known. Tokens have a loss and a perplexity. Forecasts of quantiles have
+    a pinball loss (the mean over the quantiles), the coverage (the fraction of values between the lowest and the
+    highest quantile) and, if 0.5 is one of the quantiles, the mean absolute error of the median.
     """
     totals: dict[str, float] = defaultdict(float)
     weights: dict[str, float] = defaultdict(float)
@@ -30,6 +32,13 @@ def compute_metrics(path: Path | str) -> dict[str, float]:
             for label, true_label in zip(result.get("labels", ()), result.get("true_labels", ()), strict=False):
                 if true_label is not None:
                     add("accuracy", float(label == true_label))
+            if "true_symbols" in result:
+                for name, rate in (
+                    ("error rate", ErrorRate.of(result["symbols"], result["true_symbols"])),
+                    ("word error rate", ErrorRate.of_words(result["text"], result["true_text"])),
+                ):
+                    totals[name] += rate.num_edits
+                    weights[name] += rate.num_targets
             if result.get("loss") is not None:
                 add("loss", result["loss"], result["tokens"])
             predictions = {
@@ -38,7 +47,7 @@ def compute_metrics(path: Path | str) -> dict[str, float]:
             for channel, actual in result.get("actual", {}).items():
                 for name, value in _score_channel(channel, predictions, _as_list(actual)):
                     add(name, value)
-    metrics = {name: total / weights[name] for name, total in totals.items()}
+    metrics = {name: total / weights[name] for name, total in totals.items() if weights[name]}
     if "loss" in metrics:
         metrics["perplexity"] = math.exp(metrics["loss"]) if metrics["loss"] < 700 else math.inf  # exp(710) overflows
     return metrics

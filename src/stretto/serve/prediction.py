@@ -18,9 +18,7 @@ from torch import Tensor
 from stretto.base.disk import atomic_path, explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.fingerprint import fingerprint
-from stretto.base.task import has_own_length
 from stretto.base.window import Rows
-from stretto.blocks.row_loss import RowLoss
 from stretto.mesh.world import World
 from stretto.prepare.downloads import localize
 from stretto.serve.prediction_dataset import (
@@ -30,6 +28,7 @@ from stretto.serve.prediction_dataset import (
     check_outputs,
     make_prediction_dataset,
 )
+from stretto.serve.row_decoder import find_row_decoder
 from stretto.serve.source import FieldNames, ensure_prepared, is_raw, open_source, prepare_source
 from stretto.store.index import Store
 from stretto.train.trained_model import TrainedModel, check_location
@@ -47,15 +46,16 @@ ProgressCallback = Callable[[int, int], None]
 """Called after each round (at most one part per rank) with the numbers of finished parts and of all parts."""
 
 
-def predict(trained: TrainedModel, location: Path | str) -> Iterator[PredictionResult]:
+def predict(trained: TrainedModel, location: Path | str, *, beam: int | None = None) -> Iterator[PredictionResult]:
     """Yield a model's results for some data, in the order of its rows: labels, losses with perplexities, or forecasts.
 
     The data is a prepared folder or its URL, or a file in the same format as those the run's data was prepared from.
-    Each result is a dict: a line of the file that `write_predictions` writes.
+    Each result is a dict: a line of the file that `write_predictions` writes. The outputs of a model that was trained
+    with CTC are decoded: by the most likely path, or by prefix beam search with the width `beam`.
     """
     check_location(location, "call predict_arrays for rows in memory")
     with ensure_prepared(location, trained.data_spec) as folder:
-        dataset = _open_dataset(trained, folder)
+        dataset = _open_dataset(trained, folder, beam)
         for part in _split_into_parts(dataset):
             yield from _predict_part(trained, dataset, part)
 
@@ -67,20 +67,22 @@ def write_predictions(
     world: World | None = None,
     *,
     fields: FieldNames | None = None,
+    beam: int | None = None,
     on_progress: ProgressCallback = lambda done, count: None,
 ) -> int:
     """Write the results of `predict` to a JSON Lines file, one per line; return the number of lines.
 
     Several ranks must all make the same call, and share a file system. After an interruption, repeat the call to
     continue: finished parts are kept in `PATH.parts`. `fields`, a `stretto.serve.source.FieldNames`,
-    names the fields of a file's records where they differ from those of the run's files.
+    names the fields of a file's records where they differ from those of the run's files. `beam` is that of `predict`.
     """
     path = Path(path)
     world = world or World(rank=0, size=1, device=trained.stack.device)
     folder = parts_folder(path)
+    find_row_decoder(trained, beam)  # raises if it can't decode, before anything is written
 
     def begin() -> None:
-        _claim_parts_folder(path, folder, _job_fingerprint(trained, location, fields))
+        _claim_parts_folder(path, folder, _job_fingerprint(trained, location, fields, beam))
         if is_raw(location) and not path.exists() and not (folder / _DATA_NAME).exists():
             try:
                 prepare_source(location, folder / _DATA_NAME, trained.data_spec, fields)
@@ -98,7 +100,8 @@ def write_predictions(
     _run_on_rank_zero(world, begin)
     # If the file exists, an earlier call joined all parts. Only rank 0 checks; the all-reduce tells the other ranks.
     if not any(world.all_reduce([float(world.is_rank_zero and path.exists())])):
-        _write_missing_parts(trained, location, folder, world, on_progress)
+        dataset = _open_dataset(trained, folder / _DATA_NAME if is_raw(location) else location, beam)
+        _write_missing_parts(trained, dataset, folder, world, on_progress)
     _run_on_rank_zero(world, end)
     return int(sum(world.all_reduce([float(_count_lines(path)) if world.is_rank_zero else 0.0])))
 
@@ -108,26 +111,15 @@ def parts_folder(path: Path) -> Path:
     return path.with_name(f"{path.name}.parts")
 
 
-def _open_dataset(trained: TrainedModel, location: Path | str) -> PredictionDataset:
-    _check_decodable(trained)
+def _open_dataset(trained: TrainedModel, location: Path | str, beam: int | None) -> PredictionDataset:
+    decoder = find_row_decoder(trained, beam)
     source, config = open_source(location, trained.data_spec), trained.config
-    return make_prediction_dataset(source, trained.data_spec, config.data, config.model.predicted_quantiles)
-
-
-def _check_decodable(trained: TrainedModel) -> None:
-    """Raise if outputs of single time steps are not what the model predicts."""
-    if has_own_length(trained.data_spec.task.targets) or isinstance(trained.stack.loss, RowLoss):
-        raise ConfigError(
-            f"the model was trained with a loss over whole rows (model.loss={trained.config.model.loss or 'ctc'}), "
-            "whose outputs `predict` does not decode yet; run trained.stack, and decode its outputs with "
-            "stretto.serve.ctc_greedy or stretto.nn.viterbi"
-        )
+    return make_prediction_dataset(source, trained.data_spec, config.data, config.model.predicted_quantiles, decoder)
 
 
 def _write_missing_parts(
-    trained: TrainedModel, location: Path | str, folder: Path, world: World, on_progress: ProgressCallback
+    trained: TrainedModel, dataset: PredictionDataset, folder: Path, world: World, on_progress: ProgressCallback
 ) -> None:
-    dataset = _open_dataset(trained, folder / _DATA_NAME if is_raw(location) else location)
     parts = _split_into_parts(dataset)
     # Rank 0 decides: on a network file system, other ranks may not see the newest files yet.
     written = {path.name for path in folder.glob("*.jsonl")}
@@ -210,7 +202,7 @@ def run_batch(trained: TrainedModel, inputs: Tensor, lengths: Tensor) -> Outputs
         yield start // stack.stride, check_outputs(y, trained.num_outputs)
 
 
-def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldNames | None) -> str:
+def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldNames | None, beam: int | None) -> str:
     """Return a hash of everything that the results depend on: model, data and settings."""
     if is_raw(location):
         file = localize(location)
@@ -230,6 +222,7 @@ def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldN
             "data": source,
             "settings": trained.config.data.model_dump(mode="json", include=settings),
             "quantiles": trained.config.model.predicted_quantiles,
+            "beam": beam,
             "precision": trained.config.run.precision,
             "tf32": trained.config.run.tf32,
             "steps": [_PART_STEPS, _BATCH_STEPS],

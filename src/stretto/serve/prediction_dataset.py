@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from typing import Any, Protocol
@@ -16,6 +16,7 @@ from torch import Tensor
 from stretto.base.errors import ConfigError
 from stretto.base.window import IGNORE_INDEX
 from stretto.config.run import DataConfig
+from stretto.serve.row_decoder import RowDecoder
 from stretto.store.corpus import Corpus
 from stretto.store.sequences import Sequences, StepRange
 from stretto.train.data_spec import DataSpec
@@ -23,6 +24,7 @@ from stretto.train.feed import is_scaled, make_forecast_transform
 from stretto.windows.forecast import ForecastTransform, column_names
 from stretto.windows.items import InputItems, Items, NextTokenItems, RowId, SlidingWindows, pad
 from stretto.windows.labeled_items import LabeledItems, unscale_targets
+from stretto.windows.target_symbols import join_symbols
 
 # Each row of text starts from the initial state, without the text before it. Long rows make this matter less.
 _WINDOWS_PER_TEXT_ROW = 8
@@ -49,11 +51,16 @@ class PredictionDataset(Protocol):
 
 
 def make_prediction_dataset(
-    source: Corpus | Sequences, data_spec: DataSpec, data: DataConfig, quantiles: Sequence[float] = ()
+    source: Corpus | Sequences,
+    data_spec: DataSpec,
+    data: DataConfig,
+    quantiles: Sequence[float] = (),
+    decoder: RowDecoder | None = None,
 ) -> PredictionDataset:
     """Return the rows of `source` for a run's model; `data_spec` describes the run's data, `data` is its config.
 
-    `quantiles` are those that the model predicts; by default it predicts one number for each value.
+    `quantiles` are those that the model predicts; by default it predicts one number for each value. `decoder` is that
+    of a model whose loss is over whole rows.
     """
     targets = data_spec.task.targets
     if isinstance(source, Corpus):
@@ -65,14 +72,17 @@ def make_prediction_dataset(
             raise ConfigError(
                 f"the run was trained on arrays ({targets}), not on a store; use stretto.serve.predict_arrays"
             )
-        return TargetRows(source, InputItems(source, data.masks, is_scaled(data)), data_spec, tuple(quantiles))
+        items = InputItems(source, data.masks, is_scaled(data))
+        if decoder is not None:
+            return DecodedRows(source, items, data_spec, decoder=decoder)
+        return TargetRows(source, items, data_spec, tuple(quantiles))
     forecast = make_forecast_transform(source, data)
     assert data_spec.channels is not None
     names = tuple(data_spec.channels.names[index] for index in forecast.target_channels)
-    decoder = ForecastDecoder(forecast, names, column_names(names, quantiles))
+    forecasts = ForecastDecoder(forecast, names, column_names(names, quantiles))
     if data.context is None:
-        return SeriesRows(source, decoder)
-    return SlidingWindowRows(SlidingWindows(source, forecast, data.context, stride=data.horizon), decoder)
+        return SeriesRows(source, forecasts)
+    return SlidingWindowRows(SlidingWindows(source, forecast, data.context, stride=data.horizon), forecasts)
 
 
 @dataclass(frozen=True)
@@ -130,9 +140,7 @@ class TargetRows(_SequenceRows):
         if self.data_spec.task.is_per_row:
             rows = list(_last_outputs(outputs, lengths).double().cpu())
         else:
-            chunks = [y.double().cpu() for _, y in outputs]
-            y = torch.cat(chunks)
-            rows = [y[:length, row] for row, length in enumerate(lengths.tolist())]
+            rows = _row_outputs(outputs, lengths)
         describe = self._classes if self.data_spec.task.has_classes else self._values
         return [[{"sequence": index, **describe(*row)}] for index, *row in zip(indices, rows, targets, strict=True)]
 
@@ -175,6 +183,35 @@ class TargetRows(_SequenceRows):
 
         result: PredictionResult = {"values": by_name(column_names(spec.names, self.quantiles), predicted)}
         return result if targets is None else {**result, "actual": by_name(spec.names, targets)}
+
+
+@dataclass(frozen=True)
+class DecodedRows(TargetRows):
+    """Decodes the outputs of whole rows: the symbols of each sequence (CTC), or the labels of its time steps (CRF)."""
+
+    decoder: RowDecoder = field(kw_only=True)
+
+    def decode(self, indices: Sequence[int], lengths: Tensor, outputs: Outputs) -> list[list[PredictionResult]]:
+        describe = self._labels if self.decoder.crf is not None else self._symbols
+        rows = zip(indices, _row_outputs(outputs, lengths), self._true_targets(indices), strict=True)
+        return [[{"sequence": index, **describe(y, targets)}] for index, y, targets in rows]
+
+    def _labels(self, y: Tensor, targets: NDArray[Any] | None) -> PredictionResult:
+        names = self.decoder.names
+        result: PredictionResult = {"labels": self.decoder.decode(y).names}
+        if targets is None:
+            return result
+        return {**result, "true_labels": [None if code == IGNORE_INDEX else names[code] for code in targets.tolist()]}
+
+    def _symbols(self, y: Tensor, targets: NDArray[Any] | None) -> PredictionResult:
+        names, row = self.decoder.names, self.decoder.decode(y)
+        result: PredictionResult = {"text": join_symbols(row.names, names), "symbols": row.names}
+        if row.log_probability is not None:
+            result["log_probability"] = _json_float(row.log_probability)
+        if targets is not None:
+            true_symbols = [names[code] for code in targets.tolist()]
+            result |= {"true_text": join_symbols(true_symbols, names), "true_symbols": true_symbols}
+        return result
 
 
 @dataclass(frozen=True)
@@ -324,6 +361,12 @@ def check_outputs(y: Tensor, num_outputs: int) -> Tensor:
             "loss can interpret them, so call the stack from stretto.load_model yourself"
         )
     return y
+
+
+def _row_outputs(outputs: Outputs, lengths: Tensor) -> list[Tensor]:
+    """Return the outputs of each row at all its time steps, `[time, ...]`, in float64 on the CPU."""
+    y = torch.cat([chunk.double().cpu() for _, chunk in outputs])
+    return [y[:length, row] for row, length in enumerate(lengths.tolist())]
 
 
 def _last_outputs(outputs: Outputs, lengths: Tensor) -> Tensor:

@@ -14,6 +14,11 @@ BLANK_NAME = ""
 """The name of class 0, CTC's blank, which is never a target; joined names of symbols are their text."""
 
 
+def join_symbols(symbols: Sequence[str], names: Sequence[str]) -> str:
+    """Return symbols as a text; `names` are those of all classes. Characters are joined, words get spaces between."""
+    return ("" if all(len(name) <= 1 for name in names) else " ").join(symbols)
+
+
 def find_symbols(targets: RowArrays, classes: int | Sequence[str] | None) -> tuple[RowArrays, TargetClasses]:
     """Return the symbols of each row as integers from 1, without missing ones, and their classes.
 

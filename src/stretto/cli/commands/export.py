@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from stretto.exchange.onnx_export import OnnxExport
 
 
+_DECODING = {
+    "ctc": "take the largest of each time step, merge repeated ones, remove the blank (class 0)",
+    "crf": "with the Viterbi algorithm, and the transitions in the metadata stretto.decoding",
+}
+
+
 def add_arguments(parser: Parser) -> None:
     parser.usage = "stretto export RUN [--onnx FILE] [--torch FILE] [--trust] [--allow-location URL]"
     add = parser.add_argument
@@ -68,6 +74,8 @@ def _print_onnx(console: "Console", exported: "OnnxExport") -> None:
     state_names = [name for name in exported.inputs if name != "x"]
     console.print(f"in    x{''.join(f', {name}' for name in state_names)}")
     console.print(f"out   y{''.join(f', {name}.next' for name in state_names)}")
+    if exported.decoding is not None:
+        console.print(f"y are scores; decode them yourself: {_DECODING[exported.decoding]}")
     if exported.max_difference is None:
         verdict = f"not checked, because onnxruntime is not installed: {install_command('onnx')}"
     else:

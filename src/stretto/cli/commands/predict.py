@@ -1,8 +1,8 @@
 """The command `stretto predict`.
 
-Write the predictions of a run's model to a JSONL file: the label or values of a sequence or of its time steps, the
-loss and perplexity of a text, or a forecast. Each row appears once, in order, and the file is the same for any number
-of ranks. After an interruption, run the same command again to resume.
+Write the predictions of a run's model to a JSONL file: the label or values of a sequence or of its time steps, its
+symbols (CTC), the loss and perplexity of a text, or a forecast. Each row appears once, in order, and the file is the
+same for any number of ranks. After an interruption, run the same command again to resume.
 
 example:
   stretto predict runs/reviews --data new.jsonl --out new.predictions.jsonl --ranks 2
@@ -37,6 +37,8 @@ def add_arguments(parser: Parser) -> None:
     help_text = "fields with the true targets, if they have other names in the run's data"
     add("--targets", metavar="A,B", type=split_names, default=(), help=help_text)
     add("--by", metavar="COLUMN", help="column that identifies the series, " + _IF_DIFFERENT)
+    help_text = "CTC: width of the prefix beam search (default: take the most likely path)"
+    add("--beam", type=int, metavar="N", help=help_text)
     add("--ranks", type=int, default=1, metavar="N", help="number of ranks (default: 1)")
 
 
@@ -68,7 +70,7 @@ def run(options: argparse.Namespace) -> None:
 
     def predict_on_rank(world: World, _: object) -> None:
         trained = load_run_model(options, str(world.device), is_quiet=not world.is_rank_zero)
-        predict_and_show(trained, data, out, world, FieldNames(options.sequence, targets, options.by))
+        predict_and_show(trained, data, out, world, FieldNames(options.sequence, targets, options.by), options.beam)
 
     def check_output(_: object) -> None:
         if not parts_folder(out).exists():  # it exists after an interruption; then this command resumes

@@ -30,7 +30,12 @@ _MAX_DRAWN, _HISTORY_HORIZONS = 16, 4  # series in the pictures, and how many ho
 
 
 def predict_and_show(
-    trained: TrainedModel, data: Path | str, out: Path, world: World, fields: FieldNames | None = None
+    trained: TrainedModel,
+    data: Path | str,
+    out: Path,
+    world: World,
+    fields: FieldNames | None = None,
+    beam: int | None = None,
 ) -> None:
     """Write predictions to `out`, showing the progress, and print their metrics."""
     console = make_console(is_quiet=not world.is_rank_zero)
@@ -38,7 +43,7 @@ def predict_and_show(
         console.print(f"making predictions for {data} ...")
     with show_fraction(console, "predicting") as show:
         num_lines = write_predictions(
-            trained, data, out, world, fields=fields, on_progress=lambda done, count: show(done / count)
+            trained, data, out, world, fields=fields, beam=beam, on_progress=lambda done, count: show(done / count)
         )
     if world.is_rank_zero:
         console.print(f"{out}: {pluralize(num_lines, 'line')}")
