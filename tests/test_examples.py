@@ -155,6 +155,8 @@ def test_a_trial_of_a_wandb_sweep_takes_the_agents_arguments_and_run(tmp_path: P
     assert len([*tmp_path.glob("runs/sweep/trial7/wandb/offline-run-*-trial7")]) == 1
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_speech_is_learned_and_transcribed_from_a_file(tmp_path: Path) -> None:
     if shutil.which("espeak-ng") is None:
         pytest.skip("the program espeak-ng is not installed")
@@ -176,3 +178,16 @@ def test_speech_without_espeak_says_what_to_install(tmp_path: Path) -> None:
     command = [sys.executable, str(EXAMPLES / "10_speech.py"), "--quick"]
     done = subprocess.run(command, cwd=tmp_path, env={**os.environ, "PATH": ""}, capture_output=True, text=True)
     assert done.returncode == 1 and done.stderr.count("\n") == 1 and "install the package espeak-ng" in done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_a_tagger_is_trained_with_both_losses(tmp_path: Path) -> None:
+    printed = run(tmp_path, sys.executable, str(EXAMPLES / "13_tagging.py"), "--quick")
+    assert json.loads(printed.splitlines()[-1]).keys() == {"crf_f1", "cross_entropy_f1"}
+
+
+@pytest.mark.long
+def test_a_crf_finds_more_names_than_cross_entropy(tmp_path: Path) -> None:
+    result = json.loads(run(tmp_path, sys.executable, str(EXAMPLES / "13_tagging.py")).splitlines()[-1])
+    assert result["crf_f1"] > 0.6 and result["crf_f1"] > result["cross_entropy_f1"] + 0.02

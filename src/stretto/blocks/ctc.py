@@ -62,6 +62,17 @@ class CTCLoss(RowLoss):
         )
         return LossSum(total, target_lengths.sum())
 
+    def predictions(self, y: Tensor, lengths: Tensor) -> Tensor:
+        """Return the symbols of each row's most likely path, `[length, batch]`, padded with IGNORE_INDEX."""
+        path = y.argmax(dim=-1)  # [time, batch]
+        is_valid = torch.arange(len(y), device=y.device).unsqueeze(1) < to_device(lengths, y.device)
+        is_new = (path != self.blank) & is_valid
+        is_new[1:] &= path[1:] != path[:-1]
+        counts = is_new.sum(0)
+        symbols = path.new_full((int(counts.max()) if counts.numel() else 0, path.shape[1]), IGNORE_INDEX)
+        symbols[(is_new.cumsum(0) - 1)[is_new], torch.nonzero(is_new)[:, 1]] = path[is_new]
+        return symbols
+
     def _check_targets(self, targets: Tensor, target_lengths: Tensor, num_classes: int) -> None:
         """Raise unless each column is symbols, then padding: torch reads memory at any other index."""
         is_symbol = (targets >= 0) & (targets < num_classes) & (targets != self.blank)

@@ -27,7 +27,11 @@ class RowLoss(nn.Module):
         raise NotImplementedError
 
     def predictions(self, y: Tensor, lengths: Tensor) -> Tensor:
-        """Return what metrics compare with targets per time step: by default the outputs themselves."""
+        """Return what metrics compare with targets: by default the outputs themselves.
+
+        For targets with a length of their own, error rates need symbols, int64 `[length, batch]`, padded with
+        IGNORE_INDEX.
+        """
         return y
 
     def check_width(self, num_outputs: int) -> None:

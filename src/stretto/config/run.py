@@ -151,9 +151,11 @@ class MetricsConfig(StrictModel):
 
     names: Names = ()
     """Metrics to compute: `accuracy`, `f1` (macro) and `per_class` (a table) for classes, `mae` for values (in the
-    units of the data), or your own as `file.py:name` or `package.module:name`: a function of outputs and targets that
-    returns a sum and a count, or an object of torchmetrics. With `model.loss = "quantile"`, `coverage` is always
-    there: the fraction of values between the first and the last quantile."""
+    units of the data), `entity_f1` for tags such as B-PER and I-PER of time steps, `error_rate` (of symbols),
+    `word_error_rate` and `character_error_rate` for a sequence of symbols per row, or your own as `file.py:name` or
+    `package.module:name`: a function of outputs and targets that returns a sum and a count, or an object of
+    torchmetrics. With `model.loss = "quantile"`, `coverage` is always there: the fraction of values between the first
+    and the last quantile."""
     monitor: str = "loss"
     """The metric that `train.patience`, the plateau schedule and `save.keep_best` depend on: `loss`, or the name of a
     metric."""

@@ -74,6 +74,10 @@ class Engine(Protocol):
         """The loss, if it is one over whole rows; the same on every rank."""
 
     @property
+    def has_whole_rows(self) -> bool:
+        """Whether `on_outputs` of `eval_step` gets all time steps of its rows at once; the same on every rank."""
+
+    @property
     def num_micro_batches(self) -> int:
         """The number of micro-batches that a replica's rows are split into; a window needs at least as many rows."""
 
@@ -113,7 +117,8 @@ class Engine(Protocol):
     ) -> StepResult:
         """Run forward only, without dropout and gradients. `key` is for blocks that are random in evaluation, too.
 
-        `on_outputs` gets the outputs and targets; targets that the loss ignores are IGNORE_INDEX or NaN.
+        `on_outputs` gets the outputs and targets; targets that the loss ignores are IGNORE_INDEX or NaN. For a loss
+        over whole rows, it gets the loss's `predictions` in place of the outputs.
         """
 
     def squared_grad_norm(self) -> Tensor:

@@ -63,6 +63,7 @@ class LocalEngine:
         self.recorder = ActionRecorder(self._device)
         self._loss = as_loss(loss)
         self.row_loss = self._loss if isinstance(self._loss, RowLoss) else None
+        self.has_whole_rows = True
         self.precision = check_precision(precision, stack)
         self._cast_weights = CastWeights(rnn_modules(stack), compute_dtype(precision))
 
@@ -148,8 +149,10 @@ class LocalEngine:
     def _compute_loss(self, y: Tensor, targets: Tensor, lengths: Tensor, on_outputs: OnOutputs | None) -> LossSum:
         if self.row_loss is not None:
             loss = call_row_loss(self.row_loss, y, targets, lengths)
-            if on_outputs is not None and self.row_loss.targets_per_step:
-                on_outputs(self.row_loss.predictions(y, lengths), to_device(targets, self._device))
+            if on_outputs is not None:
+                predictions = self.row_loss.predictions(y, lengths)
+                targets = targets[: len(y)] if self.row_loss.targets_per_step else targets
+                on_outputs(predictions, to_device(targets, self._device))
             return loss
         targets = to_device(targets, self._device)
         loss = self._loss(y, targets)

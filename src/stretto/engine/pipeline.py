@@ -133,6 +133,7 @@ class PipelineEngine:
         self.num_started_windows = 0  # shown in this rank's status
         self._loss = as_loss(loss)
         self.row_loss = self._loss if isinstance(self._loss, RowLoss) else None
+        self.has_whole_rows = self.row_loss is not None or layout.chunks == 1
         self.precision = check_precision(precision, model)
         self.cast_weights = CastWeights(self._fused_stack.rnns, compute_dtype(precision))
         self.tied_weights = TiedWeights(stack, mesh, {})

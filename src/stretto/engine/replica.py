@@ -37,6 +37,7 @@ class ReplicaEngine:
         self.unsummarized = engine.unsummarized
         self.model_input = engine.model_input
         self.row_loss = engine.row_loss
+        self.has_whole_rows = engine.has_whole_rows
         self.num_micro_batches = engine.num_micro_batches
         self.reads_targets = engine.reads_targets
         self.reads_inputs = engine.reads_inputs

@@ -52,9 +52,10 @@ class RowLossStep:
         targets = self._targets[:, rows]
         with torch.set_grad_enabled(has_backward):
             result = call_row_loss(self._loss, outputs.requires_grad_(has_backward), targets, self._lengths[rows])
-        if on_outputs is not None and self._loss.targets_per_step:
+        if on_outputs is not None:
             predictions = self._loss.predictions(outputs, self._lengths[rows])
-            on_outputs(predictions, to_device(targets[: len(outputs)], outputs.device))
+            targets = targets[: len(outputs)] if self._loss.targets_per_step else targets
+            on_outputs(predictions, to_device(targets, outputs.device))
         if has_backward:
             self._totals[action.micro_batch] = result.total
         else:

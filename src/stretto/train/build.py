@@ -37,6 +37,7 @@ from stretto.mesh.world import World
 from stretto.plan.fit import fit_layout
 from stretto.train.feed import Feed, open_feeds
 from stretto.train.metrics.config_metrics import RunMetrics, load_metrics
+from stretto.train.metrics.row_metric import check_row_metrics
 from stretto.train.named_optimizer import check_optimizer
 from stretto.train.row_loss_check import check_row_loss
 from stretto.train.user_code import load_object
@@ -75,6 +76,12 @@ def build_inputs(config: RunConfig) -> RunInputs:
     _check_layout(config.layout, model, loss, train.windows, config.data)
     check_optimizer(config.train, model)
     metrics = load_metrics(config.metrics, config.model, task, train.target_std)
+    check_row_metrics(
+        metrics.metrics,
+        train.data_spec.labels,
+        has_whole_rows=isinstance(loss, RowLoss) or config.layout.chunks == 1,
+        is_stateful=train.windows.is_stateful,
+    )
     return RunInputs(train, valid, model, loss, metrics)
 
 

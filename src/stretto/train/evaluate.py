@@ -14,7 +14,8 @@ from stretto.base.task import TargetKind, target_name
 from stretto.blocks.check_widths import check_inputs
 from stretto.engine.engine import Engine, OnOutputs
 from stretto.train.metrics.class_table import ClassTable
-from stretto.train.metrics.metric_totals import Metrics, MetricTotals
+from stretto.train.metrics.metric_totals import Metrics, MetricTotals, metrics_by_name
+from stretto.train.metrics.row_metric import check_row_metrics
 from stretto.train.row_loss_check import check_row_loss
 from stretto.windows.loader import WindowSource, read_ahead
 
@@ -99,13 +100,20 @@ def evaluate(
     after each window with the fraction that is done. `is_interrupted` is called every 16 windows: if it returns true on
     any rank, all ranks raise EvaluationInterruptedError.
 
-    `metrics` are built-in names (`accuracy`, `f1`, `per_class`, `mae`), or a dict by name of built-in names, functions
+    `metrics` are built-in names (`accuracy`, `f1`, `per_class`, `mae`, `entity_f1`; for a sequence of symbols per row
+    `error_rate`, `word_error_rate`, `character_error_rate`), or a dict by name of built-in names, functions
     `(outputs, targets) -> (sum, count)` and objects of torchmetrics. Every target counts once, in any layout.
-    `class_names` are for the rows of `per_class`.
+    `class_names` are for the rows of `per_class`, the tags of `entity_f1` and the text of symbols.
     """
     world, task = engine.mesh.world, windows.task
     check_row_loss(engine.row_loss, task, is_stateful=windows.is_stateful, stride=engine.stride)
     metric_totals = MetricTotals(metrics, task, world.device, class_names)
+    check_row_metrics(
+        metrics_by_name(metrics),
+        class_names,
+        has_whole_rows=engine.has_whole_rows,
+        is_stateful=windows.is_stateful,
+    )
     # Metrics need the whole outputs, which no rank has if the output layer is split; so they are not always asked for.
     on_outputs = metric_totals.add if metrics else None
     sums = _run_epoch(engine, windows, workers, on_window, is_interrupted, on_outputs)

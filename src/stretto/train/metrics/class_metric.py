@@ -8,10 +8,10 @@ from torch import Tensor
 from stretto.base.errors import ConfigError
 from stretto.train.metrics.class_table import ClassTable
 from stretto.train.metrics.metric_input import MetricInput
-from stretto.train.metrics.sum_metric import SumMetric
+from stretto.train.metrics.sum_metric import StepMetric
 
 
-class ClassMetric(SumMetric):
+class ClassMetric(StepMetric):
     """Counts correct predictions, predictions and targets of each class; `compute` turns the table into a result."""
 
     def __init__(

@@ -7,14 +7,23 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError
-from stretto.base.metric_names import BUILT_IN_METRICS, CLASS_METRICS, EVALUATION_FIELDS, PER_CLASS
+from stretto.base.metric_names import (
+    BUILT_IN_METRICS,
+    CLASS_METRICS,
+    ENTITY_F1,
+    EVALUATION_FIELDS,
+    PER_CLASS,
+    ROW_METRICS,
+    SYMBOL_METRICS,
+)
 from stretto.base.strict_model import suggest_name
 from stretto.base.task import Task, has_classes, has_own_length
 from stretto.mesh.world import World
 from stretto.train.metrics.class_metric import ClassMetric
 from stretto.train.metrics.class_table import ClassTable
 from stretto.train.metrics.metric_input import MetricInput
-from stretto.train.metrics.sum_metric import FunctionMetric, MeanAbsoluteError, MetricFunction, SumMetric
+from stretto.train.metrics.row_metric import RowMetric, make_row_metric
+from stretto.train.metrics.sum_metric import FunctionMetric, MeanAbsoluteError, MetricFunction, StepMetric
 from stretto.train.metrics.torch_metric import TorchMetric, check_torchmetrics, is_torchmetrics
 
 Metrics = Mapping[str, object] | Sequence[str]
@@ -43,10 +52,11 @@ def check_metrics(metrics: Metrics, task: Task) -> None:
     for name, metric in metrics_by_name(metrics).items():
         if not name or name in EVALUATION_FIELDS:
             raise ConfigError(f"metrics can't have the name {name!r}, which an evaluation uses; rename it")
-        if has_own_length(task.targets):
+        is_of_symbols = isinstance(metric, str) and (metric in SYMBOL_METRICS or metric not in BUILT_IN_METRICS)
+        if has_own_length(task.targets) and not is_of_symbols:
             raise ConfigError(
                 f"metrics['{name}'] compares outputs and targets of the same time step, but the data's targets are "
-                f"{task.targets}; leave it out"
+                f"{task.targets}; use {', '.join(SYMBOL_METRICS)}"
             )
         if isinstance(metric, str):
             _check_built_in(name, metric, task)
@@ -64,7 +74,17 @@ def _check_built_in(name: str, metric: str, task: Task) -> None:
         raise ConfigError(
             f"metrics['{name}']={metric!r} is not a built-in metric; {suggest_name(metric, BUILT_IN_METRICS)}"
         )
-    if (metric in CLASS_METRICS) != has_classes(task.targets):
+    if metric in SYMBOL_METRICS and not has_own_length(task.targets):
+        raise ConfigError(
+            f"metrics['{name}']={metric!r} is for a sequence of symbols per row, but the data's targets are "
+            f"{task.targets}; leave it out"
+        )
+    if metric == ENTITY_F1 and task.targets != "class_per_step":
+        raise ConfigError(
+            f"metrics['{name}']={metric!r} is for a tag per time step, but the data's targets are {task.targets}; "
+            "leave it out"
+        )
+    if metric not in ROW_METRICS and (metric in CLASS_METRICS) != has_classes(task.targets):
         remedy = "mae, or a function" if metric in CLASS_METRICS else "accuracy, f1 or per_class"
         kind = "classes" if metric in CLASS_METRICS else "values"
         raise ConfigError(
@@ -87,7 +107,7 @@ class MetricTotals:
                 f"class_names has {len(class_names)} names, but the data has {task.num_outputs} classes; give one name "
                 "per class"
             )
-        self._sum_metrics: dict[str, SumMetric] = {}
+        self._sum_metrics: dict[str, StepMetric | RowMetric] = {}
         self._torch_metrics: dict[str, TorchMetric] = {}
         self._names = list(metrics_by_name(metrics))
         self._device = device
@@ -95,6 +115,8 @@ class MetricTotals:
             # Not `metric == "mae"` alone: `==` of a torchmetrics object makes another metric.
             if isinstance(metric, str) and metric == "mae":
                 self._sum_metrics[name] = MeanAbsoluteError(device)
+            elif isinstance(metric, str) and metric in ROW_METRICS:
+                self._sum_metrics[name] = make_row_metric(name, metric, class_names, task.num_outputs)
             elif isinstance(metric, str):
                 self._sum_metrics[name] = ClassMetric(task.num_outputs, _FROM_TABLE[metric], device, class_names)
             elif is_torchmetrics(metric):
@@ -103,19 +125,23 @@ class MetricTotals:
                 self._sum_metrics[name] = FunctionMetric(name, cast(MetricFunction, metric), device)
 
     def add(self, y: Tensor, targets: Tensor) -> None:
-        """Add the outputs and targets of a chunk, both `[time, batch, ...]`."""
-        if self._names:
+        """Add the outputs and targets of a chunk, both `[time, batch, ...]`; of CTC, symbols `[length, batch]`."""
+        step_metrics: list[StepMetric | TorchMetric] = [*self._torch_metrics.values()]
+        for metric in self._sum_metrics.values():
+            if isinstance(metric, RowMetric):
+                metric.add_rows(y, targets)
+            else:
+                step_metrics.append(metric)
+        if step_metrics:
             metric_input = MetricInput.of(y, targets)
-            for sum_metric in self._sum_metrics.values():
-                sum_metric.add(metric_input)
-            for torch_metric in self._torch_metrics.values():
-                torch_metric.add(metric_input)
+            for step_metric in step_metrics:
+                step_metric.add(metric_input)
 
     @property
     def sums(self) -> Tensor:
         """The sums of this rank, a vector."""
         no_sums = torch.zeros(0, dtype=torch.float64, device=self._device)  # `cat` needs at least one tensor
-        return torch.cat([no_sums, *(metric.sums for metric in self._sum_metrics.values())])
+        return torch.cat([no_sums, *(metric.sums.to(self._device) for metric in self._sum_metrics.values())])
 
     def results(self, sums: Sequence[float], world: World) -> dict[str, MetricResult]:
         """Return the results by name, from the sums over all ranks; a collective."""

@@ -23,21 +23,25 @@ _TOLERANCE = 1e-3
 
 
 class SumMetric(ABC):
-    """Adds up sums of outputs and targets; `sums` over all ranks give the result."""
+    """A metric with sums of outputs and targets; `sums` over all ranks give the result."""
 
     def __init__(self, num_sums: int, device: torch.device) -> None:
         self.sums = torch.zeros(num_sums, dtype=torch.float64, device=device)
-
-    @abstractmethod
-    def add(self, metric_input: MetricInput) -> None:
-        """Add the sums of some outputs and targets."""
 
     @abstractmethod
     def result(self, sums: Sequence[float]) -> float | ClassTable:
         """Return the result from `sums` over all ranks."""
 
 
-class MeanAbsoluteError(SumMetric):
+class StepMetric(SumMetric):
+    """A metric that compares the outputs and targets of single time steps."""
+
+    @abstractmethod
+    def add(self, metric_input: MetricInput) -> None:
+        """Add the sums of some outputs and targets."""
+
+
+class MeanAbsoluteError(StepMetric):
     """The mean absolute error over all values that are not missing."""
 
     def __init__(self, device: torch.device) -> None:
@@ -57,7 +61,7 @@ class MeanAbsoluteError(SumMetric):
         return _divide(*sums)
 
 
-class FunctionMetric(SumMetric):
+class FunctionMetric(StepMetric):
     """A metric of the user, from a function that returns two sums."""
 
     def __init__(self, name: str, function: MetricFunction, device: torch.device) -> None:
