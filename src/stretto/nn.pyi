@@ -1,6 +1,7 @@
 from stretto.base.state import State as State
 from stretto.base.window import Rows as Rows
 from stretto.blocks.activation_penalty import ActivationPenalty as ActivationPenalty
+from stretto.blocks.adaptive_softmax import AdaptiveSoftmax as AdaptiveSoftmax
 from stretto.blocks.bidirectional import BidirectionalGRU as BidirectionalGRU
 from stretto.blocks.bidirectional import BidirectionalLSTM as BidirectionalLSTM
 from stretto.blocks.block import Block as Block
@@ -9,7 +10,9 @@ from stretto.blocks.ctc import CTCLoss as CTCLoss
 from stretto.blocks.dropout import Dropout as Dropout
 from stretto.blocks.dropout import LockedDropout as LockedDropout
 from stretto.blocks.embed_categories import EmbedCategories as EmbedCategories
+from stretto.blocks.head_loss import HeadLoss as HeadLoss
 from stretto.blocks.initialize import initialize as initialize
+from stretto.blocks.linear_cross_entropy import LinearCrossEntropy as LinearCrossEntropy
 from stretto.blocks.losses import AbsoluteError as AbsoluteError
 from stretto.blocks.losses import BinaryCrossEntropy as BinaryCrossEntropy
 from stretto.blocks.losses import CrossEntropy as CrossEntropy

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from stretto.base.errors import ConfigError
 from stretto.base.task import Task
+from stretto.blocks.head_loss import HeadLoss
 from stretto.blocks.input_spec import InputSpec, block_input_spec
 from stretto.blocks.losses import Loss
 from stretto.blocks.meta_run import run_on_meta
@@ -29,7 +30,7 @@ class ModelInput:
 
 
 def check_widths(model: Stack, loss: Loss | None = None) -> None:
-    """Raise if two adjacent blocks, or the last one and a loss over whole rows, do not fit.
+    """Raise if two adjacent blocks, or the last one and a loss that takes a number of features, do not fit.
 
     Each block runs on the meta device, on one time step of one row.
 
@@ -47,7 +48,7 @@ def check_widths(model: Stack, loss: Loss | None = None) -> None:
             x = torch.zeros(1, 1, *spec.shape, dtype=dtype, device="meta")
         x = None if x is None else run_on_meta(block, x, model.dtype)
         before = name
-    if x is not None and isinstance(loss, RowLoss):
+    if x is not None and isinstance(loss, RowLoss | HeadLoss):
         loss.check_width(x.shape[-1])
 
 

@@ -32,11 +32,14 @@ def build_network(config: ModelConfig, task: Task) -> Stack:
         blocks += _penalty(width, temporal=config.temporal_penalty * is_last)
         blocks += _dropout(config)
         blocks += _penalty(width, activation=config.activation_penalty * is_last)
+    blocks += _pooling(config, task, width)
+    if config.loss == "adaptive_softmax":
+        return Stack(blocks)  # the loss has the output layer
     head = Linear(width, task.num_outputs * config.outputs_per_target)
     if config.tied:
         assert isinstance(blocks[0], Embedding)
         head.module.weight = blocks[0].module.weight
-    return Stack([*blocks, *_pooling(config, task, width), head])
+    return Stack([*blocks, head])
 
 
 def _input_blocks(config: ModelConfig, task: Task) -> tuple[list[Block], int]:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from stretto.base.device_constant import DeviceConstant
 from stretto.base.errors import ConfigError
 from stretto.base.window import IGNORE_INDEX
+from stretto.blocks.head_loss import HeadLoss
 from stretto.blocks.losses import (
     AbsoluteError,
     BinaryCrossEntropy,
@@ -48,7 +49,7 @@ def as_loss(loss: Loss | nn.Module) -> Loss:
     As with torch's `reduction="mean"`, a step's loss and gradient are those of the mean over all targets of the global
     batch, without missing ones (NaN, or the ignore index). Tensors are time-major, and classes are the last dim.
     """
-    if isinstance(loss, (*_OWN_LOSSES, RowLoss, _CheckedLoss, _ElementwiseLoss, _LogProbabilityLoss)):
+    if isinstance(loss, (*_OWN_LOSSES, HeadLoss, RowLoss, _CheckedLoss, _ElementwiseLoss, _LogProbabilityLoss)):
         return loss
     if isinstance(loss, type) and issubclass(loss, (nn.Module, *_OWN_LOSSES)):
         raise ConfigError(f"loss={loss.__name__} is a class; create it: {loss.__name__}()")

@@ -6,6 +6,7 @@ from typing import Annotated, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from stretto.base.strict_model import StrictModel
+from stretto.config.layout import Counts
 
 
 def _parse_numbers(value: object) -> object:
@@ -21,10 +22,21 @@ def _parse_numbers(value: object) -> object:
 Numbers = Annotated[tuple[float, ...], Field(strict=False), BeforeValidator(_parse_numbers)]
 
 # The losses that `model.loss` can name, and the fields that only one of them uses.
-LOSS_NAMES = ("cross_entropy", "crf", "ctc", "binary_cross_entropy", "mse", "mae", "huber", "quantile")
+LOSS_NAMES = (
+    "cross_entropy",
+    "adaptive_softmax",
+    "crf",
+    "ctc",
+    "binary_cross_entropy",
+    "mse",
+    "mae",
+    "huber",
+    "quantile",
+)
 _LOSS_OF_FIELD = {
     "class_weights": "cross_entropy",
     "label_smoothing": "cross_entropy",
+    "adaptive_cutoffs": "adaptive_softmax",
     "huber_delta": "huber",
     "quantiles": "quantile",
 }
@@ -37,14 +49,18 @@ class ModelConfig(StrictModel):
     """Your own model, as `file.py:function` or `package.module:function`; the function takes a `stretto.data.Task` and
     returns a Stack."""
     loss: str | None = None
-    """The loss: `cross_entropy`, `crf` (classes per time step), `ctc` (a sequence of classes per row),
-    `binary_cross_entropy`, `mse`, `mae`, `huber`, `quantile`, or your own, as `file.py:function` or
-    `package.module:function`: the function takes outputs and targets and returns a LossSum. By default cross-entropy
-    for tokens and classes, CTC for a sequence of classes per row, and the squared error for values."""
+    """The loss: `cross_entropy`, `adaptive_softmax` (for a large vocabulary sorted by frequency), `crf` (classes
+    per time step), `ctc` (a sequence of classes per row), `binary_cross_entropy`, `mse`, `mae`, `huber`, `quantile`, or
+    your own, as `file.py:function` or `package.module:function`: the function takes outputs and targets and returns a
+    LossSum. By default cross-entropy for tokens and classes, CTC for a sequence of classes per row, and the squared
+    error for values."""
     class_weights: Numbers = ()
     """cross_entropy: the weight of each class, in the order of the classes; by default all are equal."""
     label_smoothing: float = Field(0.0, ge=0, le=1)
     """cross_entropy: share of each target that is spread over all classes."""
+    adaptive_cutoffs: Counts = ()
+    """adaptive_softmax: the first class of each cluster of rarer classes, in increasing order; by default after a tenth
+    and a third of the classes."""
     huber_delta: float = Field(1.0, gt=0, allow_inf_nan=False)
     """huber: the error above which the loss is linear."""
     quantiles: Numbers = (0.1, 0.5, 0.9)
@@ -110,6 +126,8 @@ class ModelConfig(StrictModel):
                 f"tied=true needs equal sizes, but the embedding has {self.embedding_size} features and the last "
                 f"recurrent layer {self.output_size}; set embedding={self.output_size}, or projection"
             )
+        if self.tied and self.loss == "adaptive_softmax":
+            raise ValueError("tied=true can't be combined with loss='adaptive_softmax', which has no such table")
         if self.weight_dropout and (self.cell == "gru" or self.bidirectional):
             raise ValueError(f"weight_dropout={self.weight_dropout} needs cell='lstm' in one direction; remove it")
         self._check_loss()

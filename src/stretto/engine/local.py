@@ -12,6 +12,7 @@ from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights, rnn_modules
 from stretto.blocks.check_widths import ModelInput
+from stretto.blocks.head_loss import class_outputs
 from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.row_loss import RowLoss, call_row_loss
@@ -157,5 +158,5 @@ class LocalEngine:
         targets = to_device(targets, self._device)
         loss = self._loss(y, targets)
         if on_outputs is not None:
-            on_outputs(y, mark_ignored(self._loss, targets))
+            on_outputs(class_outputs(self._loss, y), mark_ignored(self._loss, targets))
         return loss

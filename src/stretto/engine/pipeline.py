@@ -37,6 +37,7 @@ from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights
 from stretto.blocks.check_widths import ModelInput
 from stretto.blocks.fused import FusedStack
+from stretto.blocks.head_loss import class_outputs
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.row_summary import find_unsummarized
@@ -222,7 +223,7 @@ class PipelineEngine:
             return y, after
         loss = self._loss(y, targets)
         if on_outputs is not None:
-            on_outputs(y, mark_ignored(self._loss, targets))
+            on_outputs(class_outputs(self._loss, y), mark_ignored(self._loss, targets))
         return loss, after
 
 

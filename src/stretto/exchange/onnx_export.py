@@ -17,6 +17,7 @@ from stretto.base.errors import ConfigError
 from stretto.base.extras import import_optional_dependency
 from stretto.base.task import Task
 from stretto.base.version import installed_version
+from stretto.blocks.head_loss import check_has_output_layer
 from stretto.blocks.input_spec import InputSpec, find_input_spec
 from stretto.blocks.stack import Stack
 from stretto.blocks.standardize import Standardize
@@ -77,6 +78,7 @@ def export_onnx(model: Stack | ExportableModel, path: Path | str, *, example: Te
     exportable = None if isinstance(model, Stack) else model
     original = model if isinstance(model, Stack) else _stack_to_export(model)
     original.check_complete()
+    check_has_output_layer(original.loss)
     if any(parameter.is_meta for parameter in original.parameters()):
         raise ConfigError("the stack's weights are on the meta device; create them with stretto.nn.initialize")
     stack = copy.deepcopy(original).cpu().float().eval()

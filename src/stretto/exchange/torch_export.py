@@ -16,6 +16,7 @@ from stretto.blocks.activation_penalty import ActivationPenalty
 from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
+from stretto.blocks.head_loss import check_has_output_layer
 from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.pooling import FinalStates, MaxPool, MeanPool, Pooling
 from stretto.blocks.recurrent import GRU, LSTM
@@ -49,6 +50,7 @@ def export_torch(stack: Stack, path: Path | str) -> dict[str, dict[str, object]]
     occurs more than once, its modules are numbered (`lstm.0.weight_ih_l0`). Each module is returned as a dict:
     its class as `kind`, its arguments if `from_torch` supports it, and `residual` if its input is added to its output.
     """
+    check_has_output_layer(stack.loss)
     weights, modules = torch_weights(stack)
     layers = [{"name": name, **options} for name, options in modules.items()]
     path = Path(path)

@@ -13,6 +13,7 @@ from stretto.base.errors import ConfigError, DataError
 from stretto.base.units import pluralize
 from stretto.base.window import Rows
 from stretto.blocks.embed_categories import EmbedCategories
+from stretto.blocks.head_loss import class_outputs
 from stretto.blocks.input_spec import block_input_spec
 from stretto.blocks.stack import Stack
 from stretto.serve.row_decoder import find_row_decoder
@@ -96,6 +97,7 @@ def _run_parts(stack: Stack, parts: "Iterable[_Part]") -> Iterator[tuple[Tensor,
         batch = Rows(lanes, row_lengths, torch.ones(len(lanes), dtype=torch.bool), 0, stack.device, stack.dtype)
         x = to_device(x.to(stack.dtype) if x.is_floating_point() else x, stack.device)
         y, _ = stack(x, stack.begin(batch))
+        y = class_outputs(stack.loss, y)
         num_outputs = batch.after_stride(stack.stride).lengths
         yield num_outputs, y.float().cpu() if y.dtype == torch.bfloat16 else y.cpu()
     stack.train(was_training)

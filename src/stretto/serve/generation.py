@@ -14,6 +14,7 @@ from stretto.base.errors import ConfigError, LawError
 from stretto.base.keys import derive_key
 from stretto.base.state import cat_rows
 from stretto.base.window import Rows
+from stretto.blocks.head_loss import class_outputs
 from stretto.blocks.stack import Stack
 from stretto.store.subwords import SubwordVocabulary
 from stretto.store.vocabulary import Vocabulary
@@ -88,14 +89,14 @@ def generate_tokens(
     # The prompt is run once; all texts start from the state after it.
     tokens = torch.from_numpy(np.asarray(prompt, np.int64)).to(device).unsqueeze(1)
     y, state = stack(tokens, stack.initial_state(Rows.of(1, device=device, dtype=stack.dtype)))
-    last_output, state = y[-1].expand(count, -1), cat_rows([state] * count)
+    last_output, state = class_outputs(stack.loss, y[-1:])[0].expand(count, -1), cat_rows([state] * count)
     while True:
         logits = last_output.double().cpu().numpy().copy()
         logits[:, list(suppress_tokens)] = -np.inf
         sampled = [sampling.draw(row, generator.random()) for row, generator in zip(logits, generators, strict=True)]
         yield sampled
         y, state = stack(torch.tensor([sampled], device=device), state)
-        last_output = y[-1]
+        last_output = class_outputs(stack.loss, y[-1:])[0]
 
 
 def generate(

@@ -19,6 +19,7 @@ from stretto.base.disk import atomic_path, explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.window import Rows
+from stretto.blocks.head_loss import class_outputs
 from stretto.mesh.world import World
 from stretto.prepare.downloads import localize
 from stretto.serve.prediction_dataset import (
@@ -199,7 +200,7 @@ def run_batch(trained: TrainedModel, inputs: Tensor, lengths: Tensor) -> Outputs
         x = inputs[start : start + chunk_steps].to(device)
         with trained.autocast():
             y, state = stack(x.to(stack.dtype) if x.is_floating_point() else x, state)
-        yield start // stack.stride, check_outputs(y, trained.num_outputs)
+        yield start // stack.stride, check_outputs(class_outputs(stack.loss, y), trained.num_outputs)
 
 
 def _job_fingerprint(trained: TrainedModel, location: Path | str, fields: FieldNames | None, beam: int | None) -> str:

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import pad_sequence
 from stretto.base.errors import ConfigError, LawError
 from stretto.base.state import State, detach
 from stretto.base.window import Rows
+from stretto.blocks.head_loss import class_outputs
 from stretto.blocks.stack import Stack
 
 SessionName = TypeVar("SessionName", bound=Hashable)
@@ -117,7 +118,7 @@ class Sessions:
             y, next_state = self._stack(inputs[start:stop, :num_rows], tuple(tensor[:num_rows] for tensor in state))
             # torch.cat copies: the returned state may be a view of the given one.
             state = tuple(torch.cat([value, old[num_rows:]]) for value, old in zip(next_state, state, strict=True))
-            outputs.append(y)
+            outputs.append(class_outputs(self._stack.loss, y))
         self._store_states(names, state)
         # Concatenate each row's outputs from all calls that it was part of.
         return {name: torch.cat([y[:, row] for y in outputs if row < y.shape[1]]) for row, name in enumerate(names)}

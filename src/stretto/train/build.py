@@ -8,6 +8,7 @@ import torch
 
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.task import Task, has_own_length
+from stretto.blocks.adaptive_softmax import AdaptiveSoftmax
 from stretto.blocks.crf import CRF
 from stretto.blocks.ctc import CTCLoss
 from stretto.blocks.loss_weights import attach_loss
@@ -141,6 +142,7 @@ def build_loss(config: ModelConfig, task: Task, labels: Sequence[str] = ()) -> L
     _check_loss_name(name, task)
     losses: dict[str, Callable[[], Loss]] = {
         "cross_entropy": lambda: CrossEntropy(_class_weights(config, task, labels), config.label_smoothing),
+        "adaptive_softmax": lambda: AdaptiveSoftmax(config.output_size, task.num_outputs, config.adaptive_cutoffs),
         "crf": lambda: CRF(task.num_outputs),
         "ctc": CTCLoss,
         "binary_cross_entropy": BinaryCrossEntropy,
@@ -160,7 +162,7 @@ def _check_loss_name(name: str, task: Task) -> None:
         kind, choices = "a sequence of classes per row", ["ctc"]
     elif task.has_classes:
         kind = "classes per time step" if task.targets == "class_per_step" else "classes"
-        choices = ["cross_entropy", *(["crf"] if task.targets == "class_per_step" else [])]
+        choices = ["cross_entropy", "adaptive_softmax", *(["crf"] if task.targets == "class_per_step" else [])]
     fits = name in choices or (name == "binary_cross_entropy" and kind == "values")
     if not fits:
         listed = " or ".join(filter(None, [", ".join(choices[:-1]), choices[-1]]))
