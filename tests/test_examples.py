@@ -83,6 +83,20 @@ def test_a_language_model_learns_from_articles(wikitext: Path, tmp_path: Path) -
 
 
 @pytest.mark.long
+@pytest.mark.short
+def test_a_word_model_by_the_awd_recipe_and_a_plain_one_train_for_the_same_time(wikitext: Path, tmp_path: Path) -> None:
+    few = tmp_path / "texts"
+    few.mkdir()
+    for name in ("valid.txt", "test.txt"):
+        (few / name).write_text((wikitext / name).read_text("utf-8")[:60_000], "utf-8")
+    printed = run(tmp_path, sys.executable, str(EXAMPLES / "14_word_model.py"), str(few), "2")
+    result = json.loads(printed.splitlines()[-1])
+    assert result["seconds"] == 2
+    # Without training, a perplexity is about that of a random choice.
+    assert 1 < result["awd_perplexity"] < 4000 and 1 < result["plain_perplexity"] < 4000
+
+
+@pytest.mark.long
 def test_a_run_that_is_killed_moved_and_cut_off_ends_as_if_nothing_had_happened(tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "06_survive.py"))
     assert "resume  after step 20" in printed and "preempted: exit code 75" in printed

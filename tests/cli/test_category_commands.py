@@ -136,7 +136,7 @@ def test_a_run_on_a_data_frame_with_text(capsys: pytest.CaptureFixture[str]) -> 
     by_hand = predict_arrays(trained, codes, per_step=True)
     for row in range(2):
         np.testing.assert_array_equal(outputs[row], by_hand[row])
-        assert np.abs(outputs[row] - other[row]).max() > 1e-4
+        assert np.abs(np.subtract(outputs[row], other[row])).max() > 1e-4
     Path("frames.py").write_text(Path("frames.py").read_text().replace("train.categories", "{'store': ['b', 'a']}"))
     assert main(["train", "run.toml", "--run.folder", "runs/b"]) == 2
     assert "in the categories of its text" in " ".join(capsys.readouterr().err.split())

@@ -251,7 +251,7 @@ def check_loss(
     if isinstance(loss, RowLoss):
         _check_row_loss(loss, y, targets, lengths, tolerance)
         return
-    whole = loss(y, targets)
+    whole = _without_graph(loss(y, targets))
     if not math.isfinite(whole.total):
         raise LawError(
             f"the loss is {float(whole.total)}, so its parts can't be compared; check the outputs and targets"
@@ -262,7 +262,12 @@ def check_loss(
             continue
         # Parts of different sizes, because errors of two equal parts could cancel out.
         split = zip(y.tensor_split([cut], dim), targets.tensor_split([cut], dim), strict=True)
-        _check_sum(axis, whole, [loss(*pair) for pair in split], tolerance)
+        _check_sum(axis, whole, [_without_graph(loss(*pair)) for pair in split], tolerance)
+
+
+def _without_graph(loss: LossSum) -> LossSum:
+    """Return a loss detached from its graph, which it has if the loss has weights."""
+    return replace(loss, total=loss.total.detach())
 
 
 def _check_row_loss(loss: RowLoss, y: Tensor, targets: Tensor, lengths: Tensor | None, tolerance: float) -> None:
