@@ -36,7 +36,7 @@ TRAIN_VARIANTS = (
 VALID_VARIANTS = ("m5", "f4", "Michael", "linda")
 
 RATE, FFT, HOP, MELS = 22050, 512, 220, 40  # samples per second, and of a frame; frames are 10 ms apart
-STACK = 3  # frames per time step
+STACK = 3  # frames that the model joins to one time step
 ROWS = Path("data/speech.pt")
 
 Row = tuple[Tensor, list[str]]  # features and words
@@ -91,10 +91,9 @@ def make_rows(num_rows: int, variants: tuple[str, ...], seed: int) -> list[Row]:
 
 
 def features(samples: Tensor) -> Tensor:
-    """Return log-mel features `[time, STACK * MELS]`; samples at the end that don't fill a time step are left out."""
+    """Return log-mel features `[time, MELS]`; samples at the end that don't fill a frame are left out."""
     spectrum = torch.stft(samples, FFT, HOP, window=torch.hann_window(FFT), center=False, return_complex=True)
-    frames = (spectrum.abs().square().t() @ mel_filters()).clamp(min=1e-5).log() / 4 + 1  # about -2 to 2
-    return frames[: len(frames) // STACK * STACK].reshape(-1, STACK * MELS)
+    return (spectrum.abs().square().t() @ mel_filters()).clamp(min=1e-5).log() / 4 + 1  # about -2 to 2
 
 
 def mel_filters() -> Tensor:
@@ -121,7 +120,7 @@ def train(num_steps: int) -> float:
     with stretto.world() as world:
         sections: dict[str, Any] = {
             "data": {"factory": f"{__file__}:load_rows", "max_rows": 32},
-            "model": {"layers": 2, "hidden": 128, "dropout": 0.2},
+            "model": {"stack_frames": STACK, "layers": 2, "hidden": 128, "dropout": 0.2},
             "train": {"steps": num_steps, "lr": 3e-3, "warmup": min(20, num_steps)},
             "layout": {"replicas": world.size},
             "run": {"folder": "runs/speech", "device": "cpu"},
@@ -141,12 +140,14 @@ def transcribe(model: stretto.TrainedModel, path: Path) -> None:
     heard = torch.zeros(0)
     for number, block in enumerate(torch.split(read_wav(BytesIO(path.read_bytes())), RATE // 10), 1):
         heard = torch.cat([heard, block])
-        if len(heard) < FFT + (STACK - 1) * HOP:
+        if len(heard) < FFT:
             continue
         inputs = features(heard)
-        heard = heard[len(inputs) * STACK * HOP :]  # frames overlap: the next ones begin here
+        heard = heard[len(inputs) * HOP :]  # frames overlap: the next ones begin here
         for word in sessions.feed({path.name: inputs})[path.name]:
             print(f"after {number / 10:.1f} s: {word}")
+    for word in sessions.close(path.name):
+        print(f"at the end: {word}")
 
 
 if __name__ == "__main__":

@@ -45,11 +45,16 @@ class CtcSessions:
             symbols[name] = self._named(decoder.add(y.float().log_softmax(dim=-1)))
         return symbols
 
+    @torch.no_grad()
     def close(self, name: Hashable) -> list[str]:
         """End a session if it exists; return the names of the symbols that were not emitted yet."""
-        self._sessions.close(name)
         decoder = self._decoders.pop(name, None)
-        return [] if decoder is None else self._named(decoder.finish())
+        if decoder is None:
+            return []
+        # With strided blocks, the last time steps may still wait for more.
+        y = self._sessions.finish(name)
+        labels = decoder.add(y.float().log_softmax(dim=-1)) if len(y) else []
+        return self._named([*labels, *decoder.finish()])
 
     def _make_decoder(self) -> CtcGreedyDecoder | CtcBeamDecoder:
         return CtcGreedyDecoder() if self._beam is None else CtcBeamDecoder(self._beam)
