@@ -118,6 +118,23 @@ def test_blocks_after_a_stride_know_the_shorter_lengths() -> None:
     assert penalty[-1].tolist() == pool[-1].tolist() == [0, 3, 6]
 
 
+@pytest.mark.parametrize("kind", BLOCKS)
+@pytest.mark.parametrize("length", [5, 100])
+def test_each_window_has_the_lengths_of_its_own(kind: str, length: int) -> None:
+    # A first length of 5 leaves 1 for the next window, one of 100 means all 4 time steps. Row 1 ends in the first
+    # window and continues from the initial state, as an engine resets it.
+    block = BLOCKS[kind](2).double()
+    x = torch.randn(12, 2, WIDTH, dtype=torch.float64)
+    first = replace(Rows.of(2, dtype=torch.float64), lengths=torch.tensor([length, 3]))
+    y, state = block(x[:4], block.begin(first))
+    state = tuple(torch.cat([a[:1], b[1:]]) for a, b in zip(state, block.initial_state(first), strict=True))
+    second = replace(first, lengths=torch.tensor([100, 8]), fresh=torch.tensor([False, False]))
+    after, _ = block(x[4:], block.begin(second, state))
+    expected = reference(block, x[:, 0])
+    torch.testing.assert_close(torch.cat([y, after])[:, 0], expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(after[:, 1], reference(block, x[4:, 1]), rtol=1e-12, atol=1e-12)
+
+
 class ForgetsItsStride(Block):
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         return x[::2], state
@@ -144,7 +161,10 @@ def test_a_block_that_breaks_the_law_is_rejected(block: Block, reason: str) -> N
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: StackFrames(0), "StackFrames stride=0 must be at least 1"),
+        (lambda: StackFrames(0), "StackFrames stride=0 must be an integer of at least 1, such as 2"),
+        (lambda: StackFrames(2.5), "StackFrames stride=2.5 must be an integer of at least 1"),  # type: ignore[arg-type]
+        (lambda: StackFrames(True), "StackFrames stride=True must be an integer of at least 1"),
+        (lambda: PoolTime("2"), "PoolTime stride='2' must be an integer of at least 1"),  # type: ignore[arg-type]
         (lambda: PoolTime(2, "sum"), "PoolTime kind='sum' is not known; choose from mean, max"),  # type: ignore[arg-type]
         (lambda: CausalConv(3, 3, 2, 3), "kernel_size=2 is less than stride=3, so some time steps would not be read"),
         (lambda: Residual(PoolTime(2)), "PoolTime makes one time step of each 2; put it before the Residual"),

@@ -28,8 +28,9 @@ class Strided(Block):
 
     def __init__(self, stride: int) -> None:
         super().__init__()
-        if stride < 1:
-            raise ConfigError(f"{type(self).__name__} stride={stride} must be at least 1; use a value such as 2")
+        # A bool is an int too.
+        if not isinstance(stride, int) or isinstance(stride, bool) or stride < 1:
+            raise ConfigError(f"{type(self).__name__} stride={stride!r} must be an integer of at least 1, such as 2")
         self.stride = stride
 
     def extra_repr(self) -> str:
@@ -39,10 +40,9 @@ class Strided(Block):
         return (to_device(rows.lengths, rows.device),)
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
-        *state, num_left = super().begin(rows, carried)
-        lengths = to_device(rows.lengths, rows.device)
-        # The window before may have known where the row ends, if that is in this window.
-        return *state, torch.where(num_left > 0, torch.minimum(num_left, lengths), lengths)
+        *state, _ = super().begin(rows, carried)
+        # The carried number is of the window before; only the new one knows where a row ends in it.
+        return *state, to_device(rows.lengths, rows.device)
 
     def _split(self, x: Tensor, num_left: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor]:
         """Return the groups `[groups, stride, batch, ...]`, with `fill` as padding, and which time steps are valid."""
