@@ -83,7 +83,7 @@ class Engine(Protocol):
 
     @property
     def reads_targets(self) -> bool:
-        """Whether this rank needs a window's targets: it computes the loss, or a part of the logits."""
+        """Whether this rank needs a window's targets: it computes the loss or a part of the logits, or checks them."""
 
     @property
     def reads_inputs(self) -> bool:

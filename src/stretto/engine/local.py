@@ -32,7 +32,7 @@ from stretto.engine.engine import (
 )
 from stretto.engine.precision import Precision, autocast, check_precision, compute_dtype
 from stretto.engine.recorder import ActionRecorder
-from stretto.engine.strided_targets import check_strided, stride_window
+from stretto.engine.strided_targets import stride_window
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
@@ -113,10 +113,8 @@ class LocalEngine:
                 f"micro_batches={self.num_micro_batches} exceeds the batch's number of rows; "
                 f"use at most {window.num_rows}"
             )
-        if self.stride > 1:
-            check_strided(window, self.stride)
-            if self.row_loss is None or self.row_loss.targets_per_step:
-                window = stride_window(window, self.stride)
+        if self.stride > 1 and (self.row_loss is None or self.row_loss.targets_per_step):
+            window = stride_window(window, self.stride)
         losses, states = [], []
         for index, rows in enumerate(window.micro_batches(self.num_micro_batches)):
             carried_rows = None if carried is None else slice_rows(carried, rows)

@@ -61,7 +61,7 @@ from stretto.engine.engine import (
 from stretto.engine.precision import Precision, autocast, check_precision, compute_dtype
 from stretto.engine.recorder import ActionRecorder
 from stretto.engine.row_loss_step import RowLossStep
-from stretto.engine.strided_targets import check_strided, stride_window
+from stretto.engine.strided_targets import stride_window
 from stretto.engine.tied_weights import TiedWeights
 from stretto.engine.vocab_head import HeadStep, VocabHead
 from stretto.mesh.mesh import Mesh
@@ -134,6 +134,7 @@ class PipelineEngine:
         self.num_started_windows = 0  # shown in this rank's status
         self._loss = as_loss(loss)
         self.row_loss = self._loss if isinstance(self._loss, RowLoss) else None
+        self.strides_targets = self.stride > 1 and (self.row_loss is None or self.row_loss.targets_per_step)
         self.has_whole_rows = self.row_loss is not None or layout.chunks == 1
         self.precision = check_precision(precision, model)
         self.cast_weights = CastWeights(self._fused_stack.rnns, compute_dtype(precision))
@@ -186,6 +187,11 @@ class PipelineEngine:
     @property
     def reads_targets(self) -> bool:
         """Whether this stage needs a window's targets."""
+        return self.uses_targets or self.strides_targets
+
+    @property
+    def uses_targets(self) -> bool:
+        """Whether this stage computes a part of the loss."""
         return self.mesh.is_last_stage or self.vocab_head is not None
 
     @property
@@ -203,7 +209,6 @@ class PipelineEngine:
                 f"layout.micro_batches={self.layout.micro_batches} exceeds a replica's number of rows; "
                 f"use at most {window.num_rows}"
             )
-        check_strided(window, self.stride)
         return cut_window(window, self.layout.micro_batches, self.layout.chunks, self.stride)
 
     def boundaries(self, inputs: Tensor | None) -> tuple[BoundarySpec | None, BoundarySpec | None]:
@@ -252,14 +257,17 @@ class _PipelineStep:
         self.recompute = engine.layout.recompute
         self.live_chunks: dict[tuple[int, int], _LiveChunk] = {}  # by (micro-batch, chunk)
         self.losses: list[LossSum] = []
-        if engine.stride > 1 and (engine.row_loss is None or engine.row_loss.targets_per_step):
+        if engine.strides_targets:
+            # Every stage checks the targets, before the first message: an error of the last one alone would be a hang.
             window = stride_window(window, engine.stride)
+        if not engine.uses_targets:
+            window = replace(window, targets=None)
         if engine.vocab_head is not None:
             engine.vocab_head.check_targets(window)
         # All copies to the device are made here, once, before any message is awaited.
         self.window = cut.sort_window(window, engine.device, moves_targets=engine.row_loss is None)
         self.inputs = window_tensor(self.window, "inputs", engine.stack.dtype) if self.mesh.is_first_stage else None
-        targets = window_tensor(self.window, "targets") if engine.reads_targets else None
+        targets = window_tensor(self.window, "targets") if engine.uses_targets else None
         self.rows = self.window.rows(key, engine.device, engine.stack.dtype)
         self.embedding = self._split_embedding()
         self.head: HeadStep | None = None

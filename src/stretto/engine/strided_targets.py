@@ -1,4 +1,4 @@
-"""check_strided and stride_targets: windows for models whose blocks make one time step of several."""
+"""stride_targets: the targets of models whose blocks make one time step of several."""
 
 from dataclasses import replace
 
@@ -7,15 +7,6 @@ from torch import Tensor
 
 from stretto.base.errors import DataError
 from stretto.base.window import IGNORE_INDEX, Window
-
-
-def check_strided(window: Window, stride: int) -> None:
-    """Raise if a window cuts a row that continues within one of the model's time steps. All ranks check the same."""
-    if window.num_steps % stride and not bool(window.fresh.all()):
-        raise DataError(
-            f"rows continue from window to window, but num_steps={window.num_steps} is not a multiple of the model's "
-            f"stride {stride}; use windows of a multiple of {stride} time steps, and pad the last one"
-        )
 
 
 def stride_targets(targets: Tensor, num_steps: int, stride: int) -> Tensor:

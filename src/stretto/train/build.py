@@ -41,6 +41,7 @@ from stretto.train.metrics.config_metrics import RunMetrics, load_metrics
 from stretto.train.metrics.row_metric import check_row_metrics
 from stretto.train.named_optimizer import check_optimizer
 from stretto.train.row_loss_check import check_row_loss
+from stretto.train.stride_check import check_window_stride
 from stretto.train.user_code import load_object
 from stretto.windows.loader import WindowSource
 
@@ -72,6 +73,7 @@ def build_inputs(config: RunConfig) -> RunInputs:
     model = attach_loss(build_model(config.model, task), loss)
     row_loss = loss if isinstance(loss, RowLoss) else None
     check_row_loss(row_loss, task, is_stateful=train.windows.is_stateful, stride=model.stride)
+    check_window_stride(train.windows, model.stride)
     if task.is_per_row:
         check_row_summary(find_unsummarized(model))
     _check_layout(config.layout, model, loss, train.windows, config.data)

@@ -17,6 +17,7 @@ from stretto.train.metrics.class_table import ClassTable
 from stretto.train.metrics.metric_totals import Metrics, MetricTotals, metrics_by_name
 from stretto.train.metrics.row_metric import check_row_metrics
 from stretto.train.row_loss_check import check_row_loss
+from stretto.train.stride_check import check_window_stride
 from stretto.windows.loader import WindowSource, read_ahead
 
 # Windows between two checks for an interruption. Each check is an all_reduce over all ranks.
@@ -107,6 +108,7 @@ def evaluate(
     """
     world, task = engine.mesh.world, windows.task
     check_row_loss(engine.row_loss, task, is_stateful=windows.is_stateful, stride=engine.stride)
+    check_window_stride(windows, engine.stride)
     metric_totals = MetricTotals(metrics, task, world.device, class_names)
     check_row_metrics(
         metrics_by_name(metrics),

@@ -38,6 +38,7 @@ from stretto.train.optimizer import (
 )
 from stretto.train.row_loss_check import check_row_loss
 from stretto.train.schedule import learning_rate_factor, set_learning_rate
+from stretto.train.stride_check import check_window_stride
 from stretto.train.trainer_state import (
     allocate_lane_state,
     allocate_optimizer_state,
@@ -153,6 +154,7 @@ class Trainer:
         if windows.task.is_per_row:
             check_row_summary(engine.unsummarized)
         check_row_loss(engine.row_loss, windows.task, is_stateful=windows.is_stateful, stride=engine.stride)
+        check_window_stride(windows, engine.stride)
         if optimizer is not None:
             reject_unused_fields(config)
         self.engine = engine

@@ -21,7 +21,10 @@ class WindowSource(Protocol):
 
     @property
     def is_stateful(self) -> bool:
-        """Whether rows continue from window to window."""
+        """Whether rows continue from window to window.
+
+        Then all windows of an epoch but the last have the same number of time steps.
+        """
 
     @property
     def lanes(self) -> int:
