@@ -23,6 +23,7 @@ from stretto.nn import (
     Residual,
     SquaredError,
     Stack,
+    StackFrames,
     Standardize,
     State,
 )
@@ -87,6 +88,8 @@ def test_the_first_block_must_fit_the_data() -> None:
     tokens = Batches(from_arrays(np.ones((4, 5), int)), max_rows=2)
     for blocks, data, message in (
         ([LSTM(2, 4), Linear(4, 1)], channels, r"block 0 \(LSTM\) takes 2 features, but the data has 3; make"),
+        ([Dropout(0.1), LSTM(2, 4), Linear(4, 1)], channels, r"^block 1 \(LSTM\) takes 2 features, but the data has 3"),
+        ([StackFrames(2), LSTM(4, 4), Linear(4, 1)], channels, r"^StackFrames before block 1 \(LSTM\) takes 2 feat"),
         ([Embedding(9, 4), Linear(4, 1)], channels, r"block 0 \(Embedding\) takes tokens, but the data has 3 channels"),
         ([Linear(1, 4), Linear(4, 2)], tokens, r"block 0 \(Linear\) takes 1 features, but the data has tokens; start"),
     ):

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from stretto.blocks.input_spec import find_input_spec
+from stretto.blocks.input_spec import block_input_spec, find_input_spec
 from stretto.blocks.summary import block_costs
 from stretto.errors import ConfigError, LawError
 from stretto.nn import (
@@ -19,6 +19,7 @@ from stretto.nn import (
     Block,
     CausalConv,
     Dropout,
+    Embedding,
     Linear,
     PoolTime,
     Residual,
@@ -167,10 +168,18 @@ def test_a_block_that_breaks_the_law_is_rejected(block: Block, reason: str) -> N
         (lambda: PoolTime("2"), "PoolTime stride='2' must be an integer of at least 1"),  # type: ignore[arg-type]
         (lambda: PoolTime(2, "sum"), "PoolTime kind='sum' is not known; choose from mean, max"),  # type: ignore[arg-type]
         (lambda: CausalConv(3, 3, 2, 3), "kernel_size=2 is less than stride=3, so some time steps would not be read"),
+        (
+            lambda: block_input_spec(Stack([StackFrames(2), Embedding(5, 4), LSTM(4, 4)])),
+            "StackFrames joins channels, but Embedding takes tokens; put it after the Embedding",
+        ),
+        (
+            lambda: block_input_spec(Stack([StackFrames(3), Dropout(0.1), LSTM(40, 4)])),
+            "StackFrames joins 3 time steps, but LSTM takes 40 features, not a multiple of 3; give it 3 times the feat",
+        ),
         (lambda: Residual(PoolTime(2)), "PoolTime makes one time step of each 2; put it before the Residual"),
     ],
 )
-def test_what_cannot_work_is_refused(make: Callable[[], Block], message: str) -> None:
+def test_what_cannot_work_is_refused(make: Callable[[], object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         make()
 

@@ -879,7 +879,7 @@ ERROR_SECTIONS = (
                 lambda: make_engine(Stack([LSTM(3, 4), Linear(5, 1)]), SquaredError(), seed=1),
             ),
             ErrorCase(
-                "block 0 (<type>) takes <n> features, but the data has <n>; make them equal",
+                "block <n> (<type>) takes <n> features, but the data has <n>; make them equal",
                 "The first block reads the data.",
                 "Use `windows.task.num_inputs` for the first block.",
                 lambda: Trainer(
@@ -980,8 +980,8 @@ ERROR_SECTIONS = (
                 lambda: check_row_summary(find_unsummarized(Stack([BidirectionalLSTM(2, 2), Linear(4, 2)]))),
             ),
             ErrorCase(
-                "the model makes one output of each <n> time steps (stride=<n>), but the data's targets are <name>, one "
-                "for each time step; leave out the strided blocks, or use targets of whole rows",
+                "the model makes one output of each <n> time steps (stride=<n>), but the data has targets (<name>) at "
+                "every time step; leave out the strided blocks, or use targets of whole rows",
                 "A strided block (`model.stack_frames`) leaves no output for each target.",
                 "Use strided blocks for a sequence of targets per row, or one target; see "
                 "[Strided blocks](../how-to/write-a-block.md#strided-blocks).",

@@ -11,11 +11,12 @@ import torch
 from helpers.rank_pool import RankPools
 from helpers.row_loss_cases import RaggedRows, RowCase, make_model
 from stretto import CheckpointManager, Layout, Run, RunConfig, TrainConfig, Trainer, World, load_model, make_engine
-from stretto.base.task import TargetKind
+from stretto.base.task import TargetKind, Task
 from stretto.data import SequenceOptions, prepare_sequences
 from stretto.errors import ConfigError
 from stretto.nn import CRF, CTCLoss, RowLoss
 from stretto.testing import verify
+from stretto.train.row_loss_check import check_row_loss
 from stretto.train.trainer import StepReport
 
 CASE = RowCase()
@@ -166,12 +167,16 @@ def test_a_run_with_stacked_frames_learns(tmp_path: Path) -> None:
     assert load_model(tmp_path / "run").evaluate(tmp_path / "data/valid").loss < losses[0]
 
 
+@pytest.mark.parametrize("targets", ["next_token", "horizon"])
+def test_the_message_for_targets_that_follow_from_the_inputs_names_no_others(targets: TargetKind) -> None:
+    with pytest.raises(ConfigError, match=rf"has targets \({targets}\) at every time step; leave out the strided blocks$"):
+        check_row_loss(None, Task("channels", 2, targets, 2), is_stateful=True, stride=2)
+
+
 def test_targets_of_time_steps_are_refused_for_strided_models(tmp_path: Path) -> None:
     write_store(tmp_path, "crf")
-    with pytest.raises(
-        ConfigError, match=r"one output of each 3 time steps \(stride=3\), but the data's targets are class"
-    ):
+    with pytest.raises(ConfigError, match=r"of each 3 time steps \(stride=3\), but the data has targets \(class_per_st"):
         Run(run_config(tmp_path, "crf", stack_frames=3))
     case = RowCase("per step", strides=(1, 2, 1))
-    with pytest.raises(ConfigError, match="one for each time step; leave out the strided blocks, or use targets of wh"):
+    with pytest.raises(ConfigError, match="at every time step; leave out the strided blocks, or use targets of whole"):
         Trainer(make_engine(*make_model(case), seed=1), RaggedRows(case), TrainConfig(steps=1))

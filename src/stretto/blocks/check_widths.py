@@ -8,25 +8,29 @@ from torch import Tensor
 from stretto.base.errors import ConfigError
 from stretto.base.task import Task
 from stretto.blocks.head_loss import HeadLoss
-from stretto.blocks.input_spec import InputSpec, block_input_spec
+from stretto.blocks.input_spec import InputSpec, block_input_spec, first_spec_index
 from stretto.blocks.losses import Loss
 from stretto.blocks.meta_run import run_on_meta
 from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.stack import Stack
+from stretto.blocks.strided import StackFrames
 
 
 @dataclass(frozen=True)
 class ModelInput:
     """What the first block of a model takes. Every rank knows it, also those that don't hold that block."""
 
-    block_name: str
+    block_name: str  # of the first block that does not take any inputs
     spec: InputSpec | None  # None: not known
 
     @classmethod
     def of(cls, model: Stack) -> "ModelInput":
         """Return what the first block of a whole model takes; nothing is known if it is only a later stage."""
         spec = None if model.first > 0 else block_input_spec(model)
-        return cls(f"block 0 ({type(model[0]).__name__})", spec)
+        index = first_spec_index(model)
+        has_joined = any(isinstance(block, StackFrames) for block in list(model)[:index])
+        name = f"block {model.first + index} ({type(model[index]).__name__})"
+        return cls(f"StackFrames before {name}" if has_joined else name, spec)
 
 
 def check_widths(model: Stack, loss: Loss | None = None) -> None:

@@ -100,6 +100,23 @@ def _first_spec(stack: Stack) -> InputSpec | None:
     for block in stack:
         if not isinstance(block, _TAKES_ANY):
             spec = block_input_spec(block)
-            return spec if spec is None or num_joined == 1 else InputSpec((spec.shape[0] // num_joined,))
+            return spec if spec is None or num_joined == 1 else _before_joining(spec, num_joined, type(block).__name__)
         num_joined *= block.stride if isinstance(block, StackFrames) else 1
     return None
+
+
+def _before_joining(spec: InputSpec, num_joined: int, name: str) -> InputSpec:
+    """Return the spec of a time step, `num_joined` of which are joined for the block `name`, which takes `spec`."""
+    if not spec.shape:
+        raise ConfigError(f"StackFrames joins channels, but {name} takes tokens; put it after the {name}")
+    if spec.shape[-1] % num_joined:
+        raise ConfigError(
+            f"StackFrames joins {num_joined} time steps, but {name} takes {spec.shape[-1]} features, not a multiple of "
+            f"{num_joined}; give it {num_joined} times the features of a time step"
+        )
+    return InputSpec((*spec.shape[:-1], spec.shape[-1] // num_joined))
+
+
+def first_spec_index(stack: Stack) -> int:
+    """Return the index in `stack` of the block whose spec is that of the stack's inputs; 0 if all take any inputs."""
+    return next((index for index, block in enumerate(stack) if not isinstance(block, _TAKES_ANY)), 0)

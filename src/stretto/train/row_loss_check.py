@@ -1,7 +1,7 @@
 """check_row_loss: whether a loss, and the data that it gets its targets from, agree on what a row's targets are."""
 
 from stretto.base.errors import ConfigError
-from stretto.base.task import Task, has_own_length
+from stretto.base.task import GIVEN_TARGET_KINDS, Task, has_own_length
 from stretto.blocks.row_loss import RowLoss
 
 
@@ -11,9 +11,11 @@ def check_row_loss(loss: RowLoss | None, task: Task, *, is_stateful: bool, strid
     `stride` is the model's, which has one output for that many time steps.
     """
     if stride > 1 and not (task.is_per_row or has_own_length(task.targets)):
+        # Next tokens and forecasts follow from the inputs, so there are no others to choose.
+        other = ", or use targets of whole rows" if task.targets in GIVEN_TARGET_KINDS else ""
         raise ConfigError(
-            f"the model makes one output of each {stride} time steps (stride={stride}), but the data's targets are "
-            f"{task.targets}, one for each time step; leave out the strided blocks, or use targets of whole rows"
+            f"the model makes one output of each {stride} time steps (stride={stride}), but the data has targets "
+            f"({task.targets}) at every time step; leave out the strided blocks{other}"
         )
     if loss is None:
         if has_own_length(task.targets):
