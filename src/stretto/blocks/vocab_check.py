@@ -31,8 +31,8 @@ def check_vocab_parallel(model: Stack, loss: Loss, num_stages: int) -> CrossEntr
     is_tied = any(name.startswith(prefix) for pair in model.tied_names().items() for name in pair)
     if is_tied and not has_tied_table(model):
         raise ConfigError(
-            f"{_SETTING} can split tied weights only if they are those of an Embedding, the first block, and of the "
-            "output layer; leave it out"
+            f"{_SETTING} can split tied weights only if they are those of an Embedding without padding_idx, max_norm, "
+            "scale_grad_by_freq and sparse, the first block, and of the output layer; leave it out"
         )
     return loss
 
@@ -56,5 +56,14 @@ def has_tied_table(model: Stack) -> bool:
         tied.get(last) == first
         and users == [last]
         and type(embedding) in (Embedding, WordDropEmbedding)
+        and _is_plain_lookup(embedding.get_submodule("module"))
         and not any(map(has_hooks, embedding.modules()))
     )
+
+
+def _is_plain_lookup(module: nn.Module) -> bool:
+    """Return whether a module gives each token its row, and each row the sum of its tokens' gradients."""
+    if not isinstance(module, nn.Embedding) or type(module).forward is not nn.Embedding.forward:
+        return False
+    has_special_rows = module.padding_idx is not None or module.max_norm is not None
+    return not (has_special_rows or module.scale_grad_by_freq or module.sparse)

@@ -11,7 +11,7 @@ from stretto.base.window import Rows
 from stretto.blocks.block import Block
 from stretto.blocks.pointwise import Embedding
 from stretto.blocks.vocab_shard import VocabShard
-from stretto.blocks.weight_drop import WordDropEmbedding, step_keys, token_scales
+from stretto.blocks.weight_drop import WordDropEmbedding, step_keys, token_mask
 
 
 class EmbeddingShard(VocabShard):
@@ -21,14 +21,12 @@ class EmbeddingShard(VocabShard):
         super().__init__(block, rows)
         self._drop_probability = block.probability if isinstance(block, WordDropEmbedding) else 0.0
 
-    def lookup(self, tokens: Tensor, scales: Tensor | None) -> Tensor:
-        """Return the vectors of tokens `[time, batch]`, times their scales; zeros for those of other shards."""
+    def lookup(self, tokens: Tensor, is_kept: Tensor | None) -> Tensor:
+        """Return the vectors of tokens `[time, batch]`; zeros for dropped ones and for those of other shards."""
         position, is_here = self.find(tokens)
-        factors = is_here.unsqueeze(-1).to(self.weight.dtype)
-        vectors = self.weight.detach()[position]
-        return vectors.mul_(factors if scales is None else factors * scales)
+        return self._mask(self.weight.detach()[position], is_here, is_kept)
 
-    def add_lookup_gradient(self, tokens: Tensor, scales: Tensor | None, gradient: Tensor) -> None:
+    def add_lookup_gradient(self, tokens: Tensor, is_kept: Tensor | None, gradient: Tensor) -> None:
         """Add the gradient of the vectors of tokens to that of their rows."""
         weight = self.weight
         if not weight.requires_grad:
@@ -36,16 +34,24 @@ class EmbeddingShard(VocabShard):
         if weight.grad is None:
             weight.grad = weight.new_zeros(weight.shape)
         position, is_here = self.find(tokens)
-        factors = is_here.unsqueeze(-1).to(weight.dtype)
-        part = gradient.to(weight.dtype) * (factors if scales is None else factors * scales)
+        part = self._mask(gradient.to(weight.dtype), is_here, is_kept)
         weight.grad.index_add_(0, position.flatten(), part.flatten(0, 1))
 
-    def scales(self, tokens: Tensor, key: int) -> Tensor | None:
-        """Return what the vectors are multiplied by in a training step whose key for the embedding is `key`."""
+    def kept_tokens(self, tokens: Tensor, key: int) -> Tensor | None:
+        """Return which tokens, `[time, batch, 1]`, a training step keeps whose key for the embedding is `key`.
+
+        None if the embedding drops none.
+        """
         if not self._drop_probability:
             return None
-        keys = tokens.new_full((tokens.shape[1],), key)
-        return token_scales(tokens, keys, self._drop_probability, self.weight.dtype)
+        return token_mask(tokens, tokens.new_full((tokens.shape[1],), key), self._drop_probability)
+
+    def _mask(self, vectors: Tensor, is_here: Tensor, is_kept: Tensor | None) -> Tensor:
+        # Not a product with 0: a row with an infinite value would then be NaN in tokens of other shards.
+        is_here = is_here.unsqueeze(-1)
+        if is_kept is None:
+            return vectors.where(is_here, 0.0)
+        return vectors.where(is_here & is_kept, 0.0).mul_(1 / (1 - self._drop_probability))
 
 
 class SplitEmbedding(Block):

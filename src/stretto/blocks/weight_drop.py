@@ -20,10 +20,9 @@ def step_keys(rows: Rows) -> Tensor:
     return torch.full((len(rows),), rows.key, dtype=torch.int64, device=rows.device)
 
 
-def token_scales(tokens: Tensor, keys: Tensor, probability: float, dtype: torch.dtype) -> Tensor:
-    """Return what a WordDropEmbedding multiplies each token's vector by, `[time, batch, 1]`: 0 if it is dropped."""
-    keep = 1 - probability
-    return keep_mask(mix(keys ^ mix(tokens)), 1, keep).to(dtype).mul_(1 / keep)
+def token_mask(tokens: Tensor, keys: Tensor, probability: float) -> Tensor:
+    """Return which tokens a WordDropEmbedding keeps, `[time, batch, 1]`."""
+    return keep_mask(mix(keys ^ mix(tokens)), 1, 1 - probability)
 
 
 def _check_probability(name: str, probability: float) -> None:
@@ -138,4 +137,5 @@ class WordDropEmbedding(Embedding):
         if not self.training or self.probability == 0:
             return y, state
         (keys,) = state
-        return y * token_scales(x, keys, self.probability, y.dtype), state
+        # The scale is a number, not a tensor: in bf16 a tensor would round it.
+        return y.where(token_mask(x, keys, self.probability), 0.0) * (1 / (1 - self.probability)), state

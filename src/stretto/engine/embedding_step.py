@@ -6,7 +6,7 @@
     D    d(vectors) ────────── broadcast ─► d(vectors)         the backward of the chunk ended with it
          added to the gradient of its rows  added to the gradient of its rows
 
-Every stage has the window's tokens. Exactly one stage has a token's row, so the sum has the bits of that row.
+Every stage has the window's tokens. Exactly one stage has a token's row, so the sum equals that row.
 """
 
 import torch
@@ -53,16 +53,16 @@ class EmbeddingStep:
     def run(self, action: Action) -> None:
         """Run E or D of a chunk, after `receive`."""
         tokens = self._cut.part(self._tokens, action)
-        scales = self._shard.scales(tokens, self._key) if self._is_training else None
+        is_kept = self._shard.kept_tokens(tokens, self._key) if self._is_training else None
         if action.kind is ActionKind.EMBEDDING:
-            vectors = self._shard.lookup(tokens, scales)
+            vectors = self._shard.lookup(tokens, is_kept)
             self._vectors[action.micro_batch, action.chunk] = vectors, self._group.start_reduce(vectors, 0)
             if not self._mesh.is_first_stage:
                 self._free_vectors(num_kept=1)
             return
         assert self._gradient is not None
         (gradient, work), self._gradient = self._gradient, None
-        self._shard.add_lookup_gradient(tokens, scales, gradient)
+        self._shard.add_lookup_gradient(tokens, is_kept, gradient)
         if self._mesh.is_first_stage:
             self._sent.append((gradient, work))
             self._free_gradients(num_kept=1)

@@ -263,7 +263,7 @@ class _PipelineStep:
         if not engine.uses_targets:
             window = replace(window, targets=None)
         if engine.vocab_head is not None:
-            engine.vocab_head.check_targets(window)
+            engine.vocab_head.check_window(window)
         # All copies to the device are made here, once, before any message is awaited.
         self.window = cut.sort_window(window, engine.device, moves_targets=engine.row_loss is None)
         self.inputs = window_tensor(self.window, "inputs", engine.stack.dtype) if self.mesh.is_first_stage else None

@@ -57,8 +57,11 @@ class VocabHead:
         self.group = group
         self.dtype = compute_dtype(precision) or shard.weight.dtype
 
-    def check_targets(self, window: Window) -> None:
-        """Raise unless a window's targets are ids of the table's rows. All stages check the same targets."""
+    def check_window(self, window: Window) -> None:
+        """Raise unless a window's targets, and the tokens of a split embedding, are ids of the table's rows.
+
+        All stages check the same ones.
+        """
         targets = window.targets
         if targets is None:
             raise DataError("the window has no targets, which every stage needs; read it with targets=True")

@@ -57,7 +57,7 @@ class StageGroup:
             work.wait()
 
     def _start(self, start: Callable[[], Work | None]) -> Work:
-        with self._world.explain_errors("exchanging logits"):
+        with self._world.explain_errors("exchanging logits or embeddings"):
             work = start()
         assert work is not None
         return work
