@@ -8,7 +8,8 @@ from stretto.plan.actions import ActionKind
 from stretto.plan.bounds import LowerBounds
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
-from stretto.plan.memory import num_communicators
+from stretto.plan.head_schedule import max_live_chunks_with_head
+from stretto.plan.memory import num_communicators, rank_memory
 from stretto.plan.predict import Prediction, predict, predict_timeline
 from stretto.plan.profile import Profile, TiedBlocks
 from stretto.plan.search import balance, find_plan
@@ -78,6 +79,32 @@ def test_a_tied_table_is_split_and_its_gradients_are_not_summed_over_stages() ->
     assert [stage.memory.weights for stage in copied.stages] == [65e6, 66e6]
     assert [stage.memory.weights for stage in split.stages] == [1e6 + 65e6 / 2] * 2
     assert copied.all_reduce > 0 and split.all_reduce == 0
+
+
+def test_the_vectors_of_a_split_embedding_count_as_memory() -> None:
+    costs = CostModel(TIED)
+    vectors = costs.sent_bytes(1) * 4 * 6
+    assert vectors > 0
+    layout = Layout(stages=2, chunks=4, recompute=True, vocab_parallel=True)
+    untied = CostModel(TIED.model_copy(update={"tied": ()}))
+    num_live = max_live_chunks_with_head(0, 2, 1, 4)
+    for stage, part in enumerate((slice(0, 2), slice(2, 4))):
+        tied, other = (rank_memory(each, layout, stage, part, 4, 6) for each in (costs, untied))
+        assert tied.messages - other.messages == pytest.approx(3 * vectors)
+        # The embedding itself saves something in the untied model.
+        saved = 0.0 if stage else untied.chunk_cost(0, 2, 4, 6).saved - untied.chunk_cost(1, 2, 4, 6).saved
+        kept = 0.0 if stage else num_live * vectors
+        assert tied.activations - other.activations == pytest.approx(kept - saved)
+
+
+@pytest.mark.parametrize("vocab_parallel", [False, True])
+def test_the_all_reduce_of_a_split_embedding_overlaps_with_nothing(vocab_parallel: bool) -> None:
+    layout = Layout(replicas=2, stages=2, chunks=4, blocks=(2, 2), vocab_parallel=vocab_parallel)
+    work, seconds = Workload.of(8, 1024), []
+    for overlap in (0.0, 0.9):
+        costs = CostModel(TIED.model_copy(update={"overlap": overlap}))
+        seconds.append(predict(costs, work, layout, Cluster(4)).seconds)
+    assert (seconds[0] == seconds[1]) == vocab_parallel
 
 
 def test_lookups_are_in_the_predicted_timeline() -> None:

@@ -8,7 +8,7 @@ import numpy as np
 from stretto.config.layout import Layout
 from stretto.plan.cost_model import CostModel
 from stretto.plan.head_schedule import max_live_chunks_with_head
-from stretto.plan.head_share import head_share, own_blocks, stage_total
+from stretto.plan.head_share import head_share, own_blocks, splits_embedding, stage_total
 from stretto.plan.partition import RangeCosts, range_costs
 from stretto.plan.schedule import max_live_chunks
 
@@ -51,7 +51,8 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
 
     A chunk is live from its forward to its backward. A stage keeps the states of live chunks and what their forwards
     save. With recomputation it keeps only their inputs and states, and what one forward saves while it runs again. A
-    loss over whole rows keeps the outputs of all chunks, too.
+    loss over whole rows keeps the outputs of all chunks, too. If the stages split an embedding, the first one's inputs
+    are vectors, which all stages exchange.
     """
     weights = stage_total(costs, layout, part, costs.weight_bytes)
     count_live = max_live_chunks_with_head if layout.splits_vocab else max_live_chunks
@@ -61,6 +62,8 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
     # The logits of a split head live during one chunk's head only.
     logits = head_share(costs, layout, lambda start, stop: costs.chunk_cost(start, stop, rows, steps).saved)
     received, sent = (_boundary_bytes(costs, edge) * rows * steps for edge in (part.start, part.stop))
+    vectors = costs.sent_bytes(1) * rows * steps if splits_embedding(costs, layout) else 0.0
+    inputs = received if part.start else vectors  # without a split embedding: those of the window, which exist anyway
     state = costs.state_bytes(part.start, part.stop) * rows
     return RankMemory(
         weights=weights,
@@ -68,9 +71,10 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
         gradients=weights,
         optimizer=weights * costs.profile.optimizer_state_ratio,
         activations=logits
-        + (num_live * (received + state) + saved if layout.recompute else num_live * (saved + state))
+        + (num_live * (inputs + state) + saved if layout.recompute else num_live * (saved + state))
         + (num_live * _row_loss_bytes(costs, layout, rows, steps) if part.stop == costs.num_blocks else 0.0),
-        messages=_NUM_MESSAGE_BUFFERS * (received + sent),
+        # Of vectors and their gradients, too, at most three chunks are pending.
+        messages=_NUM_MESSAGE_BUFFERS * (received + sent + vectors),
         communicators=num_communicators(layout, stage) * costs.profile.communicator_bytes,
     )
 

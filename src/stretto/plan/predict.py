@@ -292,11 +292,13 @@ def _all_reduce_end(step: _StepSimulation, timeline: Timeline) -> float:
     speed = costs.contention.relative_speed
     slowdown = speed(num_in_group, num_busy=num_in_group) / speed(num_on_node, num_busy=num_on_node)
     duration = partial(costs.all_reduce_seconds, num_ranks=layout.replicas, num_nodes=num_nodes)
+    # The gradient of a split embedding is complete only after the last backward, so nothing overlaps with it.
+    overlap = 0.0 if splits_embedding(costs, layout) else costs.profile.overlap
     ends = []
     for stage, part in enumerate(step.parts):
         num_bytes = stage_total(costs, layout, part, costs.weight_bytes)
         last = last_actions[stage]
-        overlapped = costs.profile.overlap * (last.stop - last.start)
+        overlapped = overlap * (last.stop - last.start)
         exposed = max(duration(num_bytes) - overlapped, duration(min(num_bytes, _BUCKET_BYTES))) * slowdown
         ends.append(last.stop + exposed)
     return max(ends)
