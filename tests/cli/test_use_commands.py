@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -83,7 +84,21 @@ def test_predictions_are_written_and_their_metrics_printed(capsys: pytest.Captur
     assert main(["predict", "runs/book"]) == 0
     assert "perplexity" in capsys.readouterr().out and Path("runs/book/predictions.jsonl").exists()
     assert main(["predict", "runs/load", "--out", "load.out"]) == 0
-    assert "mean absolute error of b" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "mean absolute error of b" in said
+    # The validation data is the last 60 hours: 24 of context, then a forecast of 6 at a time.
+    errors = [abs((now + step) % 12 - now % 12) for now in range(263, 294, 6) for step in range(1, 7)]
+    assert f"  repeating the last value: mean absolute error of a {sum(errors) / len(errors):.4f}, " in said
+
+
+def test_eval_and_train_compare_a_forecast_with_the_naive_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["eval", "runs/load"]) == 0
+    said = capsys.readouterr().out
+    naive_loss = re.search(r"repeating the last value: mean absolute error of a [\d.]+, .*, loss ([\d.]+)\n", said)
+    assert naive_loss is not None
+    assert main(["train", "load.toml", "--train.steps", "2", "--run.folder", "runs/short"]) == 0
+    comparison = f"for comparison, repeating the last value has validation loss {naive_loss[1]}"
+    assert comparison in capsys.readouterr().out
 
 
 @pytest.mark.long

@@ -16,6 +16,7 @@ from stretto.errors import ConfigError
 from stretto.nn import QuantileLoss, Rows
 from stretto.serve import forecast, predict, write_predictions
 from stretto.serve.metrics import compute_metrics
+from stretto.serve.naive_scores import find_naive_scores
 
 QUANTILES = (0.05, 0.5, 0.9)
 MODEL = {"loss": "quantile", "quantiles": QUANTILES}
@@ -96,6 +97,24 @@ def test_the_metrics_of_evaluations_are_in_the_units_of_the_series(tmp_path: Pat
     assert evaluation.num_targets == np.size(errors) * 3
     assert evaluation.scores == pytest.approx({"mae": np.mean(errors), "coverage": np.mean(is_covered)}, rel=1e-4)
     assert "coverage 0." in str(evaluation)
+
+
+def test_a_model_that_outputs_zeros_scores_like_the_naive_forecast_of_its_season(tmp_path: Path) -> None:
+    series(tmp_path / "data")
+    data = {"horizon": 3, "season": 4, "context": 8, "valid": str(tmp_path / "data")}
+    trained = untrained(tmp_path / "data", MODEL, **data)
+    with torch.no_grad():
+        for parameter in trained.stack.parameters():
+            parameter.zero_()
+    write_predictions(trained, tmp_path / "data", tmp_path / "out.jsonl")
+    metrics = compute_metrics(tmp_path / "out.jsonl")
+    naive = find_naive_scores(trained, tmp_path / "data")
+    assert naive is not None and str(naive).startswith("repeating the last 4 time steps: pinball loss of ")
+    assert naive.errors == pytest.approx(
+        {name: value for name, value in metrics.items() if "coverage" not in name}, rel=1e-4
+    )
+    naive = find_naive_scores(trained, tmp_path / "data", stride=1)
+    assert naive is not None and naive.loss == pytest.approx(trained.evaluate(tmp_path / "data").loss, rel=1e-4)
 
 
 def test_a_run_learns_the_quantiles_of_noise_and_the_commands_give_them(

@@ -19,7 +19,7 @@ from stretto.serve.source import FieldNames, ensure_prepared, is_raw, open_sourc
 from stretto.store.corpus import Corpus
 from stretto.store.sequences import Origin
 from stretto.train.feed import make_forecast_transform
-from stretto.train.trained_model import TrainedModel
+from stretto.train.trained_model import TrainedModel, check_location
 from stretto.windows.forecast import ForecastTransform, Values, column_names
 
 
@@ -61,6 +61,7 @@ def forecast(
     no quantiles: they would leave out that the forecast which they continue is uncertain. If the data is a file with
     the time column of the run's data, each forecast has the times of its time steps.
     """
+    check_location(location, "save a table in memory to a file first, as df.to_csv('load.csv', index=False) does")
     data, data_spec = trained.config.data, trained.data_spec
     if data_spec.task.targets != "horizon" or data_spec.channels is None:
         raise ConfigError(f"the run's model predicts {data_spec.task.targets}, not a horizon; use a run on series")

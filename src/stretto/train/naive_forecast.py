@@ -26,7 +26,7 @@ class Baseline:
     @classmethod
     def of(cls, windows: SlidingWindows) -> "Baseline":
         """Return the losses on windows that are sampled evenly."""
-        errors, loss = _naive_errors(windows), QuantileLoss()
+        errors, loss = naive_errors(windows), QuantileLoss()
         # All quantiles are the same number.
         quantiles = loss(torch.zeros(*errors.shape, len(loss.quantiles)), errors)
         return cls(
@@ -40,7 +40,7 @@ class Baseline:
         return f"repeating the last {repeated} has squared error {self.squared_error:.4f}"
 
 
-def _naive_errors(windows: SlidingWindows) -> Tensor:
+def naive_errors(windows: SlidingWindows) -> Tensor:
     """Return the errors `[windows, horizon * targets]` of repeating the last season or value; NaN where missing."""
     sizes = windows.shard_sizes
     stride = max(1, sum(sizes) // _MIN_WINDOWS)

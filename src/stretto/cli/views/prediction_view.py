@@ -21,6 +21,7 @@ from stretto.report.forecast_chart import ForecastCurve
 from stretto.report.forecast_page import render_forecast
 from stretto.serve.forecasting import SeriesForecast, forecast
 from stretto.serve.metrics import compute_metrics
+from stretto.serve.naive_scores import find_naive_scores
 from stretto.serve.prediction import write_predictions
 from stretto.serve.source import FieldNames
 from stretto.train.trained_model import TrainedModel
@@ -49,6 +50,9 @@ def predict_and_show(
         console.print(f"{out}: {pluralize(num_lines, 'line')}")
         for name, value in compute_metrics(out).items():
             console.print(f"  {name} {value:,.4f}")
+        naive = find_naive_scores(trained, data)
+        if naive is not None:
+            console.print(f"  {naive}", soft_wrap=True)
 
 
 @dataclass(frozen=True)

@@ -56,6 +56,7 @@ def evaluate_and_show(trained: "TrainedModel", location: Path | str | None) -> N
         console.print(f"{data}: {evaluation}")
         if evaluation.class_table is not None:
             console.print(class_table(evaluation.class_table))
+        _show_naive_scores(console, trained, location)
         return
     table = Table("metric", "value", title=str(data))
     table.add_row("loss", f"{evaluation.loss:.4f}")
@@ -65,6 +66,17 @@ def evaluate_and_show(trained: "TrainedModel", location: Path | str | None) -> N
     console.print(table)
     if evaluation.class_table is not None:
         console.print(class_table(evaluation.class_table))
+    _show_naive_scores(console, trained, location)
+
+
+def _show_naive_scores(console: Console, trained: "TrainedModel", location: Path | str | None) -> None:
+    """Print what a naive forecast scores on the same windows, if the run forecasts."""
+    from stretto.serve.naive_scores import find_naive_scores
+
+    naive = None if location is None else find_naive_scores(trained, location, trained.config.data.stride)
+    if naive is not None:
+        loss = "" if naive.loss is None else f", loss {naive.loss:.4f}"
+        console.print(f"{naive}{loss}", soft_wrap=True)
 
 
 def class_table(scores: "ClassTable") -> Table:

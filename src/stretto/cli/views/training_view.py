@@ -14,10 +14,13 @@ from stretto.cli.views.console import make_console
 from stretto.cli.views.live_view import LiveView
 from stretto.engine.build import stage_parts
 from stretto.train.events import EvaluationReport, Event
+from stretto.train.naive_scores import NaiveScores
 from stretto.train.plan_check import PlanReport
 from stretto.train.rank_monitor import RankReport
 from stretto.train.run import Run
 from stretto.train.trainer import StepReport
+from stretto.windows.batches import Batches
+from stretto.windows.items import SlidingWindows
 
 _REFRESH_PER_SECOND = 4  # often enough to look live; drawing takes a millisecond or two
 _PLAN_TOLERANCE = 0.15  # a measured step time within this fraction of the prediction counts as "as planned"
@@ -45,7 +48,17 @@ def train_and_show(run: Run) -> None:
         console.print(f"skipped {pluralize(run.trainer.skipped, 'step')} with a loss or gradient that was not finite")
     if run.trainer.has_stopped_early:
         console.print(_describe_early_stop(run))
+    if run.world.is_rank_zero:
+        _print_naive_loss(console, run)
     console.print(f"done: {_output_locations(run)}")
+
+
+def _print_naive_loss(console: Console, run: Run) -> None:
+    """Print the validation loss of a naive forecast, if the run forecasts from sliding windows."""
+    items = run.valid.items if isinstance(run.valid, Batches) else None
+    naive = NaiveScores.of(items, run.config.model) if isinstance(items, SlidingWindows) else None
+    if naive is not None and naive.loss is not None:
+        console.print(f"for comparison, {naive.name} has validation loss {naive.loss:.4f}")
 
 
 def _describe_early_stop(run: Run) -> str:
