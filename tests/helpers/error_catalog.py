@@ -549,9 +549,9 @@ ERROR_SECTIONS = (
             ),
             ErrorCase(
                 "<path>, row <n>: <column> is <value>, but the series of that name ended in a row above; sort the rows "
-                "by <column> first",
+                "by <column> first (pandas: df.sort_values(<column>, kind='stable'))",
                 "The rows of a series must follow each other.",
-                "Sort the file by that column, then by time.",
+                "Sort the file by that column, then by time; a stable sort keeps the order in time.",
                 "stretto prepare series mixed.csv --out new --by meter",
                 DataError,
             ),

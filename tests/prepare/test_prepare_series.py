@@ -225,6 +225,7 @@ def test_a_number_that_is_too_large_is_an_error_not_an_ignored_column(tmp_path: 
 def test_a_series_that_continues_after_another_is_an_error(bad_rows: Any, tmp_path: Path) -> None:  # noqa: ANN401
     (tmp_path / "a.csv").write_text("by,x\na,1\nb,2\na,3\nb,4\n")
     reason = r"a\.csv, row 3: 'by' is \"a\", but the series of that name ended in a row above; sort the rows by 'by'"
+    reason += r" first \(pandas: df\.sort_values\('by', kind='stable'\)\)$"
     with pytest.raises(DataError, match=reason):
         prepare_series(tmp_path / "a.csv", tmp_path / "out", SeriesOptions(by="by", bad_rows=bad_rows))
 

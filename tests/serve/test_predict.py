@@ -306,6 +306,8 @@ def test_a_table_of_several_series_is_read_like_the_runs_data(tmp_path: Path) ->
     trained = untrained(tmp_path / "data", context=8, horizon=2)
     results = list(forecast(trained, tmp_path / "sales.csv"))
     assert [future.start for future in results] == [30, 30, 30]
+    with pytest.raises(DataError, match=r"of type dict, .*; save a table in memory to a file first, as df\.to_csv"):
+        next(forecast(trained, {"sold": [1.0]}))  # type: ignore[arg-type]
     (tmp_path / "renamed.csv").write_text(f"place,day,sold\n{rows}")
     assert len(list(forecast(trained, tmp_path / "renamed.csv", by="place"))) == 3
 

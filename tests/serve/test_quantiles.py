@@ -101,8 +101,7 @@ def test_the_metrics_of_evaluations_are_in_the_units_of_the_series(tmp_path: Pat
 
 def test_a_model_that_outputs_zeros_scores_like_the_naive_forecast_of_its_season(tmp_path: Path) -> None:
     series(tmp_path / "data")
-    data = {"horizon": 3, "season": 4, "context": 8, "valid": str(tmp_path / "data")}
-    trained = untrained(tmp_path / "data", MODEL, **data)
+    trained = untrained(tmp_path / "data", MODEL, horizon=3, season=4, context=8, valid=str(tmp_path / "data"))
     with torch.no_grad():
         for parameter in trained.stack.parameters():
             parameter.zero_()

@@ -60,7 +60,22 @@ def test_every_kind_of_table_gives_the_same_series() -> None:
     price = COLUMNS["price"][:, None]
     expected = from_arrays([INPUTS[B], INPUTS[A]], [price[B], price[A]])
     for table in tables({**COLUMNS, "wind": COLUMNS["wind"].astype(float)}):
-        assert_same(from_table(table, ["load", "wind"], "price", by="who", time="when"), expected)
+        items = from_table(table, ["load", "wind"], "price", by="who", time="when")
+        assert_same(items, expected)
+        assert items.series_names == ("b", "a") and items.cut(4).series_names == ("b", "b", "a", "a")
+
+
+def test_names_of_series_are_in_the_order_of_rows() -> None:
+    numbers = [1.0, 2, 3, 4, 5, 6, 7, 8]
+    table = pa.table({"who": ["b", "a", "a", "c", "b", "b", "c", "c"], "x": numbers, "price": numbers})
+    items = from_table(table, "x", by="who", horizon=Horizon(2, known_future=["price"]))
+    assert items.series_names == ("b", "c")  # "a" is too short
+    assert [float(row[0, 0]) for row in items.inputs.rows] == [1, 4]
+    codes = pa.DictionaryArray.from_arrays([1, 0, 0, 1], ["a", "b"])
+    assert from_table(pa.table({"who": codes, "x": [1.0, 2, 3, 4]}), "x", by="who", horizon=1).series_names == (
+        "a",
+        "b",
+    )
 
 
 def test_the_types_of_polars_are_understood() -> None:

@@ -315,7 +315,9 @@ class _WriteSeries:
             if name in ended_names:
                 where = f"{part.path}, row {part.row_number(row_index):,}"
                 problem = f"{parser.by!r} is {shorten(name)}, but the series of that name ended in a row above"
-                raise DataError(f"{where}: {problem}; sort the rows by {parser.by!r} first")
+                # A stable sort keeps the order in time within a series, also that of times which are text.
+                remedy = f"sort the rows by {parser.by!r} first (pandas: df.sort_values({parser.by!r}, kind='stable'))"
+                raise DataError(f"{where}: {problem}; {remedy}")
             current_name, previous_time = name, timestamp
             values.extend(step)
             targets.append(step_targets)

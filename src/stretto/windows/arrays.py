@@ -75,6 +75,7 @@ class ArrayItems(SingleShardItems):
     data_task: Task
     targets: RowTargets | None = None  # None: the next token
     input_categories: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # of a table's columns of text
+    series_names: tuple[str, ...] = ()  # of each row: the value of a table's column `by`
 
     @property
     def task(self) -> Task:
@@ -125,7 +126,9 @@ class ArrayItems(SingleShardItems):
         inputs = RowArrays([self.inputs.rows[index][part] for index, part in parts], "inputs")
         targets = RowArrays([self.targets.rows[index][part] for index, part in parts], "targets")
         lengths = np.array([part.stop - part.start for _, part in parts])
-        return replace(self, inputs=RowInputs(inputs, lengths), targets=replace(self.targets, rows=targets))
+        names = tuple(self.series_names[index] for index, _ in parts) if self.series_names else ()
+        row_targets = replace(self.targets, rows=targets)
+        return replace(self, inputs=RowInputs(inputs, lengths), targets=row_targets, series_names=names)
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the rows, and their targets."""

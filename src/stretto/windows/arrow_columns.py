@@ -114,6 +114,10 @@ class ArrowColumns:
             raise DataError(f"column {name!r} has {column.null_count} missing values; leave such rows out")
         return np.asarray(self._encoded(name).indices.to_numpy(zero_copy_only=False)).astype(np.int64)
 
+    def text_at(self, name: str, row: int) -> str:
+        """Return one value of a column as text."""
+        return str(self.table.column(name)[row].as_py())
+
     def times(self, name: str) -> Array:
         """Return a column that can be sorted by: dates, times or numbers."""
         kind, types = self._type(name), self.arrow.types
@@ -126,7 +130,10 @@ class ArrowColumns:
             return np.asarray(column.cast(dtype).to_numpy())
         if types.is_integer(kind) or types.is_floating(kind):
             return np.asarray(column.to_numpy())
-        raise DataError(f"time={name!r} has values of type {kind}; convert them to dates first (pandas.to_datetime)")
+        raise DataError(
+            f"time={name!r} has values of type {kind}; convert them to dates first (pandas.to_datetime, with "
+            "dayfirst=True for dates such as 31.12.2025)"
+        )
 
     def rows(self, name: str) -> list[Array] | Array:
         """Return a column with an array per row if it has lists, else one array of numbers or text."""

@@ -47,11 +47,12 @@ def from_table(
     A table of time steps: `inputs` are columns of numbers, the channels, or of at most 1,000 different texts, which
     become categories, for the block `EmbedCategories`. `by` is the column that identifies a series, and `time` the one
     to sort it by; without `by`, the table is one series. A series is a row, which `cut` of the result cuts into shorter
-    ones. `targets` are columns, which need not be inputs: a column of integers, booleans or
-    text has a class per time step, columns of floats have values per time step. If `target_kind` is per row, the last
-    time step of a series counts. With `horizon`, the targets of a time step are the next `horizon` values of the target
-    columns, by default of all inputs. `Horizon(24, known_future=["price"])` adds inputs: these columns and their next
-    24 values. Then a row ends where these are not known; to forecast, let the table continue past the last target.
+    ones; the rows are in the order in which series first appear (of a categorical column, in that of its categories),
+    and `series_names` has their values of `by`. `targets` are columns, which need not be inputs: a column of integers,
+    booleans or text has a class per time step, columns of floats have values per time step. If `target_kind` is per
+    row, the last time step of a series counts. With `horizon`, the targets of a time step are the next `horizon` values
+    of the target columns, by default of all inputs. `Horizon(24, known_future=["price"])` adds inputs: these columns
+    and their next 24 values. Then a row ends where these are not known; to forecast, let the table continue past it.
 
     A table of sequences: `inputs` is a column of lists, and `targets` a column with a target per row, or of lists.
 
@@ -81,14 +82,15 @@ def from_table(
             raise DataError(
                 f"target_kind={target_kind!r} can't be combined with horizon={horizon.steps}; leave out one"
             )
-        return _forecast_items(table_inputs, input_names, target_names, series, horizon)
+        items = _forecast_items(table_inputs, input_names, target_names, series, horizon)
+        return replace(items, series_names=_series_names(columns, by, series, horizon.steps if known_future else 0))
     values = np.stack([table_inputs.required(name) for name in input_names], axis=1)
     target_kind = target_kind or _default_kind(columns, target_names)
     check_kind(target_kind, TABLE_TARGET_KINDS)
     table_targets = _target_steps(columns, target_names, target_kind)
     series_targets = [table_targets[steps[-1]] if is_per_row(target_kind) else table_targets[steps] for steps in series]
     items = from_arrays([values[s] for s in series], series_targets, target_kind=target_kind, classes=classes)
-    return _with_categories(items, table_inputs, input_names)
+    return replace(_with_categories(items, table_inputs, input_names), series_names=_series_names(columns, by, series))
 
 
 def _split_classes(
@@ -184,6 +186,15 @@ def _find_series(columns: ArrowColumns, by: str | None, time: str | None) -> lis
     order = np.lexsort(keys)  # stable, so that without `time` the table's order is kept
     starts = np.flatnonzero(np.diff(codes[order])) + 1
     return np.split(order, starts)
+
+
+def _series_names(
+    columns: ArrowColumns, by: str | None, series: list[IntArray], longer_than: int = 0
+) -> tuple[str, ...]:
+    """Return the value of `by` for each series that is a row; those with a known future need more time steps."""
+    if by is None:
+        return ()
+    return tuple(columns.text_at(by, int(steps[0])) for steps in series if len(steps) > longer_than)
 
 
 def _target_steps(columns: ArrowColumns, names: list[str], kind: TargetKind) -> Array:
