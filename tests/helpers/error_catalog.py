@@ -1384,7 +1384,7 @@ ERROR_SECTIONS = (
                 "<path> holds no checkpoint; choose the folder of a run that has saved one",
                 "The folder exists, but no run has saved a checkpoint in it.",
                 "Wait for the first checkpoint (`save.every`, `save.minutes`), or use a different folder.",
-                "stretto show data",
+                "stretto generate data",
                 DataError,
             ),
             ErrorCase(
