@@ -29,7 +29,7 @@ def lookup_in_shards(block: Embedding, gradient: Tensor) -> tuple[Tensor, Tensor
 
 def lookup_in_block(block: Embedding, gradient: Tensor) -> tuple[Tensor, Tensor]:
     y, _ = block(TOKENS, block.begin(Rows.of(TOKENS.shape[1], key=KEY)))
-    (table_gradient,) = torch.autograd.grad(y, [block.module.weight], gradient)
+    (table_gradient,) = torch.autograd.grad(y, [block.module.get_parameter("weight")], gradient)
     return y.detach(), table_gradient
 
 
@@ -41,7 +41,7 @@ def test_shards_equal_the_block_even_with_infinite_values(dtype: torch.dtype, pr
     gradient = torch.randn(3, 3, 4).to(dtype)
     gradient[0, 0] = gradient[0, 1] = torch.inf  # of the tokens 0 and 3, one of each shard
     with torch.no_grad():
-        block.module.weight[0] = block.module.weight[3] = torch.inf  # the first row of each shard
+        block.module.get_parameter("weight")[[0, 3]] = torch.inf  # the first row of each shard
     for part, whole in zip(lookup_in_shards(block, gradient), lookup_in_block(block, gradient), strict=True):
         torch.testing.assert_close(part, whole, rtol=0, atol=0)
         assert not part.isnan().any()
@@ -50,7 +50,7 @@ def test_shards_equal_the_block_even_with_infinite_values(dtype: torch.dtype, pr
 def test_the_scale_of_kept_tokens_is_not_rounded_to_bf16() -> None:
     block = WordDropEmbedding(1000, 1, 0.1).bfloat16()
     with torch.no_grad():
-        block.module.weight.fill_(1.0234375)
+        block.module.get_parameter("weight").fill_(1.0234375)
     y, _ = block(torch.arange(1000).unsqueeze(1), block.begin(Rows.of(1, key=KEY)))
     # The product with 1/0.9 rounded to bf16, 1.109375, would be 1.1328125.
     assert set(y.flatten().tolist()) == {0.0, 1.140625}
