@@ -162,6 +162,52 @@ def test_sessions_of_a_strided_model_equal_the_whole(data: st.DataObject) -> Non
         sessions.finish(0)
 
 
+def test_inputs_that_do_not_fit_those_that_wait_change_no_session() -> None:
+    sessions, x = Sessions(strided_stack()), torch.randn(8, 3).double()
+    sessions.feed({"a": x[:4]})
+    state = sessions.state("a")
+    with pytest.raises(ConfigError, match=r"session 'a' has time steps of shape \[2\] and dtype .* takes features of"):
+        sessions.feed({"a": x[4:, :2]})
+    *pool, waiting = state
+    for wrong, message in (
+        (waiting[..., :2], r"time steps of shape \[2\] and dtype torch.float64, but the model takes features of shape"),
+        (waiting.long(), "dtype torch.int64, but the model takes features"),
+        (x.unsqueeze(0)[:, :6], r"inputs of shape \[1, 6, 3\], not \[1, time, ...\] with less than 6 time steps; use"),
+        (torch.zeros(()), r"inputs of shape \[\], not"),
+        (torch.cat([waiting, waiting]), r"inputs of shape \[2, 4, 3\], not"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            sessions.restore("a", (*pool, wrong))
+    with pytest.raises(ConfigError, match="the state for session 'b' has shapes"):
+        sessions.restore("b", (*state, waiting))
+    assert "b" not in sessions
+    y = torch.cat([sessions.feed({"a": x[4:]})["a"], sessions.finish("a")])
+    torch.testing.assert_close(y, whole(strided_stack(), x), rtol=1e-12, atol=1e-12)
+
+
+def test_a_model_whose_inputs_are_not_known_compares_chunks() -> None:
+    sessions = Sessions(Stack([PoolTime(2)]))
+    sessions.feed({"a": torch.ones(1, 3)})
+    with pytest.raises(ConfigError, match=r"shape \[2\] and dtype torch.float32, unlike the chunk before, whose last"):
+        sessions.feed({"a": torch.ones(1, 2)})
+    assert sessions.feed({"a": torch.ones(1, 3)})["a"].tolist() == [[1.0, 1.0, 1.0]]
+
+
+def test_no_outputs_have_the_shape_and_dtype_of_outputs() -> None:
+    for model, x in ((stack(), torch.arange(4)), (strided_stack(), torch.randn(6, 3).double())):
+        expected = whole(model, x)[:0]
+        fed = Sessions(model)
+        fed.feed({"a": x})
+        for state in (fed.state("a"), fed.state("a")[: len(fed._pool)]):  # with and without inputs that wait
+            restored = Sessions(model)
+            restored.restore("a", state)
+            y = restored.finish("a")
+            assert (y.shape, y.dtype) == (expected.shape, torch.float64)
+        assert fed.finish("a").shape == expected.shape
+    outputs = Sessions(strided_stack()).feed({name: torch.ones(1, 3) for name in "ab"})
+    assert outputs["a"] is not outputs["b"] and outputs["a"].shape == (0, 2)
+
+
 def test_array_predictions_of_a_strided_model_are_those_of_each_row() -> None:
     model, rows = strided_stack(), [torch.randn(length, 3).double().numpy() for length in (13, 1, 6, 7)]
     per_step = predict_arrays(model, rows, per_step=True)

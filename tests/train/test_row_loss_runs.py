@@ -169,17 +169,13 @@ def test_a_run_with_stacked_frames_learns(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("targets", ["next_token", "horizon"])
 def test_the_message_for_targets_that_follow_from_the_inputs_names_no_others(targets: TargetKind) -> None:
-    with pytest.raises(
-        ConfigError, match=rf"has targets \({targets}\) at every time step; leave out the strided blocks$"
-    ):
+    with pytest.raises(ConfigError, match=rf"targets \({targets}\) at every time step; leave out the strided blocks$"):
         check_row_loss(None, Task("channels", 2, targets, 2), is_stateful=True, stride=2)
 
 
 def test_targets_of_time_steps_are_refused_for_strided_models(tmp_path: Path) -> None:
     write_store(tmp_path, "crf")
-    with pytest.raises(
-        ConfigError, match=r"of each 3 time steps \(stride=3\), but the data has targets \(class_per_st"
-    ):
+    with pytest.raises(ConfigError, match=r"of each 3 time steps \(stride=3\), but the data has targets \(class_per"):
         Run(run_config(tmp_path, "crf", stack_frames=3))
     case = RowCase("per step", strides=(1, 2, 1))
     with pytest.raises(ConfigError, match="at every time step; leave out the strided blocks, or use targets of whole"):

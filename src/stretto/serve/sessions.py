@@ -18,6 +18,7 @@ from stretto.base.errors import ConfigError, LawError
 from stretto.base.state import State, detach
 from stretto.base.window import Rows
 from stretto.blocks.head_loss import class_outputs
+from stretto.blocks.input_spec import block_input_spec
 from stretto.blocks.stack import Stack
 
 SessionName = TypeVar("SessionName", bound=Hashable)
@@ -44,9 +45,10 @@ class Sessions:
         self._pool: State = self._initial_state(0)
         self._slots: dict[Hashable, int] = {}
         self._free_slots: list[int] = []
-        # Of models with a stride: each session's inputs that no output was made of yet, and outputs of 0 time steps.
+        # Of models with a stride: each session's inputs that no output was made of yet.
         self._waiting: dict[Hashable, Tensor] = {}
-        self._no_outputs: Tensor | None = None
+        self._input_spec = block_input_spec(stack)
+        self._no_outputs: Tensor | None = None  # outputs of 0 time steps, once their shape is known
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -74,32 +76,60 @@ class Sessions:
         if name not in self._slots:
             raise ConfigError(f"session {name!r} does not exist; feed it first")
         waiting = self._waiting.get(name)
-        if waiting is not None and len(waiting):
-            y = self._run({name: waiting})[name]
-        else:
-            y = torch.empty(0, device=self._device) if self._no_outputs is None else self._no_outputs
+        y = self._run({name: waiting})[name] if waiting is not None and len(waiting) else self._empty_outputs(waiting)
         self.close(name)
         return y
 
     def _run_groups(self, chunks: Mapping[SessionName, Tensor]) -> dict[SessionName, Tensor]:
         """Run the time steps that make whole outputs; keep the rest."""
         stride = self._stack.stride
+        for name, chunk in chunks.items():
+            self._check_waiting(name, chunk, self._waiting.get(name))
         inputs = {
             name: torch.cat([self._waiting[name].to(chunk), chunk]) if name in self._waiting else chunk
             for name, chunk in chunks.items()
         }
         num_run = {name: len(chunk) // stride * stride for name, chunk in inputs.items()}
         outputs = self._run({name: chunk[: num_run[name]] for name, chunk in inputs.items() if num_run[name]})
-        if self._no_outputs is None:
-            first = next(iter(inputs.values()))[:1].to(self._device)
-            x = first.to(self._stack.dtype) if first.is_floating_point() else first
-            y, _ = self._stack(x.unsqueeze(1), self._initial_state(1))
-            self._no_outputs = y[:0, 0]
-        new_names = [name for name in inputs if name not in outputs and name not in self._slots]
+        outputs |= {name: self._empty_outputs(chunk) for name, chunk in chunks.items() if name not in outputs}
+        new_names = [name for name in inputs if name not in self._slots]
         if new_names:
             self._store_states(new_names, self._initial_state(len(new_names)))
         self._waiting |= {name: chunk[num_run[name] :].clone() for name, chunk in inputs.items()}
-        return {name: outputs.get(name, self._no_outputs) for name in chunks}
+        return {name: outputs[name] for name in chunks}
+
+    def _empty_outputs(self, example: Tensor | None) -> Tensor:
+        """Return outputs of 0 time steps, in a tensor of their own; `example` has the shape of a session's inputs."""
+        if self._no_outputs is None:
+            spec = self._input_spec
+            if example is not None:
+                x = example.new_zeros(1, 1, *example.shape[1:], device=self._device)
+            elif spec is not None:
+                x = torch.zeros(1, 1, *spec.shape, device=self._device)
+                x = x.long() if spec.num_tokens is not None else x
+            else:
+                return torch.empty(0, dtype=self._stack.dtype, device=self._device)
+            y, _ = self._stack(x.to(self._stack.dtype) if x.is_floating_point() else x, self._initial_state(1))
+            self._no_outputs = class_outputs(self._stack.loss, y)[:0, 0].clone()
+        return self._no_outputs.clone()
+
+    def _check_waiting(self, name: Hashable, inputs: Tensor, waiting: Tensor | None = None) -> None:
+        """Raise unless a session's inputs are such as the model takes, and such as those that wait."""
+        actual = f"time steps of shape {list(inputs.shape[1:])} and dtype {inputs.dtype}"
+        spec = self._input_spec
+        if spec is not None and (
+            inputs.is_floating_point() != (spec.num_tokens is None) or inputs.shape[1:][-1:] != spec.shape[-1:]
+        ):
+            kind = f"features of shape {list(spec.shape)}" if spec.num_tokens is None else "tokens"
+            raise ConfigError(f"session {name!r} has {actual}, but the model takes {kind}; use such inputs")
+        if waiting is not None and (waiting.shape[1:], waiting.is_floating_point()) != (
+            inputs.shape[1:],
+            inputs.is_floating_point(),
+        ):
+            raise ConfigError(
+                f"session {name!r} has {actual}, unlike the chunk before, whose last time steps have shape "
+                f"{list(waiting.shape[1:])} and dtype {waiting.dtype}; use the same for all chunks"
+            )
 
     def _run(self, chunks: Mapping[SessionName, Tensor]) -> dict[SessionName, Tensor]:
         """Run each session's chunk from its state."""
@@ -120,6 +150,8 @@ class Sessions:
             state = tuple(torch.cat([value, old[num_rows:]]) for value, old in zip(next_state, state, strict=True))
             outputs.append(class_outputs(self._stack.loss, y))
         self._store_states(names, state)
+        if self._no_outputs is None:
+            self._no_outputs = outputs[0][:0, 0].clone()
         # Concatenate each row's outputs from all calls that it was part of.
         return {name: torch.cat([y[:, row] for y in outputs if row < y.shape[1]]) for row, name in enumerate(names)}
 
@@ -135,17 +167,26 @@ class Sessions:
     def restore(self, name: Hashable, state: State) -> None:
         """Set a new or existing session to what `state` returned, in this or another `Sessions` of the same model."""
         expected = [[1, *tensor.shape[1:]] for tensor in self._pool]
-        num_tensors = len(state) if self._stack.stride == 1 else len(expected)
-        state, waiting = state[:num_tensors], state[num_tensors:]
+        # A model with a stride may have one more tensor: inputs that wait.
+        has_waiting = self._stack.stride > 1 and len(state) == len(expected) + 1
         actual = [list(tensor.shape) for tensor in state]
-        if actual != expected:
+        if actual[: len(state) - has_waiting] != expected:
             raise ConfigError(
                 f"the state for session {name!r} has shapes {actual}, not {expected}; use a state of the same model"
             )
+        waiting = state[-1] if has_waiting else None
+        if waiting is not None:
+            if waiting.dim() < 2 or len(waiting) != 1 or waiting.shape[1] >= self._stack.stride:
+                raise ConfigError(
+                    f"the state for session {name!r} ends with inputs of shape {list(waiting.shape)}, not [1, time, "
+                    f"...] with less than {self._stack.stride} time steps; use a state of the same model"
+                )
+            self._check_waiting(name, waiting[0])
+        state = state[: len(expected)]
         self._store_states([name], tuple(tensor.to(pool) for tensor, pool in zip(state, self._pool, strict=True)))
         self._waiting.pop(name, None)
-        for tensor in waiting:
-            self._waiting[name] = tensor[0].clone()
+        if waiting is not None:
+            self._waiting[name] = waiting[0].clone()
 
     def close(self, name: Hashable) -> None:
         """End a session if it exists. Its name can then start a new one."""
