@@ -19,6 +19,7 @@ from stretto.nn import (
     CausalConv,
     CrossEntropy,
     CTCLoss,
+    Embedding,
     Linear,
     Loss,
     Pointwise,
@@ -175,6 +176,32 @@ def test_stages_exchange_the_shorter_activations(layout: Layout, pools: RankPool
     first, last = pools[2].run(step_on_rank, layout)
     split_names = {name for name in expected if ".6." in name} if layout.vocab_parallel else set()
     assert len(split_names) == 2 * layout.vocab_parallel, "the weight and the bias of the output layer"
+    assert set(first) | set(last) == set(expected) and set(first) & set(last) == {"total"} | split_names
+    for name, gradient in expected.items():
+        actual = torch.cat([first[name], last[name]]) if name in split_names else (first | last)[name]
+        torch.testing.assert_close(actual, gradient, rtol=1e-9, atol=1e-11)
+
+
+def tied_step_on_rank(world: World, layout: Layout) -> dict[str, Tensor]:
+    """Run a step of a model whose output layer has the embedding's table; return gradients and the summed loss."""
+    embedding, head = Embedding(7, WIDTH), Linear(WIDTH, 7)
+    head.module.weight = embedding.module.weight
+    blocks = [embedding, PoolTime(2), LSTM(WIDTH, WIDTH), PoolTime(3, "max"), LSTM(WIDTH, WIDTH), head]
+    targets = torch.arange(20).view(5, 4) % 7
+    targets[torch.arange(5).unsqueeze(1) >= torch.tensor([5, 2, 3, 1])] = NONE
+    tokens = torch.randint(7, (29, 4), generator=torch.Generator().manual_seed(1))
+    window = replace(make_window([29, 12, 13, 1], targets, seed=1), inputs=tokens)
+    engine = make_engine(initialize(Stack(blocks).double(), seed=3), CrossEntropy(), layout, world)
+    result = engine.step(window, None, key=1)
+    return gradients(engine.stack) | {"total": torch.tensor(world.all_reduce([float(result.total)]))}
+
+
+@pytest.mark.parametrize("blocks", [(3, 3), (1, 5), (4, 2)])
+def test_stages_that_split_a_tied_table_read_all_tokens(blocks: tuple[int, ...], pools: RankPools) -> None:
+    expected = tied_step_on_rank(World(rank=0, size=1, device=torch.device("cpu")), Layout())
+    layout = Layout(stages=2, micro_batches=2, chunks=3, blocks=blocks, vocab_parallel=True)
+    first, last = pools[2].run(tied_step_on_rank, layout)
+    split_names = {"blocks.0.module.weight", "blocks.5.module.bias"}
     assert set(first) | set(last) == set(expected) and set(first) & set(last) == {"total"} | split_names
     for name, gradient in expected.items():
         actual = torch.cat([first[name], last[name]]) if name in split_names else (first | last)[name]

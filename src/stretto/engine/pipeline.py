@@ -269,7 +269,7 @@ class _PipelineStep:
         self.inputs = window_tensor(self.window, "inputs", engine.stack.dtype) if self.mesh.is_first_stage else None
         targets = window_tensor(self.window, "targets") if engine.uses_targets else None
         self.rows = self.window.rows(key, engine.device, engine.stack.dtype)
-        self.embedding = self._split_embedding()
+        self.embedding = self._split_embedding(cut)
         self.head: HeadStep | None = None
         if engine.vocab_head is not None and targets is not None:
             # All stages share the head, so each sees the outputs of the last block before it.
@@ -289,8 +289,11 @@ class _PipelineStep:
             carried_rows = None if carried is None else slice_rows(carried, part)
             self.progress.append(_MicroBatchProgress(engine.stack.begin(self.rows[part], carried_rows)))
 
-    def _split_embedding(self) -> EmbeddingStep | None:
-        """Return the lookups of this step, if the stages split the table of the embedding; else None."""
+    def _split_embedding(self, cut: WindowCut) -> EmbeddingStep | None:
+        """Return the lookups of this step, if the stages split the table of the embedding; else None.
+
+        `cut` is that of the window: tokens come before all strides, on every stage.
+        """
         head = self.engine.vocab_head
         if head is None or head.embedding is None:
             return None
@@ -298,7 +301,7 @@ class _PipelineStep:
         # What the first stage runs on is not the window's inputs but the vectors of these tokens.
         self.inputs = None
         key = self.rows.for_block(self.engine.first_block).key
-        return EmbeddingStep(head.embedding, self.mesh, head.group, self.cut, tokens, key)
+        return EmbeddingStep(head.embedding, self.mesh, head.group, cut, tokens, key)
 
     def run(self, actions: list[Action]) -> StepResult:
         """Run the actions in order; return this stage's result of the step."""
