@@ -12,6 +12,7 @@ from stretto import Layout
 from stretto.blocks.vocab_embedding import EmbeddingShard
 from stretto.blocks.vocab_shard import VocabShard
 from stretto.data import Window
+from stretto.engine import vocab_head
 from stretto.engine.boundary import BoundarySpec
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.replica import ReplicaEngine
@@ -21,6 +22,8 @@ from stretto.mesh.device_clock import DeviceClock
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.nn import Block, CrossEntropy, Embedding, Linear, Rows, Stack, State
+from stretto.plan.actions import Action, ActionKind
+from stretto.plan.head_schedule import Round, receives_before
 
 WIDTH = 2
 MAX_STAGES, MAX_MICRO_BATCHES, MAX_CHUNKS = 8, 8, 16
@@ -223,6 +226,23 @@ def test_receives_are_posted_before_the_stages_meet_in_a_head(monkeypatch: pytes
     monkeypatch.setattr(Channel, "post_ahead", lambda self: None)
     problem = NcclModel(log_all(layout), synchronous=True).run()
     # A stage waits until its message is received; the receiver waits for that stage in the head.
+    assert problem is not None and problem.startswith("deadlock")
+
+
+def receives_of_activations(rounds: Sequence[Round]) -> dict[Action, set[ActionKind]]:
+    """Return what `receives_before` does, without gradients: these are then posted by the backward itself."""
+    return {action: kinds - {ActionKind.BACKWARD} for action, kinds in receives_before(rounds).items()}
+
+
+@pytest.mark.parametrize("is_tied", [False, True])
+def test_receives_of_gradients_are_posted_before_the_stages_meet_in_a_head(
+    is_tied: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layout = Layout(stages=3, micro_batches=3, chunks=2, vocab_parallel=True)
+    assert NcclModel(log_all(layout, is_tied=is_tied), synchronous=True).run() is None
+    monkeypatch.setattr(vocab_head, "receives_before", receives_of_activations)
+    problem = NcclModel(log_all(layout, is_tied=is_tied), synchronous=True).run()
+    # A stage waits until its gradient is received; the receiver waits for that stage in a head, before its backward.
     assert problem is not None and problem.startswith("deadlock")
 
 
