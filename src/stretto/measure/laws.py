@@ -148,7 +148,8 @@ def _run_with_backward(block: Block, x: Tensor, variant: _Variant, key: int) -> 
     for start, stop in pairwise([0, *variant.cuts, x.shape[0]]):
         for index, row_slice in enumerate(variant.row_slices):
             if variant.is_stateful and start:
-                continued = replace(micro_batches[index], fresh=~micro_batches[index].fresh)  # none is fresh now
+                rows = micro_batches[index]
+                continued = replace(rows, lengths=rows.lengths - start, fresh=~rows.fresh)  # none is fresh now
                 states[index] = block.begin(continued, states[index])
             y, states[index] = block(x[start:stop, row_slice], states[index])
             outputs[index].append(y)
