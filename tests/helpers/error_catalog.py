@@ -14,6 +14,7 @@ from stretto.base.errors import DivergedError, FencedError, PlanError
 from stretto.base.task import Task
 from stretto.blocks.network import build_network
 from stretto.blocks.row_summary import check_row_summary, find_unsummarized
+from stretto.blocks.vocab_check import check_vocab_parallel
 from stretto.checkpoint import find_checkpoint
 from stretto.cli.commands.verify import LayoutMismatchError
 from stretto.config.model import ModelConfig
@@ -23,8 +24,11 @@ from stretto.mesh.c10d import HashStore
 from stretto.mesh.rendezvous import rendezvous
 from stretto.mesh.signed_store import SignedStore
 from stretto.nn import (
+    CRF,
     LSTM,
     BidirectionalLSTM,
+    CrossEntropy,
+    CTCLoss,
     Dropout,
     Linear,
     Pointwise,
@@ -34,6 +38,7 @@ from stretto.nn import (
     Stack,
     initialize,
 )
+from stretto.prepare.tokenizer import open_tokenizer
 from stretto.train.row_loss_check import check_row_loss
 
 
@@ -581,6 +586,20 @@ ERROR_SECTIONS = (
                 "stretto prepare series far.csv --out new",
                 DataError,
             ),
+            ErrorCase(
+                "tokenizer=<path> is not a file; use bpe:SIZE, or the path of a tokenizer.json",
+                "`tokenizer` names a file that does not exist.",
+                "Check the path, or train a tokenizer with a size, such as `bpe:8000`.",
+                lambda: open_tokenizer("absent.json"),
+                DataError,
+            ),
+            ErrorCase(
+                "tokenizer=<value> has no size from <n> to <n>; use a size such as bpe:8000",
+                "The 256 bytes are tokens too, so a vocabulary is larger than that.",
+                "Choose a larger size.",
+                lambda: open_tokenizer("bpe:100"),
+                DataError,
+            ),
         ),
     ),
     ErrorSection(
@@ -1035,6 +1054,40 @@ ERROR_SECTIONS = (
                 "Return `LossSum(total, count)`; see [Use a custom loss](../how-to/use-a-custom-loss.md).",
                 lambda: testing.check_loss(triggers.mean_loss, torch.ones(4, 4), torch.ones(4, 4)),
                 LawError,
+            ),
+            ErrorCase(
+                "<loss> is a loss over whole rows, but lanes continue from window to window, so no window has a whole row; "
+                "use windows without state, such as Batches (data.feed='batches')",
+                "CTC and the CRF need all time steps of a row at once.",
+                "Set `data.feed` to `batches`, or pass the trainer `Batches`.",
+                lambda: check_row_loss(CTCLoss(), Task("channels", 2, "sequence_per_row", 4), is_stateful=True),
+            ),
+            ErrorCase(
+                "the data's targets are <kind>, which have a length of their own, but the loss is one of single time "
+                "steps; use a loss over whole rows, such as stretto.nn.CTCLoss (model.loss='ctc')",
+                "A target such as a transcript has no time steps of its own, which cross-entropy needs.",
+                "Use CTC.",
+                lambda: check_row_loss(None, Task("channels", 2, "sequence_per_row", 4), is_stateful=False),
+            ),
+            ErrorCase(
+                "CTCLoss takes a sequence of targets per row, but the data's targets are <kind>; use "
+                "target_kind='sequence_per_row'",
+                "CTC learns where the symbols of a row are; targets at time steps say so already.",
+                "Prepare the targets as sequences, or use cross-entropy.",
+                lambda: check_row_loss(CTCLoss(), Task("channels", 2, "class_per_step", 4), is_stateful=False),
+            ),
+            ErrorCase(
+                "CRF(<n>) needs an output per tag, but the model has <n>; make them equal",
+                "The last block of the model and the CRF have different numbers of tags.",
+                "Give both the number of tags, `task.num_outputs`.",
+                lambda: CRF(3).check_width(4),
+            ),
+            ErrorCase(
+                "layout.vocab_parallel=true needs CrossEntropy without class_weights and label_smoothing as loss; leave "
+                "it out",
+                "The stages share the work of the output layer only for this loss.",
+                "Leave out `layout.vocab_parallel`, or the weights and the smoothing.",
+                lambda: check_vocab_parallel(Stack([Linear(2, 4)]), CrossEntropy(label_smoothing=0.1), 2),
             ),
         ),
     ),

@@ -20,6 +20,7 @@ from stretto.data import Batches, from_arrays
 from stretto.errors import ConfigError
 from stretto.nn import LSTM, CrossEntropy, Linear, QuantileLoss, SquaredError, Stack, initialize
 from stretto.testing import LocalEngine
+from stretto.train.metrics.class_table import ClassTable
 from stretto.train.metrics.metric_totals import MetricTotals
 
 NUM_ROWS, NUM_CLASSES, NUM_VALUES = 43, 4, 2
@@ -279,3 +280,12 @@ def test_mae_needs_one_output_per_value() -> None:
     engine = LocalEngine(initialize(Stack([LSTM(3, 8), Linear(8, 6)]).double(), 1), QuantileLoss())
     with pytest.raises(ConfigError, match=r"mae needs an output for each value, not outputs \[6\] and targets \[2\]"):
         evaluate(engine, batches("values_per_row"), metrics=["mae"])
+
+
+def test_a_class_table_prints_as_a_table() -> None:
+    table = ClassTable.of([3, 0, 4, 0, 5, 1000], ["up", "downward"])
+    assert str(table).splitlines() == [
+        "class     precision  recall      F1  support",
+        "up           0.7500  0.6000  0.6667        5",
+        "downward     0.0000  0.0000  0.0000    1,000",
+    ]

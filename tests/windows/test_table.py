@@ -70,7 +70,7 @@ def test_names_of_series_are_in_the_order_of_rows() -> None:
     table = pa.table({"who": ["b", "a", "a", "c", "b", "b", "c", "c"], "x": numbers, "price": numbers})
     items = from_table(table, "x", by="who", horizon=Horizon(2, known_future=["price"]))
     assert items.series_names == ("b", "c")  # "a" is too short
-    assert [float(items.inputs.rows[index][0, 0]) for index in range(2)] == [1, 4]
+    assert [float(items.inputs[index][0, 0]) for index in range(2)] == [1, 4]
     codes = pa.DictionaryArray.from_arrays([1, 0, 0, 1], ["a", "b"])
     assert from_table(pa.table({"who": codes, "x": [1.0, 2, 3, 4]}), "x", by="who", horizon=1).series_names == (
         "a",

@@ -82,8 +82,7 @@ def from_table(
             raise DataError(
                 f"target_kind={target_kind!r} can't be combined with horizon={horizon.steps}; leave out one"
             )
-        items = _forecast_items(table_inputs, input_names, target_names, series, horizon)
-        return replace(items, series_names=_series_names(columns, by, series, horizon.steps if known_future else 0))
+        return _forecast_items(table_inputs, input_names, target_names, series, horizon, by)
     values = np.stack([table_inputs.required(name) for name in input_names], axis=1)
     target_kind = target_kind or _default_kind(columns, target_names)
     check_kind(target_kind, TABLE_TARGET_KINDS)
@@ -141,7 +140,12 @@ def _default_kind(columns: ArrowColumns, names: list[str]) -> TargetKind:
 
 
 def _forecast_items(
-    inputs: TableInputs, names: list[str], targets: list[str], series: list[IntArray], horizon: Horizon
+    inputs: TableInputs,
+    names: list[str],
+    targets: list[str],
+    series: list[IntArray],
+    horizon: Horizon,
+    by: str | None,
 ) -> ArrayItems:
     """Return series whose targets at each time step are the next values of the columns `targets`."""
     known_future = list(horizon.known_future)
@@ -160,7 +164,9 @@ def _forecast_items(
     row_targets = RowArrays.of(future, "targets")
     row_inputs = RowInputs.of(rows)
     task = Task("channels", row_inputs.num_channels, "horizon", row_targets[0].shape[1])
-    items = ArrayItems(row_inputs, task, RowTargets(row_targets, "horizon", task.num_outputs))
+    series_names = _series_names(inputs.columns, by, series, longer_than=horizon.steps if known_future else 0)
+    horizon_targets = RowTargets(row_targets, "horizon", task.num_outputs)
+    items = ArrayItems(row_inputs, task, horizon_targets, series_names=series_names)
     return _with_categories(items, inputs, [*names, *known_future * horizon.steps])
 
 

@@ -53,6 +53,15 @@ class ClassTable:
     def __len__(self) -> int:
         return len(self.classes)
 
+    def __str__(self) -> str:
+        width = max(len("class"), *(len(row.name) for row in self)) if self.classes else len("class")
+        lines = [f"{'class':{width}}  precision  recall      F1  support"]
+        for row in self:
+            lines.append(
+                f"{row.name:{width}}  {row.precision:9.4f}  {row.recall:6.4f}  {row.f1:6.4f}  {row.support:7,}"
+            )
+        return "\n".join(lines)
+
     @property
     def accuracy(self) -> float:
         """The fraction of targets that were predicted; NaN without targets."""
