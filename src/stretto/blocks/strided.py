@@ -28,8 +28,7 @@ class Strided(Block):
 
     def __init__(self, stride: int) -> None:
         super().__init__()
-        # Not `isinstance`: a bool is an int too.
-        if type(stride) is not int or stride < 1:
+        if type(stride) is not int or stride < 1:  # not isinstance: a bool is an int too
             raise ConfigError(f"{type(self).__name__} stride={stride!r} must be an integer of at least 1, such as 2")
         self.stride = stride
 
