@@ -9,11 +9,12 @@ from torch import Tensor
 from helpers.layout_cases import MODELS, NUM_TOKENS, Case, RandomWindows, Result, run_case, run_single_device
 from helpers.rank_pool import RankPools
 from stretto import Layout, TrainConfig, Trainer, World, make_engine
+from stretto.base.position import Position
 from stretto.data import Window
 from stretto.engine.precision import Precision
 from stretto.errors import DataError, StrettoError
 from stretto.measure.verify import verify
-from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack, initialize
 
 LAYOUTS = [
     Layout(stages=2, chunks=4, vocab_parallel=True),
@@ -67,6 +68,43 @@ def test_a_split_table_of_embedding_and_head_trains_as_on_one_device(layout: Lay
     check(pools, layout, Case("tied"), tolerance=1e-9)
 
 
+def test_a_split_table_trains_with_recomputation(pools: RankPools) -> None:
+    layout = Layout(stages=2, micro_batches=2, chunks=3, recompute=True, vocab_parallel=True)
+    check(pools, layout, Case("tied"), tolerance=1e-9)
+
+
+def test_a_split_table_in_bf16_equals_one_device_within_its_bits(pools: RankPools) -> None:
+    case = Case("tied", dtype=torch.float32, precision="bf16", num_steps=1)
+    check(pools, TIED_LAYOUTS[0], case, tolerance=8 * 2**-8)
+
+
+def freeze_table(world: World, layout: Layout) -> tuple[Tensor, Tensor, dict[str, Tensor], list[float]]:
+    """Train a tied model whose table is frozen; return the table before and after, the gradients and the losses."""
+    model = initialize(Stack(MODELS["tied"]()).double(), seed=3)
+    model[0].get_submodule("module").requires_grad_(False)
+    engine = make_engine(model, CrossEntropy(), layout, world)
+    table = engine.stack.get_parameter("blocks.0.module.weight")
+    before = table.detach().clone()
+    config = TrainConfig(steps=2, lr=0.5, optimizer="sgd", schedule="constant")
+    losses = [report.loss for report in Trainer(engine, RandomWindows(Case("tied")), config, seed=0)]
+    result = engine.eval_step(RandomWindows(Case("tied")).read(Position()), None, 0)
+    losses += world.sum_over_ranks(result.total.double().reshape(1))
+    gradients = {name: weight.grad for name, weight in engine.stack.named_parameters() if weight.grad is not None}
+    return before, table.detach().clone(), gradients, losses
+
+
+def test_a_frozen_split_table_trains_and_evaluates_as_on_one_device(pools: RankPools) -> None:
+    alone = pools[1].run(freeze_table, Layout())[0]
+    results = pools[2].run(freeze_table, Layout(stages=2, chunks=3, vocab_parallel=True))
+    torch.testing.assert_close(torch.cat([table for _, table, _, _ in results]), alone[0], rtol=0, atol=0)
+    for before, after, gradients, losses in results:
+        assert torch.equal(before, after) and "blocks.0.module.weight" not in gradients
+        assert losses == pytest.approx(alone[3], rel=1e-9)
+    for name, expected in alone[2].items():
+        parts = [gradients[name] for _, _, gradients, _ in results if name in gradients]  # of the bias: one per stage
+        torch.testing.assert_close(torch.cat(parts), expected, rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize(("precision", "num_bits"), [("bf16", 8), ("fp16", 11)])
 @pytest.mark.parametrize("layout", LAYOUTS[:3], ids=str)
 def test_reduced_precision_equals_one_device_within_its_bits(
@@ -97,6 +135,15 @@ def test_any_layout_equals_one_device(
     check(pools, layout, Case("lstm", 8, window, is_ragged, seed=seed), tolerance=1e-9)
 
 
+@pytest.mark.long
+@given(layout=layouts(), is_ragged=st.booleans(), window=st.integers(2, 14), seed=st.integers(0, 10**6))
+@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_layout_with_a_split_table_equals_one_device(
+    layout: Layout, is_ragged: bool, window: int, seed: int, pools: RankPools
+) -> None:
+    check(pools, layout, Case("tied", 8, window, is_ragged, seed=seed), tolerance=1e-9)
+
+
 def wrong_targets(world: World) -> str:
     """Train on targets that the output layer has no row for; every stage raises."""
     model = Stack([LSTM(3, 4), LSTM(4, 4), Linear(4, 5)])
@@ -113,6 +160,36 @@ def wrong_targets(world: World) -> str:
 def test_targets_beyond_the_outputs_are_refused_on_every_stage(pools: RankPools) -> None:
     for message in pools[2].run(wrong_targets):
         assert "between 5 and 5, but the output layer has 5 outputs" in message
+
+
+def wrong_tokens(world: World, inputs: Tensor) -> str:
+    """Train on tokens that a split embedding has no row for; every stage raises."""
+    embedding, head = Embedding(5, 4), Linear(4, 5)
+    head.module.weight = embedding.module.weight
+    model = Stack([embedding, LSTM(4, 4), LSTM(4, 4), head])
+    engine = make_engine(model, CrossEntropy(), Layout(stages=2, vocab_parallel=True), world, seed=1)
+    lengths, fresh = torch.full((2,), 3), torch.ones(2, dtype=torch.bool)
+    window = Window(3, torch.arange(2), lengths, fresh, inputs, torch.zeros(3, 2, dtype=torch.int64))
+    try:
+        engine.step(window, None, 0)
+    except StrettoError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "expected"),
+    [
+        (torch.full((3, 2), 5), "tokens are between 5 and 5, but the embedding has 5 rows; give it one per token"),
+        (torch.full((3, 2), -1), "tokens are between -1 and -1, but the embedding has 5 rows; give it one per token"),
+        (torch.zeros(3, 2), "the embedding takes tokens [time, batch], not floats [3, 2]; use integers"),
+    ],
+    ids=["too large", "negative", "floats"],
+)
+def test_tokens_beyond_a_split_embedding_are_refused_on_every_stage(
+    inputs: Tensor, expected: str, pools: RankPools
+) -> None:
+    assert pools[2].run(wrong_tokens, inputs) == [expected] * 2
 
 
 def verify_split_head(world: World) -> str:
