@@ -49,6 +49,26 @@ def test_the_fused_loss_equals_a_linear_layer_and_cross_entropy(bias: bool, max_
     torch.testing.assert_close(fused.log_prob(hidden), plain(hidden).log_softmax(-1))
 
 
+def test_with_weights_in_bf16_the_fused_loss_sums_in_float32() -> None:
+    hidden, targets = hidden_and_targets(num_steps=200, num_rows=8)
+    states = hidden.detach().bfloat16()
+    fused = LinearCrossEntropy(FEATURES, CLASSES, max_logits=3 * CLASSES).bfloat16()
+    plain = copy.deepcopy(fused.module)
+    actual, expected = fused(states, targets), CrossEntropy()(plain(states), targets)
+    assert actual.total.dtype == torch.float32
+    torch.testing.assert_close(actual.total, expected.total, rtol=1e-5, atol=0)
+    torch.autograd.backward([actual.total, expected.total])
+    for weight, other in zip(fused.parameters(), plain.parameters(), strict=True):
+        assert weight.grad is not None and other.grad is not None
+        # Two roundings to bf16; the sum of all parts in bf16 would be off by several of them.
+        difference = (weight.grad - other.grad).abs().max() / other.grad.abs().max()
+        assert float(difference) <= 2**-7
+    with torch.no_grad():
+        torch.testing.assert_close(fused(states, targets).total, expected.total.detach(), rtol=1e-5, atol=0)
+    adaptive = AdaptiveSoftmax(FEATURES, CLASSES, (10,)).bfloat16()
+    assert adaptive(states, targets).total.dtype == torch.float32
+
+
 def saved_bytes(loss: nn.Module, hidden: Tensor, targets: Tensor) -> int:
     """Return the bytes that a forward keeps for its backward, without weights."""
     weights = {weight.untyped_storage().data_ptr() for weight in loss.parameters()}
@@ -139,6 +159,8 @@ def test_what_does_not_fit_is_refused() -> None:
         LinearCrossEntropy(FEATURES, CLASSES)(hidden, targets.double())
     with pytest.raises(ConfigError, match="must increase"):
         AdaptiveSoftmax(FEATURES, CLASSES, (30, 10))
+    with pytest.raises(ConfigError, match=r"div_value=0\.0 must be at least 1"):
+        AdaptiveSoftmax(FEATURES, CLASSES, (10, 30), div_value=0.0)
     with pytest.raises(ConfigError, match="less than one of 6 features"):
         AdaptiveSoftmax(FEATURES, CLASSES, (10, 30))
     with pytest.raises(ConfigError, match="can't be exported"):

@@ -34,6 +34,8 @@ class AdaptiveSoftmax(HeadLoss):
                 f"cutoffs={cutoffs} must increase and be between 0 and the number of classes, {num_classes}; use "
                 f"{list(default_cutoffs(num_classes))}, for example"
             )
+        if not 1 <= div_value < torch.inf:
+            raise ConfigError(f"div_value={div_value} must be at least 1; use a value such as 4.0")
         # With fewer than one feature, torch would build a layer without weights.
         if int(num_features // div_value ** len(cutoffs)) < 1:
             raise ConfigError(
@@ -54,7 +56,7 @@ class AdaptiveSoftmax(HeadLoss):
         if not len(hidden):
             nothing = full_precision(y).sum() * 0.0
             return LossSum(nothing, count, None if torch.is_grad_enabled() else torch.zeros_like(count))
-        total = -self.softmax(hidden, labels).output.sum()
+        total = -full_precision(self.softmax(hidden, labels).output).sum()
         if torch.is_grad_enabled():
             return LossSum(total, count)
         return LossSum(total, count, (self.softmax.predict(hidden) == labels).sum())

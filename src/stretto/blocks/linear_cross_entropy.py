@@ -43,10 +43,10 @@ class LinearCrossEntropy(HeadLoss):
         if torch.is_grad_enabled():
             total: Tensor = _ChunkedCrossEntropy.apply(hidden, weight, bias, labels, self.rows_at_once)  # type: ignore[no-untyped-call]
             return LossSum(total, count)
-        totals, num_correct = [hidden.new_zeros(())], []
+        totals, num_correct = [full_precision(hidden.new_zeros(()))], []
         for start in range(0, len(hidden), self.rows_at_once):
             rows = slice(start, start + self.rows_at_once)
-            part_labels, logits = labels[rows], F.linear(hidden[rows], weight, bias)
+            part_labels, logits = labels[rows], full_precision(F.linear(hidden[rows], weight, bias))
             totals.append(F.cross_entropy(logits, part_labels, ignore_index=IGNORE_INDEX, reduction="sum"))
             num_correct.append((logits.argmax(dim=-1) == part_labels).sum())
         correct = torch.stack(num_correct).sum() if num_correct else torch.zeros_like(count)
@@ -54,7 +54,7 @@ class LinearCrossEntropy(HeadLoss):
 
     def log_prob(self, y: Tensor) -> Tensor:
         logits: Tensor = self.module(self._hidden(y))
-        return logits.log_softmax(dim=-1)
+        return full_precision(logits).log_softmax(dim=-1)
 
     def _hidden(self, y: Tensor) -> Tensor:
         """Return outputs in the dtype of the weights; under autocast, they may have another one."""
@@ -73,10 +73,11 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         labels: Tensor,
         rows_at_once: int,
     ) -> Tensor:
-        log_sums, total = [hidden.new_zeros(0)], hidden.new_zeros(())
+        # As in CrossEntropy, only the layer itself computes in the dtype of weights that are bf16.
+        log_sums, total = [full_precision(hidden.new_zeros(0))], full_precision(hidden.new_zeros(()))
         for start in range(0, len(hidden), rows_at_once):
             rows = slice(start, start + rows_at_once)
-            part_labels, logits = labels[rows], F.linear(hidden[rows], weight, bias)
+            part_labels, logits = labels[rows], full_precision(F.linear(hidden[rows], weight, bias))
             log_sums.append(logits.logsumexp(dim=1))
             is_valid = part_labels != IGNORE_INDEX
             target_logits = logits.gather(1, part_labels.where(is_valid, 0).unsqueeze(1)).squeeze(1)
@@ -90,16 +91,18 @@ class _ChunkedCrossEntropy(torch.autograd.Function):
         (scale,) = gradients
         hidden, weight, bias, labels, log_sums = ctx.saved_tensors
         hidden_gradient = torch.empty_like(hidden)
-        weight_gradient = torch.zeros_like(weight)
-        bias_gradient = None if bias is None else torch.zeros_like(bias)
+        weight_gradient = torch.zeros_like(weight, dtype=log_sums.dtype)
+        bias_gradient = None if bias is None else torch.zeros_like(bias, dtype=log_sums.dtype)
         for start in range(0, len(hidden), ctx.rows_at_once):
             rows = slice(start, start + ctx.rows_at_once)
             is_valid = labels[rows] != IGNORE_INDEX
             factors = torch.where(is_valid, scale, 0.0).unsqueeze(1)
-            gradient = F.linear(hidden[rows], weight, bias).sub_(log_sums[rows].unsqueeze(1)).exp_().mul_(factors)
+            logits = full_precision(F.linear(hidden[rows], weight, bias))
+            gradient = logits.sub_(log_sums[rows].unsqueeze(1)).exp_().mul_(factors)
             gradient.scatter_add_(1, labels[rows].where(is_valid, 0).unsqueeze(1), -factors)
-            torch.mm(gradient, weight, out=hidden_gradient[rows])
-            weight_gradient.addmm_(gradient.t(), hidden[rows])
+            torch.mm(gradient.to(weight.dtype), weight, out=hidden_gradient[rows])
+            weight_gradient.addmm_(gradient.t(), full_precision(hidden[rows]))
             if bias_gradient is not None:
                 bias_gradient += gradient.sum(dim=0)
-        return hidden_gradient, weight_gradient, bias_gradient, None, None
+        bias_gradient = None if bias_gradient is None else bias_gradient.to(weight.dtype)
+        return hidden_gradient, weight_gradient.to(weight.dtype), bias_gradient, None, None

@@ -127,7 +127,9 @@ class ModelConfig(StrictModel):
                 f"recurrent layer {self.output_size}; set embedding={self.output_size}, or projection"
             )
         if self.tied and self.loss == "adaptive_softmax":
-            raise ValueError("tied=true can't be combined with loss='adaptive_softmax', which has no such table")
+            raise ValueError(
+                "tied=true can't be combined with loss='adaptive_softmax', which has no such table; remove one of them"
+            )
         if self.weight_dropout and (self.cell == "gru" or self.bidirectional):
             raise ValueError(f"weight_dropout={self.weight_dropout} needs cell='lstm' in one direction; remove it")
         self._check_loss()
