@@ -287,7 +287,6 @@ def test_ranks_are_started_on_the_given_device(monkeypatch: pytest.MonkeyPatch) 
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_doctor_starts_ranks_and_exits_with_1_only_for_problems(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

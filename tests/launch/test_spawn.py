@@ -14,6 +14,7 @@ import pytest
 
 import stretto
 from helpers.output import without_gloo_lines
+from helpers.short_params import some_short
 from stretto.errors import ConfigError, DataError, LostPeerError
 
 NO_CLOUDPICKLE = "import sys; sys.modules['cloudpickle'] = None\n"
@@ -60,8 +61,7 @@ def fail_on(failing_rank: int, error: BaseException | None) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.short
-@pytest.mark.parametrize("failing_rank", [0, 1])
+@pytest.mark.parametrize("failing_rank", some_short([1, 0]))
 def test_the_first_error_is_raised_with_its_rank_and_the_others_end(failing_rank: int) -> None:
     started = time.monotonic()
     with pytest.raises(ValueError, match="no such value") as caught:
@@ -105,8 +105,7 @@ def test_a_killed_rank_is_named() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.short
-@pytest.mark.parametrize("code", [0, 3])
+@pytest.mark.parametrize("code", some_short([0, 3]))
 def test_a_rank_that_exits_is_an_error_whatever_its_code(code: int) -> None:
     with pytest.raises(stretto.StrettoError, match=rf"called sys\.exit\({code}\); let it return instead"):
         stretto.spawn(exit_on_rank_1, code)

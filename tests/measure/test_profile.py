@@ -11,6 +11,7 @@ from torch import Tensor
 import stretto.measure.profile
 import stretto.measure.rank_speeds
 from helpers.rank_pool import RankPools
+from helpers.short_params import some_short
 from stretto import Layout, TrainConfig, World, make_engine
 from stretto.base.position import Position
 from stretto.base.tf32 import use_tf32
@@ -83,8 +84,7 @@ def test_all_ranks_get_the_same_profile_with_each_kind_once(measured: list[Profi
 
 
 @pytest.mark.long
-@pytest.mark.short
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize("precision", some_short(["bf16", "fp32"]))
 def test_copies_of_rnn_weights_are_counted(precision: Precision, byte_corpus: Corpus) -> None:
     windows = Lanes(byte_corpus, 8, 16)
     profile_input = ProfileInput(model(), CrossEntropy(), windows, torch.optim.AdamW, torch.device("cpu"), precision)

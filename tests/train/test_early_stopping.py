@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from helpers.rank_pool import RankPools
+from helpers.short_params import some_short
 from stretto import Layout, Run, StepReport, World, load_model
 from stretto.checkpoint import find_checkpoint
 from stretto.config.run import RunConfig
@@ -88,11 +89,10 @@ def test_a_run_stops_after_evaluations_without_improvement(data: Path, tmp_path:
 
 
 @pytest.mark.long
-@pytest.mark.short
 @pytest.mark.parametrize(
     ("request_step", "saved_step"), [(1, 2), (2, 2), (3, 4)], ids=["before an evaluation", "in it", "before the next"]
 )
-@pytest.mark.parametrize("schedule", ["cosine", "plateau"])
+@pytest.mark.parametrize("schedule", some_short(["plateau", "cosine"]))
 def test_a_run_that_is_preempted_stops_after_the_same_step(
     schedule: str, request_step: int, saved_step: int, data: Path, tmp_path: Path
 ) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from helpers.layout_cases import NUM_TOKENS, Case, RandomWindows, lstm_model
 from helpers.rank_pool import RankPools
+from helpers.short_params import some_short
 from stretto import Layout, Run, StepReport, TrainConfig, Trainer, World, make_engine
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
@@ -151,8 +152,7 @@ def trace_few_ranks(world: World, layout: Layout, most: int) -> tuple[list[int] 
 
 
 @pytest.mark.long
-@pytest.mark.short
-@pytest.mark.parametrize(("most", "ranks"), [(4, [0, 1, 2, 3]), (3, [0, 1]), (1, [0, 1])])
+@pytest.mark.parametrize(("most", "ranks"), some_short([(3, [0, 1]), (4, [0, 1, 2, 3]), (1, [0, 1])]))
 def test_with_many_ranks_only_complete_replicas_are_traced(pools: RankPools, most: int, ranks: list[int]) -> None:
     traced, *others = pools[4].run(trace_few_ranks, Layout(replicas=2, stages=2), most)
     assert traced == (ranks, [[], [1.0], [2.0] * 2, [3.0] * 3]) and others == [(None, None)] * 3

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from helpers.rank_pool import RankPools
+from helpers.short_params import some_short
 from helpers.train_process import TrainProcess
 from stretto import Run, World, load_config
 from stretto.base.extras import install_command
@@ -237,8 +238,7 @@ ENDINGS = [
 
 
 @pytest.mark.long
-@pytest.mark.short
-@pytest.mark.parametrize(("error", "status", "code"), ENDINGS)
+@pytest.mark.parametrize(("error", "status", "code"), some_short(ENDINGS, 2))
 def test_a_tracker_gets_the_status_of_the_run(
     error: BaseException | None, status: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch import nn as torch_nn
 
 from helpers.rank_pool import RankPools
+from helpers.short_params import some_short
 from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, evaluate, make_engine
 from stretto.blocks.pooling import Pooling
 from stretto.data import ArrayItems, Batches, Position, from_arrays
@@ -200,8 +201,7 @@ def layouts(draw: st.DrawFn) -> Layout:
 
 
 @pytest.mark.long
-@pytest.mark.short
-@pytest.mark.parametrize("task", TASKS)
+@pytest.mark.parametrize("task", some_short(TASKS, 3))
 @given(is_ragged=st.booleans(), first=layouts(), second=layouts())
 @settings(max_examples=3, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_each_task_equals_a_loop_by_hand_also_when_resumed_in_any_other_layout(

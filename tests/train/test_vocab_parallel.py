@@ -120,7 +120,6 @@ def test_a_run_with_a_tied_table_resumes_in_any_layout(byte_corpus: Corpus, tmp_
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_a_run_resumes_in_any_layout(byte_corpus: Corpus, tmp_path: Path, pools: RankPools) -> None:
     layouts = [TWO_STAGES, THREE_STAGES, Layout(), HYBRID, Layout(stages=2), THREE_STAGES, Layout()]
     for stop, layout in enumerate(layouts, start=1):
