@@ -154,8 +154,8 @@ def test_keras_itself_fits_the_arrays_about_as_well(data: Path, monkeypatch: pyt
 
 def fit_arrays() -> tuple[float, Any, Any]:
     """The validation loss and predictions of keras_after.py on one rank, and the targets."""
-    series = np.load("series.npz")
-    parts = [array[rows] for rows in (slice(192), slice(192, None)) for array in (series["x"], series["y"])]
+    with np.load("series.npz") as series:
+        parts = [array[rows] for rows in (slice(192), slice(192, None)) for array in (series["x"], series["y"])]
     loss, predictions = function("keras_after.py", "fit")(*parts)
     return loss, predictions, parts[-1]
 
