@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.units import pluralize
-from stretto.blocks.losses import QuantileLoss
+from stretto.blocks.losses import Loss, QuantileLoss
 from stretto.windows.items import SlidingWindows
 
 # Losses are estimated from at least this many windows, or from all if there are fewer.
@@ -27,17 +27,25 @@ class Baseline:
     def of(cls, windows: SlidingWindows) -> "Baseline":
         """Return the losses on windows that are sampled evenly."""
         errors, loss = naive_errors(windows), QuantileLoss()
-        # All quantiles are the same number.
-        quantiles = loss(torch.zeros(*errors.shape, len(loss.quantiles)), errors)
         return cls(
             season=windows.forecast.season,
             squared_error=float(errors.double().square().nanmean()),
-            quantile_loss=float(quantiles.total / quantiles.count.clamp(min=1)),
+            quantile_loss=mean_loss(loss, errors, len(loss.quantiles)),
         )
 
     def __str__(self) -> str:
-        repeated = pluralize(self.season, "time step") if self.season else "value"
-        return f"repeating the last {repeated} has squared error {self.squared_error:.4f}"
+        return f"{naive_name(self.season)} has squared error {self.squared_error:.4f}"
+
+
+def naive_name(season: int) -> str:
+    """Return a naive forecast in words: `repeating the last 24 time steps`."""
+    return f"repeating the last {pluralize(season, 'time step') if season else 'value'}"
+
+
+def mean_loss(loss: Loss, errors: Tensor, num_outputs: int) -> float:
+    """Return the loss of outputs that miss their targets by `errors`; all quantiles are the same number."""
+    result = loss(torch.zeros(*errors.shape[:-1], errors.shape[-1] * num_outputs, dtype=errors.dtype), errors)
+    return float(result.total / result.count.clamp(min=1))
 
 
 def naive_errors(windows: SlidingWindows) -> Tensor:

@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
 
-from stretto.base.units import pluralize
 from stretto.blocks.losses import QuantileLoss
 from stretto.config.model import ModelConfig
 from stretto.store.sequences import Channels
 from stretto.train.build import build_loss
-from stretto.train.naive_forecast import naive_errors
+from stretto.train.naive_forecast import mean_loss, naive_errors, naive_name
 from stretto.windows.items import SlidingWindows
 
 
@@ -35,22 +33,15 @@ class NaiveScores:
         errors = {}
         for name, error in zip(names, in_units.unbind(1), strict=True):
             if quantiles:
-                errors[f"pinball loss of {name}"] = _mean_loss(QuantileLoss(quantiles), error[:, None], len(quantiles))
+                errors[f"pinball loss of {name}"] = mean_loss(QuantileLoss(quantiles), error[:, None], len(quantiles))
             errors[f"mean absolute error of {name}"] = float(error.abs().nanmean())
         loss = None if model.has_own_loss else build_loss(model, forecast.task)
-        return cls(forecast.season, None if loss is None else _mean_loss(loss, scaled, len(quantiles) or 1), errors)
+        return cls(forecast.season, None if loss is None else mean_loss(loss, scaled, len(quantiles) or 1), errors)
 
     @property
     def name(self) -> str:
         """The forecast in words: `repeating the last 24 time steps`."""
-        return f"repeating the last {pluralize(self.season, 'time step') if self.season else 'value'}"
+        return naive_name(self.season)
 
     def __str__(self) -> str:
         return f"{self.name}: " + ", ".join(f"{name} {value:,.4f}" for name, value in self.errors.items())
-
-
-def _mean_loss(loss: object, errors: Tensor, num_outputs: int) -> float:
-    """Return the loss of outputs that miss their targets by `errors`; all quantiles are the same number."""
-    assert callable(loss)
-    result = loss(torch.zeros(*errors.shape[:-1], errors.shape[-1] * num_outputs, dtype=errors.dtype), errors)
-    return float(result.total / result.count.clamp(min=1))
