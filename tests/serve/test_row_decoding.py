@@ -15,7 +15,7 @@ from stretto import Run, RunConfig, TrainedModel, load_model
 from stretto.cli.main import main
 from stretto.data import SequenceOptions, Sequences, prepare_sequences
 from stretto.errors import ConfigError
-from stretto.nn import LSTM, Linear, Stack, initialize, viterbi
+from stretto.nn import LSTM, Linear, Stack, StackFrames, initialize, viterbi
 from stretto.serve import CtcSessions, predict, predict_arrays
 from stretto.serve.row_decoder import RowDecoder
 from stretto.serve.sessions import Sessions
@@ -197,3 +197,13 @@ def test_sessions_of_a_stack_need_no_run() -> None:
     names = ("", "a", "b", "c")
     expected = RowDecoder(names).decode(Sessions(stack).feed({"x": x})["x"]).names
     assert CtcSessions(stack, names).feed({"x": x})["x"] == expected
+
+
+def test_a_stream_that_ends_within_a_group_is_decoded_to_its_end() -> None:
+    output = Linear(2, 3)
+    with torch.no_grad():
+        output.module.get_parameter("weight").copy_(torch.tensor([[0.0, 0.0], [1.0, 0.0], [-1.0, 0.0]]))
+        output.module.get_parameter("bias").zero_()
+    sessions = CtcSessions(Stack([StackFrames(2), output]), ["", "a", "b"])
+    assert sessions.feed({"x": torch.tensor([[1.0], [1.0], [-1.0]])}) == {"x": ["a"]}
+    assert sessions.close("x") == ["b"] and sessions.close("x") == []

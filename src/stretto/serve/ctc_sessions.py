@@ -42,7 +42,7 @@ class CtcSessions:
                     "output, the blank first"
                 )
             decoder = self._decoders.setdefault(name, self._make_decoder())
-            symbols[name] = self._named(decoder.add(y.float().log_softmax(dim=-1)))
+            symbols[name] = self._named(_add(decoder, y))
         return symbols
 
     @torch.no_grad()
@@ -50,10 +50,11 @@ class CtcSessions:
         """End a session if it exists; return the names of the symbols that were not emitted yet."""
         decoder = self._decoders.pop(name, None)
         if decoder is None:
+            self._sessions.close(name)
             return []
         # With strided blocks, the last time steps may still wait for more.
         y = self._sessions.finish(name)
-        labels = decoder.add(y.float().log_softmax(dim=-1)) if len(y) else []
+        labels = _add(decoder, y) if len(y) else []
         return self._named([*labels, *decoder.finish()])
 
     def _make_decoder(self) -> CtcGreedyDecoder | CtcBeamDecoder:
@@ -61,3 +62,7 @@ class CtcSessions:
 
     def _named(self, labels: list[int]) -> list[str]:
         return [self._names[label] for label in labels]
+
+
+def _add(decoder: CtcGreedyDecoder | CtcBeamDecoder, y: Tensor) -> list[int]:
+    return decoder.add(y.float().log_softmax(dim=-1))
