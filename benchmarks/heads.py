@@ -171,11 +171,22 @@ def best_seconds(turns: list[list[Turn]]) -> float:
     return min(max(rank.seconds for rank in turn) for turn in turns)
 
 
+def finalists(turns: Turns) -> list[str]:
+    """Return the names of the two fastest of each kind; a kind is a name's first word."""
+    by_kind: dict[str, list[str]] = {}
+    for name in sorted(turns, key=lambda name: best_seconds(turns[name])):
+        by_kind.setdefault(name.split()[0], []).append(name)
+    return [name for names in by_kind.values() for name in names[:2]]
+
+
 def measure(pool: RankPool, batch: Batch, listed: dict[str, Contender], rounds: int) -> Turns:
-    """Run the contenders in turns; return, for each, its turns on every rank."""
+    """Run the contenders in turns, after two rounds only the finalists; return, for each, its turns on every rank."""
     turns: Turns = {name: [] for name in listed}
+    names = list(listed)
     for index in track(range(rounds), str(batch), console=Console(stderr=True), transient=True):
-        for name in listed if index % 2 else reversed(listed):
+        if index == 2:
+            names = finalists(turns)
+        for name in names if index % 2 else reversed(names):
             build, arguments = listed[name]
             turns[name].append(pool.run(take_turn, name, batch, build, arguments, seconds=120))
     expected = sum(rank.loss for rank in turns["one device"][0])
@@ -211,7 +222,7 @@ def main() -> None:
     splits = [(1, 2)] if quick else [(1, 2), (2, 1)]
     many, few = Batch(32), Batch(8)
     pool = RankPool(2)
-    turns = {batch: measure(pool, batch, contenders(chunks, splits), 2 if quick else 6) for batch in (many, few)}
+    turns = {batch: measure(pool, batch, contenders(chunks, splits), 2 if quick else 7) for batch in (many, few)}
     split = Layout(stages=2, chunks=4, vocab_parallel=True)
     memory_share = max(pool.run(table_bytes, split))
     seconds = {

@@ -4,7 +4,7 @@
 
 Two stages, 8 chunks, one thread per rank, on gloo. The same model is trained with both losses, in turns; each loss is
 timed alone on the last stage's rank, forward and backward, while the other rank sleeps. What remains of a step without
-its loss is the wavefront: `ctc_cost` is that of CTC over that of the loss per time step.
+its loss is the wavefront: `ctc_cost` is that of CTC over that of the loss per time step, the median over all rounds.
 """
 
 import sys
@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import median
 
 import torch
 import torch.distributed as dist
@@ -110,22 +111,21 @@ def main() -> None:
     is_quick = parse_quick("What CTC costs in a pipeline, beside its own computation.")
     shape = Shape(hidden=256, steps=256) if is_quick else Shape()
     turns = [(name, is_step) for name in ("ctc", "cross_entropy") for is_step in (True, False)]
-    best = dict.fromkeys(turns, float("inf"))
+    measured: list[dict[tuple[str, bool], float]] = []  # by round: seconds of each turn
     ranks = RankPool(2)
     rounds = 15 if is_quick else 40
     for index in track(range(rounds), "Measuring", console=Console(stderr=True), transient=True):
-        # Each round in the other order, and of each run the best: other work on the machine only ever adds time.
-        for name, is_step in turns if index % 2 else reversed(turns):
-            seconds = max(ranks.run(take_turn, shape, name, is_step))
-            best[name, is_step] = min(best[name, is_step], seconds)
+        order = turns if index % 2 else turns[::-1]
+        measured.append({turn: max(ranks.run(take_turn, shape, *turn)) for turn in order})
     ranks.close()
-    rest = {name: best[name, True] - best[name, False] for name in ("ctc", "cross_entropy")}
-    rows = [
-        [name, *(f"{1e3 * seconds:.1f}" for seconds in (best[name, True], best[name, False], rest[name]))]
-        for name in rest
-    ]
-    figures = {"ctc_cost": rest["ctc"] / rest["cross_entropy"]}
-    title = f"A step of {shape.rows} rows x {shape.steps} time steps, 2 stages, {NUM_CHUNKS} chunks (ms)"
+    # The turns of a round follow each other within seconds, so a machine that gets slower changes both alike.
+    rest = {name: [turn[name, True] - turn[name, False] for turn in measured] for name in ("ctc", "cross_entropy")}
+    rows = []
+    for name in rest:
+        columns = [[turn[name, True] for turn in measured], [turn[name, False] for turn in measured], rest[name]]
+        rows.append([name, *(f"{1e3 * median(seconds):.1f}" for seconds in columns)])
+    figures = {"ctc_cost": median(ctc / steps for ctc, steps in zip(*rest.values(), strict=True))}
+    title = f"A step of {shape.rows} rows x {shape.steps} time steps, 2 stages, {NUM_CHUNKS} chunks (median ms)"
     show(title, ["loss", "step", "loss alone", "rest"], rows, figures)
 
 
