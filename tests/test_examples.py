@@ -137,7 +137,6 @@ def test_a_trained_model_is_used(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_arrays_are_learned_on_two_ranks_that_python_starts(tmp_path: Path) -> None:
     script = EXAMPLES / "09_arrays.py"
     result = json.loads(run(tmp_path, sys.executable, str(script)).splitlines()[-1])
@@ -157,7 +156,6 @@ def test_optuna_prunes_trials_that_fall_behind_and_finds_better_ones(tmp_path: P
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_a_trial_of_a_wandb_sweep_takes_the_agents_arguments_and_run(tmp_path: Path) -> None:
     # As the agent of W&B starts it: options, and the id of the run that it has made.
     script = str(EXAMPLES / "12_wandb_sweep.py")

@@ -13,7 +13,6 @@ def test_a_warning_is_only_shown() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_a_warning_does_not_fail_a_test_marked_gpu() -> None:
     test = f"{__file__}::{test_a_warning_is_only_shown.__name__}"
     command = [sys.executable, "-m", "pytest", "-m", "gpu", "-p", "no:cacheprovider", test]

@@ -3,17 +3,18 @@
 import json
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from stretto.launch.rank_environment import free_port
 
 KEY = "AKIDSTRETTO"
 SECRET = "only-for-tests"
@@ -132,9 +133,8 @@ def _answers(url: str) -> bool:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Return ports that were free a moment ago; all are bound at once, so that no two are the same."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for bound in sockets:
-            bound.bind(("127.0.0.1", 0))
-        return [bound.getsockname()[1] for bound in sockets]
+    """Return different ports that are free, and that no connection takes before the server listens there."""
+    ports: set[int] = set()
+    while len(ports) < count:
+        ports.add(free_port())
+    return list(ports)

@@ -67,6 +67,9 @@ def test_a_killed_rank_of_a_run_is_named_once_and_nothing_is_left_behind(byte_co
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     victims = [int(pid) for pid in children if b"\0train\0" in Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(victims) == 2
+    environments = [Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in victims]
+    secrets = {entry for variables in environments for entry in variables if entry.startswith(b"STRETTO_SECRET=")}
+    assert len(secrets) == 1 and len(secrets.pop()) == len(b"STRETTO_SECRET=") + 64, "one new secret for both ranks"
     os.kill(victims[1], signal.SIGKILL)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 75

@@ -92,7 +92,6 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_our_launcher_gives_its_ranks_a_new_secret(byte_corpus: Corpus, tmp_path: Path) -> None:
     config = tmp_path / "run.toml"
     config.write_text(

@@ -92,7 +92,9 @@ def test_a_pipeline_step_ends(ranks: RankPool, changes: list[object]) -> None:
 
 @pytest.mark.parametrize("model", ["lstm", "tied"])
 @pytest.mark.parametrize(
-    "changes", [[], [record_every_step, synchronize_around_actions]], ids=["plain", "recorded with synchronizations"]
+    "changes",
+    [[], pytest.param([record_every_step, synchronize_around_actions], marks=pytest.mark.long)],
+    ids=["plain", "recorded with synchronizations"],
 )
 def test_a_step_whose_head_is_split_ends(ranks: RankPool, changes: list[object], model: str) -> None:
     layout = Layout(stages=2, micro_batches=3, chunks=2, vocab_parallel=True)

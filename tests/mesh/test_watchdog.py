@@ -131,7 +131,6 @@ def test_a_rank_that_ends_with_a_plain_exception_is_named_at_once() -> None:
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_ranks_end_well_at_different_times() -> None:
     """Once a thread was left waiting for the next rank, and aborted a process that ended before that rank did."""
     body = "time.sleep(0.7 * world.rank)\nclass Slow:\n    def __del__(self): time.sleep(1.5)\nslow = Slow()"
