@@ -203,3 +203,10 @@ def test_a_tagger_is_trained_with_both_losses(tmp_path: Path) -> None:
 def test_a_crf_finds_more_names_than_cross_entropy(tmp_path: Path) -> None:
     result = json.loads(run(tmp_path, sys.executable, str(EXAMPLES / "13_tagging.py")).splitlines()[-1])
     assert result["crf_f1"] > 0.6 and result["crf_f1"] > result["cross_entropy_f1"] + 0.02
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_a_policy_learns_to_remember(tmp_path: Path) -> None:
+    printed = run(tmp_path, sys.executable, str(EXAMPLES / "15_recurrent_policy.py"))
+    assert json.loads(printed.splitlines()[-1])["success"] > 0.95

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from helpers.layout_cases import Case, RandomWindows, Result, run_case, run_single_device
 from helpers.rank_pool import RankPools
+from helpers.short_params import some_short
 from stretto import Layout, World, make_engine
 from stretto.base.position import Position
 from stretto.engine.precision import Precision
@@ -82,15 +83,16 @@ def layouts(draw: st.DrawFn) -> Layout:
     num_rows=st.integers(8, 11),
     window=st.integers(2, 14),
     clip=st.sampled_from([0.0, 0.05]),
+    reset_rate=st.sampled_from([0.0, 0.05, 0.5]),
     seed=st.integers(0, 10**6),
 )
 @settings(max_examples=10 if "CI" in os.environ else 25, deadline=None, suppress_health_check=list(HealthCheck))
 @pytest.mark.short
 def test_any_layout_equals_one_device_in_float64(
-    layout: Layout, model: str, is_ragged: bool, num_rows: int, window: int, clip: float, seed: int,
+    layout: Layout, model: str, is_ragged: bool, num_rows: int, window: int, clip: float, reset_rate: float, seed: int,
     pools: RankPools,
 ) -> None:  # fmt: skip
-    case = Case(model, num_rows, window, is_ragged, clip=clip, seed=seed)
+    case = Case(model, num_rows, window, is_ragged, clip=clip, reset_rate=reset_rate, seed=seed)
     check(pools, layout, case, tolerance=1e-9)
 
 
@@ -100,6 +102,13 @@ COMMON_LAYOUTS = [
     Layout(replicas=2, stages=2, micro_batches=2, chunks=3),
     Layout(stages=4, micro_batches=2, chunks=3, recompute=True),
 ]
+
+
+@pytest.mark.long
+@pytest.mark.short
+@pytest.mark.parametrize("layout", some_short(COMMON_LAYOUTS, 2), ids=str)
+def test_resets_within_windows_equal_one_device(layout: Layout, pools: RankPools) -> None:
+    check(pools, layout, Case("lstm", reset_rate=0.2), tolerance=1e-9)
 
 
 @pytest.mark.long

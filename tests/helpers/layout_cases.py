@@ -202,6 +202,7 @@ class Case:
     num_steps: int = 3
     lr: float = 0.5
     clip: float = 0.1
+    reset_rate: float = 0.0  # how likely an episode ends at a time step
 
 
 @dataclass(frozen=True)
@@ -255,8 +256,15 @@ class RandomWindows:
             fresh,
             tokens[:-1] if inputs else None,
             next_tokens if targets else None,
+            self._resets(position, num_steps),
         )
         return window[rows]
+
+    def _resets(self, position: int, num_steps: int) -> Tensor | None:
+        if self.case.reset_rate == 0 or not self.is_stateful:
+            return None
+        draws = torch.rand(num_steps, self.case.num_rows, generator=self._generator(position, 7))
+        return draws < self.case.reset_rate
 
     def _lengths(self, position: int) -> tuple[int, Tensor]:
         generator = self._generator(position, 0)

@@ -73,7 +73,8 @@ class Window:
 
     `lanes`, `lengths` and `fresh` are as in `Rows`. `inputs` and `targets` are None on ranks that don't need them. A
     time step without a target (padding, or unlabeled) has the target IGNORE_INDEX; in floating-point targets, NaN.
-    Targets of a loss over whole rows may have a length of their own, then padding.
+    Targets of a loss over whole rows may have a length of their own, then padding. `resets` is true where an episode or
+    document ends: the time step after it, in this window or the next, starts from the initial state.
     """
 
     num_steps: int  # the number of time steps, padding included
@@ -82,6 +83,7 @@ class Window:
     fresh: Tensor  # bool [batch]
     inputs: Tensor | None = None  # [time, batch, ...]
     targets: Tensor | None = None  # [time, batch, ...]; [length, batch] if targets have a length of their own
+    resets: Tensor | None = None  # bool [time, batch], on the CPU: the state after this time step is the initial one
 
     @property
     def num_rows(self) -> int:
@@ -118,6 +120,7 @@ class Window:
             fresh=self.fresh[rows],
             inputs=None if self.inputs is None else self.inputs[:, rows],
             targets=None if self.targets is None else self.targets[:, rows],
+            resets=None if self.resets is None else self.resets[:, rows],
         )
 
     def select(self, rows: Tensor) -> Self:
@@ -131,4 +134,5 @@ class Window:
             targets=None
             if self.targets is None
             else self.targets.index_select(1, to_device(rows, self.targets.device)),
+            resets=None if self.resets is None else self.resets.index_select(1, rows),
         )

@@ -2,9 +2,11 @@
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor, nn
 
 from stretto.base.errors import LawError
+from stretto.base.resets import Resets
 from stretto.base.state import State, where_rows
 from stretto.base.window import Rows
 
@@ -25,6 +27,9 @@ class Block(nn.Module, ABC):
     """How many input time steps make one output time step; a row's last output may be made of fewer.
 
     Chunks, and windows that carry state, then end after a multiple of it."""
+
+    remembers: bool = True
+    """False for a block whose state doesn't depend on earlier inputs, such as dropout; resets leave it as it is."""
 
     num_table_rows: int | None = None
     """Set by a block whose weights all have this number of rows, one per token, that ranks may split; else None."""
@@ -48,6 +53,21 @@ class Block(nn.Module, ABC):
     @abstractmethod
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Run the time steps of `x`, starting from `state`; return the outputs and the state after the last step."""
+
+    def run_with_resets(self, x: Tensor, state: State, resets: Resets) -> tuple[Tensor, State]:
+        """Run the time steps of `x`, where rows start again from the initial state after the end of each episode.
+
+        By the chunk law, running the pieces between resets one by one is exact; a block may know a faster way.
+        """
+        if not state or not self.remembers:
+            return self(x, state)
+        outputs = []
+        for piece, rows in resets.pieces:
+            y, state = self(x[piece], state)
+            outputs.append(y)
+            if rows is not None:
+                state = self.begin(rows, state)
+        return torch.cat(outputs), state
 
     def __call__(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         result = super().__call__(x, state)

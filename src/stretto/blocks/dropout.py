@@ -22,6 +22,8 @@ def _lane_keys(rows: Rows) -> Tensor:
 class _DropoutBase(Block):
     """The base of both dropout blocks: holds and checks the probability."""
 
+    remembers = False
+
     def __init__(self, probability: float) -> None:
         super().__init__()
         if not 0 <= probability < 1:

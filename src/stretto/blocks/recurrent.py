@@ -6,10 +6,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from stretto.base.resets import Resets
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
 from stretto.blocks.cast_weights import find_cast, is_plain
+from stretto.blocks.recurrent_resets import Episodes, can_scan, scan
 
 RnnSequence = TypeVar("RnnSequence", Tensor, PackedSequence)
 """The input or output of torch's RNN modules."""
@@ -52,7 +54,33 @@ def run_in_dtype(
     return torch.func.functional_call(rnn, weights, (x.to(dtype), state))  # type: ignore[no-any-return]
 
 
-class LSTM(Block):
+class _Recurrent(Block):
+    """The base of LSTM and GRU: how they run a chunk with resets."""
+
+    cell: nn.LSTM | nn.GRU
+
+    def run_with_resets(self, x: Tensor, state: State, resets: Resets) -> tuple[Tensor, State]:
+        if type(self) not in (LSTM, GRU) or not bool(resets.ends.any()):
+            return super().run_with_resets(x, state, resets)  # a subclass may have another initial state
+        if can_scan(self.cell, x):
+            y, after = scan(self.cell, x, state, resets)
+        else:
+            episodes = Episodes.of(resets.ends, x.device)
+            spread = tuple(episodes.spread_state(tensor) for tensor in state)
+            packed, spread_after = self._call_cell(episodes.pack(x), spread)
+            y = episodes.unpack(packed, x.shape[1])
+            after = tuple(episodes.last_state(tensor) for tensor in spread_after)
+        return y, self.begin(resets.rows_after(len(x)), after)
+
+    def _call_cell(self, x: RnnSequence, state: State) -> tuple[RnnSequence, State]:
+        """Call torch's module, with states that have the batch in dim 0."""
+        before = tuple(layers_first(tensor) for tensor in state)
+        y, after = run_rnn(self.cell, x, before if len(before) > 1 else before[0])
+        after = after if len(before) > 1 else (after,)
+        return y, tuple(batch_first(new, old.dtype) for new, old in zip(after, state, strict=True))
+
+
+class LSTM(_Recurrent):
     """An `nn.LSTM` as a block: its `num_layers` layers run in one fused call.
 
     State: `(h, c)`, each `[batch, layers, features]`. With `proj_size`, outputs and `h` have that many features. A
@@ -71,12 +99,10 @@ class LSTM(Block):
         return h, rows.zeros(self.cell.num_layers, self.cell.hidden_size)
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        h, c = state
-        y, (new_h, new_c) = run_rnn(self.cell, x, (layers_first(h), layers_first(c)))
-        return y, (batch_first(new_h, h.dtype), batch_first(new_c, c.dtype))
+        return self._call_cell(x, state)
 
 
-class GRU(Block):
+class GRU(_Recurrent):
     """An `nn.GRU` as a block: its layers run in one fused call. State: `(h,)`, `[batch, layers, features]`."""
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True) -> None:
@@ -87,6 +113,4 @@ class GRU(Block):
         return (rows.zeros(self.cell.num_layers, self.cell.hidden_size),)
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        (h,) = state
-        y, new_h = run_rnn(self.cell, x, layers_first(h))
-        return y, (batch_first(new_h, h.dtype),)
+        return self._call_cell(x, state)

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from stretto.base.errors import ConfigError
+from stretto.base.resets import Resets
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
@@ -20,6 +21,7 @@ class Residual(Block):
             )
         self.block = block
         self.causal = block.causal
+        self.remembers = block.remembers
 
     def initial_state(self, rows: Rows) -> State:
         return self.block.initial_state(rows)
@@ -28,7 +30,12 @@ class Residual(Block):
         return self.block.begin(rows, carried)
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        y, new_state = self.block(x, state)
+        return self._add(x, *self.block(x, state))
+
+    def run_with_resets(self, x: Tensor, state: State, resets: Resets) -> tuple[Tensor, State]:
+        return self._add(x, *self.block.run_with_resets(x, state, resets))
+
+    def _add(self, x: Tensor, y: Tensor, new_state: State) -> tuple[Tensor, State]:
         if y.shape != x.shape:
             raise ConfigError(
                 f"Residual adds a block's input to its output, but {type(self.block).__name__} turns "

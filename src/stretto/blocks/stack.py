@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.base.errors import ConfigError
+from stretto.base.resets import Resets
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
@@ -174,5 +175,12 @@ class Stack(Block):
         new_state: list[Tensor] = []
         for block, block_state in zip(self, self.split_state(state), strict=True):
             x, new_block_state = block(x, block_state)
+            new_state.extend(new_block_state)
+        return x, tuple(new_state)
+
+    def run_with_resets(self, x: Tensor, state: State, resets: Resets) -> tuple[Tensor, State]:
+        new_state: list[Tensor] = []
+        for index, (block, block_state) in enumerate(zip(self, self.split_state(state), strict=True), self.first):
+            x, new_block_state = block.run_with_resets(x, block_state, resets.for_block(index))
             new_state.extend(new_block_state)
         return x, tuple(new_state)

@@ -118,6 +118,8 @@ class WordDropEmbedding(Embedding):
     The vector of a dropped token is zero, and the others are scaled. State: `(keys,)`, those of the training step.
     """
 
+    remembers = False
+
     def __init__(self, num_tokens: int, num_features: int, probability: float = 0.1) -> None:
         super().__init__(num_tokens, num_features)
         _check_probability("WordDropEmbedding", probability)

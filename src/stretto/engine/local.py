@@ -8,6 +8,7 @@ from torch import Tensor
 from stretto.base.denormals import flush_denormals
 from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError
+from stretto.base.resets import Resets
 from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights, rnn_modules
@@ -32,6 +33,7 @@ from stretto.engine.engine import (
 )
 from stretto.engine.precision import Precision, autocast, check_precision, compute_dtype
 from stretto.engine.recorder import ActionRecorder
+from stretto.engine.reset_check import check_resets
 from stretto.engine.strided_targets import stride_window
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
@@ -113,6 +115,7 @@ class LocalEngine:
                 f"micro_batches={self.num_micro_batches} exceeds the batch's number of rows; "
                 f"use at most {window.num_rows}"
             )
+        check_resets(self, window)
         if self.stride > 1 and (self.row_loss is None or self.row_loss.targets_per_step):
             window = stride_window(window, self.stride)
         losses, states = [], []
@@ -141,7 +144,11 @@ class LocalEngine:
         state = self.stack.begin(rows, carried)
         inputs, targets = window_tensor(window, "inputs", self.stack.dtype), window_tensor(window, "targets")
         with autocast(self._device, self.precision):
-            y, after = self.stack(to_device(inputs, self._device), state)
+            x = to_device(inputs, self._device)
+            if window.resets is None:
+                y, after = self.stack(x, state)
+            else:
+                y, after = self.stack.run_with_resets(x, state, Resets(rows, window.resets))
         loss = self._compute_loss(y, targets, rows.after_stride(self.stride).lengths, on_outputs)
         return loss, reset_ended_rows(self.stack, rows, window, after)
 

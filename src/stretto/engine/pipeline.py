@@ -32,6 +32,7 @@ from torch import Tensor
 
 from stretto.base.denormals import flush_denormals
 from stretto.base.errors import ConfigError
+from stretto.base.resets import Resets
 from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights
@@ -60,6 +61,7 @@ from stretto.engine.engine import (
 )
 from stretto.engine.precision import Precision, autocast, check_precision, compute_dtype
 from stretto.engine.recorder import ActionRecorder
+from stretto.engine.reset_check import check_resets
 from stretto.engine.row_loss_step import RowLossStep
 from stretto.engine.strided_targets import stride_window
 from stretto.engine.tied_weights import TiedWeights
@@ -219,11 +221,19 @@ class PipelineEngine:
         return self._boundaries
 
     def run_blocks(
-        self, x: Tensor, state: State, targets: Tensor | None, on_outputs: OnOutputs | None = None
+        self,
+        x: Tensor,
+        state: State,
+        targets: Tensor | None,
+        resets: Resets | None,
+        on_outputs: OnOutputs | None = None,
     ) -> tuple[Tensor | LossSum, State]:
         """Run the stage over one chunk; return its output, or the loss if there are targets, and the state after it."""
         with autocast(self.device, self.precision):
-            y, after = self._fused_stack(x, state)
+            if resets is None:
+                y, after = self._fused_stack(x, state)
+            else:
+                y, after = self.stack.run_with_resets(x, state, resets)
         if targets is None:
             return y, after
         loss = self._loss(y, targets)
@@ -257,6 +267,7 @@ class _PipelineStep:
         self.recompute = engine.layout.recompute
         self.live_chunks: dict[tuple[int, int], _LiveChunk] = {}  # by (micro-batch, chunk)
         self.losses: list[LossSum] = []
+        check_resets(engine, window)
         if engine.strides_targets:
             # Every stage checks the targets, before the first message: an error of the last one alone would be a hang.
             window = stride_window(window, engine.stride)
@@ -370,7 +381,9 @@ class _PipelineStep:
                 tuple(self._leaf(tensor, needs_grad=action.chunk > 0) for tensor in state),
             )
             with torch.set_grad_enabled(self.has_backward and not self.recompute):
-                y, after = self.engine.run_blocks(live.x, live.state, self._targets(action), self.on_outputs)
+                y, after = self.engine.run_blocks(
+                    live.x, live.state, self._targets(action), self._resets(action), self.on_outputs
+                )
             progress.state = detach(after)
             if isinstance(y, LossSum):
                 self.losses.append(replace(y, total=y.total.detach()))
@@ -400,7 +413,7 @@ class _PipelineStep:
         with self.engine.recorder.action(self.mesh.stage, action):
             if live.y is None:
                 # layout.recompute: the forward ran without a graph, so it runs again with one.
-                y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action))
+                y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action), self._resets(action))
                 live.y = y.total if isinstance(y, LossSum) else y
             if self.row_loss_step is not None:
                 y_gradient = self.row_loss_step.gradient(action)
@@ -452,6 +465,15 @@ class _PipelineStep:
         if self.targets is None or self.row_loss_step is not None:
             return None
         return self.output_cut.part(self.targets, action)
+
+    def _resets(self, action: Action) -> Resets | None:
+        """Return where the rows of a chunk start again from their initial state; None if the window has no resets."""
+        if self.window.resets is None:
+            return None
+        shape = self.cut.micro_batches[action.micro_batch]
+        first, _ = shape.chunk_bounds[action.chunk]
+        rows = self.rows[shape.start : shape.start + shape.rows_per_chunk[action.chunk]]
+        return Resets(replace(rows, lengths=rows.lengths - first), self.cut.part(self.window.resets, action))
 
     def _drop_ended(self, progress: _MicroBatchProgress, action: Action) -> State:
         """Set aside the states of rows that ended before this chunk; return the state of the others."""
