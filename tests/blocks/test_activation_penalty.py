@@ -46,6 +46,41 @@ def test_the_gradient_is_that_of_the_formula(cuts: list[int], activation: float,
     torch.testing.assert_close(x.grad, expected.grad, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize("beyond", [0, 1, 7, 2**40], ids="beyond={}".format)
+def test_rows_that_continue_in_other_windows_have_the_penalty_of_the_whole_row(beyond: int) -> None:
+    """Windows of 3 time steps; a row's length in a window is that window's part of it, or any number beyond it."""
+    lengths, window, width = [9, 7, 3, 4, 0], 3, 2
+    block = ActivationPenalty(width, activation=2.0, temporal=1.0)
+    x = torch.randn(9, 5, width, dtype=torch.float64, requires_grad=True)
+    state, outputs = None, []
+    for start in range(0, 9, window):
+        left = torch.tensor([max(0, length - start) for length in lengths])
+        rows = replace(
+            Rows.of(5, dtype=torch.float64),
+            lengths=torch.where(left > window, window + beyond, left),
+            fresh=torch.full((5,), start == 0),
+        )
+        state = block.begin(rows, state)
+        for chunk in torch.split(x[start : start + window], 2):
+            y, state = block(chunk, state)
+            outputs.append(y)
+    torch.autograd.backward(torch.cat(outputs).sum())
+    expected = x.detach().clone().requires_grad_()
+    torch.autograd.backward(expected.sum() + penalty(expected, lengths, 2.0, 1.0))
+    torch.testing.assert_close(x.grad, expected.grad, rtol=1e-12, atol=1e-12)
+
+
+def test_a_row_that_starts_anew_after_a_short_one_has_its_whole_penalty() -> None:
+    """An engine resets the state of a row that has ended, with the length that it had; the next may be longer."""
+    block = ActivationPenalty(2, activation=2.0)
+    ended = block.initial_state(replace(Rows.of(1, dtype=torch.float64), lengths=torch.tensor([1])))
+    rows = replace(Rows.of(1, 3, dtype=torch.float64), fresh=torch.tensor([False]))
+    x = torch.randn(3, 1, 2, dtype=torch.float64, requires_grad=True)
+    y, _ = block(x, block.begin(rows, ended))
+    torch.autograd.backward(y.sum())
+    torch.testing.assert_close(x.grad, 1 + 2 * x.detach(), rtol=1e-12, atol=1e-12)
+
+
 def test_the_penalty_keeps_the_chunk_law() -> None:
     check_chunk_law(ActivationPenalty(3, activation=2.0, temporal=1.0), torch.randn(6, 4, 3, dtype=torch.float64))
 

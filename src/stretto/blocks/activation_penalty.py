@@ -38,10 +38,10 @@ class ActivationPenalty(Block):
         return rows.zeros(self.num_features), time, to_device(rows.lengths, rows.device)
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
-        last, time, end_before = super().begin(rows, carried)
-        end = time + to_device(rows.lengths, rows.device)  # lengths count from the start of the window
-        # The window before may have known where the row ends, if that is in this window.
-        return last, time, torch.where(end_before > time, torch.minimum(end, end_before), end)
+        last, time, _ = super().begin(rows, carried)
+        # Lengths count from the start of the window. The carried end is not used: a length beyond the window's end, of
+        # the window before, says only that the row had not ended there.
+        return last, time, time + to_device(rows.lengths, rows.device)
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         last, time, end = state
