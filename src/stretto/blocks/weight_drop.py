@@ -55,7 +55,7 @@ class WeightDropLSTM(LSTM):
         _check_probability("WeightDropLSTM", probability)
         self.cell = _SeparateLSTM(input_size, hidden_size, num_layers, bias=bias, proj_size=proj_size)
         self.probability = probability
-        self._scales: dict[int, tuple[Tensor, list[Tensor]]] = {}  # keys, and factors of each layer's weights
+        self._masks: dict[int, tuple[Tensor, list[Tensor]]] = {}  # keys, and which of each layer's weights are kept
 
     def extra_repr(self) -> str:
         return f"probability={self.probability}"
@@ -64,7 +64,7 @@ class WeightDropLSTM(LSTM):
         return (*super().initial_state(rows), step_keys(rows))
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
-        self._scales.clear()  # all micro-batches of a window begin before the first chunk
+        self._masks.clear()  # all micro-batches of a window begin before the first chunk
         h, c, _ = super().begin(rows, carried)
         return h, c, step_keys(rows)  # new in every training step
 
@@ -74,8 +74,9 @@ class WeightDropLSTM(LSTM):
             y, after = super().forward(x, (h, c))
             return y, (*after, keys)
         weights: dict[str, Tensor] = dict(self.cell.named_parameters())
-        for layer, scale in enumerate(self._find_scales(keys)):
-            weights[f"weight_hh_l{layer}"] = weights[f"weight_hh_l{layer}"] * scale
+        for layer, mask in enumerate(self._find_masks(keys)):
+            # The scale is a number, not a tensor: in bf16 a tensor would round it.
+            weights[f"weight_hh_l{layer}"] = weights[f"weight_hh_l{layer}"].where(mask, 0.0) * self._scale
         y, (new_h, new_c) = self._run(x, (layers_first(h), layers_first(c)), weights)
         return y, (batch_first(new_h, h.dtype), batch_first(new_c, c.dtype), keys)
 
@@ -92,24 +93,28 @@ class WeightDropLSTM(LSTM):
             arguments = (x.to(dtype), tuple(tensor.to(dtype) for tensor in state))
             return torch.func.functional_call(self.cell, weights, arguments)  # type: ignore[no-any-return]
 
-    def _find_scales(self, keys: Tensor) -> list[Tensor]:
-        """Return what each layer's recurrent weights are multiplied by; it is computed once per step, if possible."""
+    @property
+    def _scale(self) -> float:
+        """What the weights that are kept are multiplied by."""
+        return 1 / (1 - self.probability)
+
+    def _find_masks(self, keys: Tensor) -> list[Tensor]:
+        """Return which of each layer's recurrent weights are kept; it is computed once per step, if possible."""
         # Chunks and micro-batches pass views of the same keys, and the dict keeps them alive.
         place = keys.untyped_storage().data_ptr()
-        if place not in self._scales:
-            self._scales[place] = (keys, self._compute_scales(keys))
-        return self._scales[place][1]
+        if place not in self._masks:
+            self._masks[place] = (keys, self._compute_masks(keys))
+        return self._masks[place][1]
 
-    def _compute_scales(self, keys: Tensor) -> list[Tensor]:
-        scales, keep, start = [], 1 - self.probability, 0
+    def _compute_masks(self, keys: Tensor) -> list[Tensor]:
+        masks, start = [], 0
         for layer in range(self.cell.num_layers):
             weight = getattr(self.cell, f"weight_hh_l{layer}")
             num_rows, num_columns = weight.shape
             rows = torch.arange(start, start + num_rows, device=keys.device)
-            mask = keep_mask(mix(keys[:1] ^ mix(rows)), num_columns, keep)
-            scales.append(mask.to(weight.dtype).mul_(1 / keep))
+            masks.append(keep_mask(mix(keys[:1] ^ mix(rows)), num_columns, 1 - self.probability))
             start += num_rows
-        return scales
+        return masks
 
 
 class WordDropEmbedding(Embedding):
