@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from helpers.layout_cases import NUM_TOKENS, WIDTH, Case, RandomWindows
 from helpers.rank_pool import RankPools
 from stretto import Layout, World
-from stretto.errors import ConfigError
+from stretto.errors import ConfigError, DataError
 from stretto.exchange import export_torch
 from stretto.nn import LSTM, AdaptiveSoftmax, CrossEntropy, Embedding, HeadLoss, LinearCrossEntropy, Rows, Stack
 from stretto.serve import Sampling, generate_tokens
@@ -149,6 +149,18 @@ def test_a_model_whose_loss_has_the_output_layer_generates(name: str) -> None:
     (token,) = next(generate_tokens(stack, prompt, Sampling(temperature=0)))
     y, _ = stack(torch.tensor([[1], [2]]), stack.initial_state(Rows.of(1)))
     assert token == int(loss.log_prob(y[-1]).argmax())
+
+
+@pytest.mark.parametrize("loss", [LinearCrossEntropy(FEATURES, CLASSES), AdaptiveSoftmax(FEATURES, CLASSES, (10,))])
+@pytest.mark.parametrize("target", [CLASSES, -1])
+@pytest.mark.parametrize("has_backward", [True, False])
+def test_a_target_that_is_not_a_class_is_named(loss: HeadLoss, target: int, has_backward: bool) -> None:
+    hidden, targets = hidden_and_targets()
+    targets[3, 2] = target
+    name = type(loss).__name__
+    sentence = f"targets have the class {target}, but {name} has {CLASSES}, counted from 0; use -100 where"
+    with torch.set_grad_enabled(has_backward), pytest.raises(DataError, match=sentence):
+        loss(hidden.float(), targets)
 
 
 def test_what_does_not_fit_is_refused() -> None:

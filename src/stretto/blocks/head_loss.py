@@ -2,7 +2,8 @@
 
 from torch import Tensor, nn
 
-from stretto.base.errors import ConfigError
+from stretto.base.errors import ConfigError, DataError
+from stretto.base.window import IGNORE_INDEX
 from stretto.blocks.losses import LossSum
 
 
@@ -38,7 +39,7 @@ class HeadLoss(nn.Module):
             )
 
     def check_targets(self, y: Tensor, targets: Tensor) -> None:
-        """Raise unless targets are one class for each time step of the outputs."""
+        """Raise unless targets are one class for each time step of the outputs, or missing."""
         self.check_width(y.shape[-1])
         if targets.is_floating_point() or y.shape[:-1] != targets.shape:
             kind = "floats" if targets.is_floating_point() else "integers"
@@ -46,6 +47,14 @@ class HeadLoss(nn.Module):
                 f"{type(self).__name__} takes outputs [..., features] and integer targets [...], not outputs "
                 f"{list(y.shape)} and {kind} {list(targets.shape)}; use a class per time step"
             )
+        # On an accelerator, the host would wait for the targets; there, torch itself stops the process.
+        if targets.device.type == "cpu":
+            is_wrong = ((targets < 0) & (targets != IGNORE_INDEX)) | (targets >= self.num_classes)
+            if bool(is_wrong.any()):
+                raise DataError(
+                    f"targets have the class {int(targets[is_wrong][0])}, but {type(self).__name__} has "
+                    f"{self.num_classes}, counted from 0; use {IGNORE_INDEX} where a target is missing"
+                )
 
 
 def check_has_output_layer(loss: object) -> None:
