@@ -50,6 +50,11 @@ def test_a_ctc_row_that_is_too_short_is_left_out_with_a_warning() -> None:
         result = CTCLoss()(y.requires_grad_(), targets, lengths)
     assert float(result.total.detach()) == pytest.approx(float(without.total)) and int(result.count) == 4
     result.total.backward()
+    loss = CTCLoss()
+    with pytest.warns(UserWarning) as warned:
+        for _ in range(3):
+            loss(y, targets, lengths)
+    assert len(warned) == 1, "once, not in every micro-batch"
     assert y.grad is not None and not y.grad[:, 0].any()
     lengths[0] = 4
     assert int(CTCLoss()(y, targets, lengths).count) == 7

@@ -18,7 +18,7 @@ class CTCLoss(RowLoss):
 
     Outputs `[time, batch, classes]` are logits, one class is the `blank`; targets `[length, batch]` are the other
     classes. A row without a target adds nothing. Nor does a row that is too short for its target, which would have an
-    infinite loss (a time step per symbol, and a blank between equal ones); a warning then says how many there are.
+    infinite loss (a time step per symbol, and a blank between equal ones); a warning describes the first one.
     """
 
     def __init__(self, blank: int = 0) -> None:
@@ -26,6 +26,7 @@ class CTCLoss(RowLoss):
         if blank < 0:
             raise ConfigError(f"blank={blank} must not be negative; use the index of a class, such as 0")
         self.blank = blank
+        self._has_warned = False
 
     def extra_repr(self) -> str:
         return f"blank={self.blank}"
@@ -44,8 +45,10 @@ class CTCLoss(RowLoss):
         self._check_targets(targets, target_lengths, y.shape[-1])
         num_repeats = ((targets[1:] == targets[:-1]) & (targets[1:] != IGNORE_INDEX)).sum(0)
         is_long_enough = target_lengths + num_repeats <= lengths
-        if not bool(is_long_enough.all()):
-            _warn_of_short_rows(target_lengths, num_repeats, lengths, is_long_enough)
+        if not self._has_warned and not bool(is_long_enough.all()):
+            self._has_warned = True  # once is enough: every epoch has the same rows
+            row = int(torch.nonzero(~is_long_enough)[0])
+            _warn_of_short_row(int(target_lengths[row]), int(num_repeats[row]), int(lengths[row]))
         rows = torch.nonzero(is_long_enough & (target_lengths > 0)).squeeze(1)
         if not len(rows):
             return LossSum(full_precision(y).new_zeros(()), target_lengths.new_zeros(()))
@@ -86,12 +89,10 @@ class CTCLoss(RowLoss):
             )
 
 
-def _warn_of_short_rows(target_lengths: Tensor, num_repeats: Tensor, lengths: Tensor, is_long_enough: Tensor) -> None:
-    row = int(torch.nonzero(~is_long_enough)[0])
+def _warn_of_short_row(num_symbols: int, num_repeats: int, num_steps: int) -> None:
     warnings.warn(
-        f"{int((~is_long_enough).sum())} of {len(lengths)} rows are too short for their targets and are left out of "
-        f"the loss: {int(target_lengths[row])} symbols, {int(num_repeats[row])} of them equal to the one before, need "
-        f"{int(target_lengths[row] + num_repeats[row])} time steps, not {int(lengths[row])}; use longer rows, or "
-        "shorter targets",
+        f"a row is too short for its target and is left out of the loss, as others like it will be: {num_symbols} "
+        f"symbols, {num_repeats} of them equal to the one before, need {num_symbols + num_repeats} time steps, not "
+        f"{num_steps}; use longer rows, or shorter targets",
         stacklevel=2,
     )
