@@ -12,10 +12,11 @@ import pytest
 import torch
 
 from stretto import Run, RunConfig, TrainedModel, load_model
+from stretto.base.state import State
 from stretto.cli.main import main
 from stretto.data import SequenceOptions, Sequences, prepare_sequences
 from stretto.errors import ConfigError
-from stretto.nn import LSTM, Linear, Stack, StackFrames, initialize, viterbi
+from stretto.nn import CRF, LSTM, Block, Linear, Stack, StackFrames, initialize, viterbi
 from stretto.serve import CtcSessions, predict, predict_arrays
 from stretto.serve.row_decoder import RowDecoder
 from stretto.serve.sessions import Sessions
@@ -159,9 +160,62 @@ def test_sessions_emit_the_symbols_of_the_whole_rows(
 
 
 def test_names_of_sessions_are_those_of_all_outputs(ctc: tuple[Path, TrainedModel]) -> None:
-    sessions = CtcSessions(ctc[1].raw_stack, ("a", "b"))
-    with pytest.raises(ConfigError, match="names has 2 names, but the model has 4 outputs"):
+    sentence = "names has 2 names, but the model has 4 outputs"
+    with pytest.raises(ConfigError, match=sentence):
+        CtcSessions(ctc[1].raw_stack, ("a", "b"))
+    sessions = CtcSessions(Stack([HostRead()]), ("a", "b"))
+    with pytest.raises(ConfigError, match=sentence):
         sessions.feed({"x": torch.zeros(3, 4)})
+    assert len(sessions) == 0 and sessions.close("x") == []
+    with pytest.raises(ConfigError, match="session 'x' does not exist"):
+        sessions.state("x")
+
+
+class HostRead(Block):
+    """A block whose number of outputs is not known before it has run."""
+
+    def forward(self, x: torch.Tensor, state: State) -> tuple[torch.Tensor, State]:
+        return x * float(x.mean()), state
+
+
+@pytest.mark.parametrize("beam", [None, 3])
+@pytest.mark.parametrize("cut", range(1, 12, 2))
+def test_a_stream_continues_in_other_sessions(beam: int | None, cut: int) -> None:
+    stack = Stack([StackFrames(2), LSTM(6, 8), Linear(8, 4)])
+    initialize(stack, seed=1)
+    with torch.no_grad():
+        stack[2].get_submodule("module").get_parameter("weight").mul_(20)  # so that symbols change often
+    names, x = ("", "a", "b", "c"), torch.randn(31, 3, generator=torch.Generator().manual_seed(3))
+    whole, first, second = (CtcSessions(stack, names, beam) for _ in range(3))
+    expected = whole.feed({"x": x})["x"] + whole.close("x")
+    assert len(set(expected)) > 1
+    symbols = first.feed({"x": x[:cut]})["x"]
+    second.restore("y", first.state("x"))
+    assert list(second) == ["y"]
+    first.feed({"x": x[:5]})  # what the first sessions do no longer matters
+    symbols += second.feed({"y": x[cut:]})["y"] + second.close("y")
+    assert symbols == expected
+
+
+def test_a_state_of_another_kind_of_sessions_is_refused() -> None:
+    stack, names, x = Stack([LSTM(3, 4), Linear(4, 3)]), ("", "a", "b"), torch.randn(5, 3)
+    greedy, beam, plain = CtcSessions(stack, names), CtcSessions(stack, names, 3), Sessions(stack)
+    for sessions in (greedy, beam, plain):
+        sessions.feed({"x": x})
+    sentence = r"use a state of the same kind of decoder"
+    for target, source in ((greedy, beam), (beam, greedy), (greedy, plain), (beam, plain)):
+        with pytest.raises(ConfigError, match=sentence):
+            target.restore("y", source.state("x"))
+        assert "y" not in target
+    with pytest.raises(ConfigError, match=r"use a state of the same kind of decoder"):
+        greedy.restore("y", ())
+
+
+def test_decoding_does_not_move_the_loss_of_the_model() -> None:
+    crf = CRF(3)
+    with pytest.raises(NotImplementedError):  # nothing can be read from the meta device
+        RowDecoder(("a", "b", "c"), crf=crf).decode(torch.zeros(2, 3, device="meta"))
+    assert crf.transitions.device.type == "cpu"
 
 
 def test_an_exported_crf_can_be_decoded_with_its_metadata(crf: tuple[Path, TrainedModel], tmp_path: Path) -> None:

@@ -34,11 +34,17 @@ class ModelInput:
 
 
 def check_widths(model: Stack, loss: Loss | None = None) -> None:
-    """Raise if two adjacent blocks, or the last one and a loss that takes a number of features, do not fit.
+    """Raise if two adjacent blocks, or the last one and a loss that takes a number of features, do not fit."""
+    num_outputs = find_num_outputs(model)
+    if num_outputs is not None and isinstance(loss, RowLoss | HeadLoss):
+        loss.check_width(num_outputs)
 
-    Each block runs on the meta device, on one time step of one row.
 
-    What can't be run there (a block of the user that reads a tensor's value, for example) is not checked.
+def find_num_outputs(model: Stack) -> int | None:
+    """Return the number of outputs per time step, None if it is not known; raise if two adjacent blocks do not fit.
+
+    Each block runs on the meta device, on one time step of one row. What can't be run there (a block of the user that
+    reads a tensor's value, for example) is not checked.
     """
     x: Tensor | None = None
     before = ""
@@ -52,8 +58,7 @@ def check_widths(model: Stack, loss: Loss | None = None) -> None:
             x = torch.zeros(1, 1, *spec.shape, dtype=dtype, device="meta")
         x = None if x is None else run_on_meta(block, x, model.dtype)
         before = name
-    if x is not None and isinstance(loss, RowLoss | HeadLoss):
-        loss.check_width(x.shape[-1])
+    return None if x is None else x.shape[-1]
 
 
 def check_inputs(model_input: ModelInput, task: Task) -> None:

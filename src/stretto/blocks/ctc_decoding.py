@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from stretto.base.errors import ConfigError
+from stretto.base.state import State
 
 Labels = tuple[int, ...]
 
@@ -43,6 +44,8 @@ def ctc_beam_search(log_probs: Tensor, beam: int = 16, blank: int = 0) -> list[C
 class CtcGreedyDecoder:
     """Turns a stream of log-probabilities into the labels of the most likely path."""
 
+    num_state_tensors = 1
+
     def __init__(self, blank: int = 0) -> None:
         self._blank = blank
         self._last = blank
@@ -57,12 +60,24 @@ class CtcGreedyDecoder:
         return labels
 
     def finish(self) -> list[int]:
-        """Return the labels that were not returned yet: none."""
+        """Return the labels that were not returned yet: none. The decoder is then at the start of another row."""
+        self._last = self._blank
         return []
+
+    def state(self) -> State:
+        """Return where the decoder is, for `restore`: the symbol of the last time step, int64 `[1]`."""
+        return (torch.tensor([self._last]),)
+
+    def restore(self, state: State) -> None:
+        """Continue from what `state` returned."""
+        _check_state(state, [(torch.int64, 1)])
+        self._last = int(state[0])
 
 
 class CtcBeamDecoder:
     """Prefix beam search over a stream of log-probabilities; it emits a label as soon as all hypotheses agree on it."""
+
+    num_state_tensors = 3
 
     def __init__(self, beam: int = 16, blank: int = 0) -> None:
         if beam < 1:
@@ -96,6 +111,30 @@ class CtcBeamDecoder:
         labels = list(self.hypotheses[0].labels)
         self._start_row()
         return labels
+
+    def state(self) -> State:
+        """Return where the decoder is, for `restore`.
+
+        That is the last label that was emitted, int64 `[1]`; the labels of each hypothesis, int64 `[1, beam, length]`,
+        padded with -1; and the log of the probability of its paths that end in a blank and in a label, float64
+        `[1, beam, 2]`.
+        """
+        length = max(map(len, self._prefixes))
+        labels = [[*prefix, *[-1] * (length - len(prefix))] for prefix in self._prefixes]
+        log_probabilities = np.stack([self._ends_in_blank, self._ends_in_label], axis=1)
+        return (
+            torch.tensor([self._last_emitted]),
+            torch.tensor([labels], dtype=torch.int64),
+            torch.from_numpy(log_probabilities).unsqueeze(0),
+        )
+
+    def restore(self, state: State) -> None:
+        """Continue from what `state` returned; the beam may have another width."""
+        _check_state(state, [(torch.int64, 1), (torch.int64, 3), (torch.float64, 3)])
+        last, labels, log_probabilities = state
+        self._last_emitted = int(last)
+        self._prefixes = [tuple(label for label in row if label >= 0) for row in labels[0].tolist()]
+        self._ends_in_blank, self._ends_in_label = log_probabilities[0].cpu().numpy().T.copy()
 
     def _step(self, frame: NDArray[np.float64]) -> None:
         """Take one time step: each prefix stays as it is, or gets one more label."""
@@ -152,6 +191,17 @@ def _common_length(prefixes: list[Labels]) -> int:
     """Return how many labels all prefixes begin with."""
     first, last = min(prefixes), max(prefixes)
     return next((index for index, label in enumerate(first) if label != last[index]), len(first))
+
+
+def _check_state(state: State, expected: list[tuple[torch.dtype, int]]) -> None:
+    """Raise unless a decoder's state has tensors of these dtypes and numbers of dims."""
+    is_expected = [(tensor.dtype, tensor.dim()) for tensor in state] == expected
+    if not is_expected or any(len(tensor) != 1 for tensor in state):
+        shapes = ", ".join(f"{list(tensor.shape)} of {tensor.dtype}" for tensor in state)
+        raise ConfigError(
+            f"the decoder's state has the tensors {shapes or 'none'}; use a state of the same kind of decoder (with a "
+            "beam, or without)"
+        )
 
 
 def _check(log_probs: Tensor, blank: int) -> None:

@@ -33,8 +33,9 @@ class RowDecoder:
     def decode(self, y: Tensor) -> DecodedRow:
         """Return the names that a row's outputs `[time, classes]` stand for."""
         if self.crf is not None:
-            crf = self.crf.to(y.device)
-            return self._named(crf.decode(y.unsqueeze(1), torch.tensor([len(y)])).squeeze(1).tolist())
+            # Not `crf.to(y.device)`, which would move the loss of the model itself.
+            y = y.to(self.crf.transitions.device)
+            return self._named(self.crf.decode(y.unsqueeze(1), torch.tensor([len(y)])).squeeze(1).tolist())
         log_probs = y.float().log_softmax(dim=-1)
         if self.beam is None:
             return self._named(ctc_greedy(log_probs))
