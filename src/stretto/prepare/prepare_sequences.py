@@ -98,13 +98,16 @@ def prepare_sequences(
     if are_records(files):
         options = source_options(files, options)
         with spool_records(files, folder) as path:
-            return _prepare_files(list_paths(path), folder, options, workers, on_progress, on_skipped, on_note)
+            parts = [replace(part, has_arrays=True) for part in cut_records([path], options.shard_bytes)]
+            return _prepare_parts([path], parts, folder, options, workers, on_progress, on_skipped, on_note)
     paths = list_paths(cast("Files", files))
-    return _prepare_files(paths, folder, options, workers, on_progress, on_skipped, on_note)
+    parts = cut_records(paths, options.shard_bytes)
+    return _prepare_parts(paths, parts, folder, options, workers, on_progress, on_skipped, on_note)
 
 
-def _prepare_files(
+def _prepare_parts(
     paths: list[Path],
+    parts: list[RecordPart],
     folder: Path | str,
     options: SequenceOptions,
     workers: int | None,
@@ -112,7 +115,6 @@ def _prepare_files(
     on_skipped: OnSkipped,
     on_note: OnNote,
 ) -> list[Sequences]:
-    parts = cut_records(paths, options.shard_bytes)
     kind = options.target_kind
     if kind is not None and (is_per_row(kind) or has_own_length(kind)):
         parts = [replace(part, per_row=tuple(options.target_fields)) for part in parts]
@@ -239,6 +241,8 @@ def _first_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> Reco
 
 def _find_text_fields(part: RecordPart, names: Sequence[str]) -> list[str]:
     """Return those of some fields whose values in the first records are texts or booleans, or lists of them."""
+    if not names:
+        return []
     is_csv = part.format == "csv"
     records = [row.record for row in islice(read_rows(part), _SAMPLED_ROWS) if not row.problem]
     fields = []

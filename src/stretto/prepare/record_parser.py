@@ -167,7 +167,8 @@ def to_numbers(values: list[Any], name: str, nan: NanPolicy) -> NDArray[np.float
     try:
         numbers = np.array(values, np.float64)
         # `<=` is false for NaN, infinity and too large numbers. If only the Nones (NaN now) fail, the array is fine.
-        if np.count_nonzero(~(np.abs(numbers) <= FLOAT32_MAX)) == values.count(None):
+        num_others = np.count_nonzero(~(np.abs(numbers) <= FLOAT32_MAX))
+        if not num_others or num_others == values.count(None):
             return numbers
     except OverflowError:
         pass

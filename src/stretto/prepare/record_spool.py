@@ -14,6 +14,7 @@ from stretto.base.disk import explain_write_errors
 from stretto.base.errors import DataError
 from stretto.base.record_source import RecordSource
 from stretto.base.task import GIVEN_TARGET_KINDS
+from stretto.prepare.json_arrays import encode_array
 from stretto.prepare.options import SequenceOptions
 
 Files = Sequence[Path | str] | Path | str
@@ -30,7 +31,10 @@ def are_records(source: Files | Records) -> TypeGuard[Records]:
 
 @contextmanager
 def spool_records(records: Records, folder: Path | str) -> Iterator[Path]:
-    """Write records to a JSONL file beside `folder`, one at a time; it is deleted at the end of the context."""
+    """Write records to a JSONL file beside `folder`, one at a time; it is deleted at the end of the context.
+
+    Arrays are written as `encode_array` does: read its parts with `has_arrays`.
+    """
     path = Path(f"{folder}.records.jsonl")
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -81,10 +85,10 @@ def _to_line(record: object, index: int) -> str:
 
 
 def _to_plain(value: object) -> object:
-    """Return what JSON has for a value that it does not know: an array, a Tensor, a number of numpy, or a time."""
+    """Return what JSON holds for a value that it does not know: an array, a Tensor, a number of numpy, or a time."""
     if isinstance(value, date):  # a datetime is a date
         return value.isoformat()
     array = np.asarray(value)
     if array.dtype.kind not in "biufU":
         raise TypeError(f"a field is of type {type(value).__name__}")
-    return array.tolist()
+    return encode_array(array)

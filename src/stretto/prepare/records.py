@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -16,6 +16,7 @@ from stretto.prepare.compression import content_suffix, is_compressed, open_bina
 from stretto.prepare.csv_cells import LINE_TOO_LONG, READ_LIMIT, csv_cells, csv_reader, is_utf8, read_header
 from stretto.prepare.downloads import localize
 from stretto.prepare.file_stamp import file_stamp
+from stretto.prepare.json_arrays import decode_array
 from stretto.prepare.npz_file import ArrayFile
 from stretto.prepare.text_files import TextFiles
 
@@ -57,6 +58,7 @@ class RecordPart:
     size: int  # in bytes, or in rows for a dataset
     stamp: str = ""  # of the file: changes when the file is modified
     per_row: tuple[str, ...] = ()  # arrays that have no time steps, so that `lengths` does not cut them
+    has_arrays: bool = False  # the JSON may hold arrays as their bytes
 
     def row_number(self, row_index: int) -> int:
         """Return a row's number in its file, from 1: the line number in JSONL; in CSV, the header does not count."""
@@ -178,15 +180,15 @@ def _jsonl_rows(part: RecordPart) -> Iterator[ParsedRow]:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 # A blank line is not a row, but it counts, so that row numbers are line numbers.
                 if not line.isspace():
-                    yield parse_line(index, line)
+                    yield parse_line(index, line, decode_array if part.has_arrays else None)
             if bytes_left <= 0:
                 return
 
 
-def parse_line(index: int, line: bytes) -> ParsedRow:
-    """Parse a line of JSONL into a row."""
+def parse_line(index: int, line: bytes, object_hook: Callable[[dict[str, Any]], object] | None = None) -> ParsedRow:
+    """Parse a line of JSONL into a row; `object_hook` is that of `json.loads`."""
     try:
-        record = json.loads(line.decode("utf-8"))
+        record = json.loads(line.decode("utf-8"), object_hook=object_hook)
     except UnicodeDecodeError as error:
         return ParsedRow(index, {}, f"byte {error.start + 1:,} of the line is not UTF-8")
     except json.JSONDecodeError as error:  # some messages end in " at", for a position to follow

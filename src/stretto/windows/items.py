@@ -93,7 +93,7 @@ class Items(ABC):
         return fingerprint([str(self.task), list(self.shard_sizes), self.longest])
 
     def records(self) -> Iterator[dict[str, Any]]:
-        """Yield each row as a record with `inputs` and, unless they are the next token, `targets`.
+        """Yield each row as a record with `inputs`, an array, and, unless they are the next token, `targets`.
 
         `prepare_sequences` writes them to a store. Classes have their names, and missing targets are None. With
         categories, which have their names too, there is a field for each input: `inputs.0`, `inputs.1` and so on.
@@ -109,9 +109,9 @@ class Items(ABC):
     def _record(self, x: Tensor, targets: Tensor) -> dict[str, Any]:
         task = self.task
         if task.targets == "next_token":
-            return {"inputs": [*x.tolist(), *targets[-1:].tolist()]}
+            return {"inputs": torch.cat([x, targets[-1:]]).numpy()}
         targets = targets[-1] if task.is_per_row else targets
-        inputs: dict[str, Any] = self._input_columns(x) if task.categories else {"inputs": x.tolist()}
+        inputs: dict[str, Any] = self._input_columns(x) if task.categories else {"inputs": x.numpy()}
         if not task.has_classes:
             values = np.where(targets.isnan(), None, targets.numpy())  # type: ignore[call-overload]
             return {**inputs, "targets": values.tolist()}
