@@ -1,13 +1,12 @@
 """The layout law for losses over whole rows: CTC and CRF give the same step in any layout."""
 
-from typing import Literal
-
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from helpers.random_layouts import layouts
 from helpers.rank_pool import RankPools
 from helpers.row_loss_cases import RaggedRows, RowCase, RowResult, make_model, run_row_case, run_row_case_alone
 from stretto import Layout, TrainConfig, Trainer, make_engine
@@ -77,23 +76,9 @@ def test_a_bidirectional_model_has_one_chunk(loss: str, pools: RankPools) -> Non
     check(pools, Layout(stages=2, micro_batches=2, chunks=4), RowCase(loss, is_causal=False))
 
 
-@st.composite
-def layouts(draw: st.DrawFn) -> Layout:
-    replicas = draw(st.integers(1, 3))
-    adjacent: Literal["stages", "replicas"] = draw(st.sampled_from(["stages", "replicas"]))
-    return Layout(
-        replicas=replicas,
-        stages=draw(st.integers(1, 4 // replicas)),
-        micro_batches=draw(st.integers(1, 2)),
-        chunks=draw(st.integers(1, 8)),
-        recompute=draw(st.booleans()),
-        adjacent=adjacent,
-    )
-
-
 @pytest.mark.long
 @given(
-    layout=layouts(),
+    layout=layouts(replicas=3, micro_batches=2, chunks=8),
     loss=st.sampled_from(["ctc", "crf"]),
     is_causal=st.sampled_from([True, True, False]),
     num_rows=st.integers(6, 10),
