@@ -84,6 +84,23 @@ def test_entity_f1_is_that_of_the_decoded_tags_in_any_layout(pools: RankPools) -
             assert scores == pytest.approx({"entity_f1": entities.f1})
 
 
+def test_a_model_may_predict_classes_that_the_data_lacks() -> None:
+    """The first outputs are the data's classes; the others have no names, and are wrong."""
+    scores_of = np.eye(4, dtype=np.float32)  # of each class
+    identity = Linear(4, 4, bias=False)
+    with torch.no_grad():
+        identity.module.get_parameter("weight").copy_(torch.eye(4))
+    symbols = from_arrays([scores_of[[1, 3, 2]]], [["a", "b"]], target_kind="sequence_per_row", classes=["a", "b"])
+    engine = make_engine(Stack([identity]), CTCLoss())
+    scores = evaluate(engine, Batches(symbols, max_rows=1), metrics=ERROR_RATES, class_names=symbols.labels)
+    assert scores.metrics["error_rate"] == 0.5, "a and b are right, and another symbol is between them"
+    tags = from_arrays([scores_of[[0, 3, 1]]], [["B-X", "O", "I-X"]], target_kind="class_per_step")
+    assert tags.labels == ("B-X", "I-X", "O")
+    engine = make_engine(Stack([identity]), CrossEntropy())
+    scores = evaluate(engine, Batches(tags, max_rows=1), metrics=["entity_f1"], class_names=tags.labels)
+    assert scores.metrics["entity_f1"] == 1.0, "what is not a tag is outside of entities"
+
+
 def test_ctc_predicts_the_symbols_of_the_most_likely_path() -> None:
     torch.manual_seed(1)
     y, lengths = torch.randn(20, 6, 4), torch.tensor([20, 0, 1, 13, 7, 20])

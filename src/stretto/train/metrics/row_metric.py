@@ -46,7 +46,7 @@ class SymbolMetric(RowMetric):
         return num_edits / num_targets if num_targets else math.nan
 
     def _named(self, symbols: list[int]) -> list[str]:
-        return [self._names[symbol] for symbol in symbols if symbol >= 0]
+        return [_find_name(symbol, self._names, f"<{symbol}>") for symbol in symbols if symbol >= 0]
 
 
 class EntityMetric(RowMetric):
@@ -63,7 +63,10 @@ class EntityMetric(RowMetric):
         counts = sum(
             (
                 EntityCounts.of(
-                    [self._names[tag] if target >= 0 else "O" for tag, target in zip(row, target_row, strict=True)],
+                    [
+                        _find_name(tag, self._names, "O") if target >= 0 else "O"
+                        for tag, target in zip(row, target_row, strict=True)
+                    ],
                     [self._names[target] if target >= 0 else "O" for target in target_row],
                 )
                 for row, target_row in rows
@@ -77,6 +80,11 @@ class EntityMetric(RowMetric):
         num_correct, num_predicted, num_targets = sums
         total = num_predicted + num_targets
         return 2 * num_correct / total if total else 0.0
+
+
+def _find_name(index: int, names: Sequence[str], unknown: str) -> str:
+    """Return the name of a class, or `unknown`: a model with more outputs may predict a class that the data lacks."""
+    return names[index] if index < len(names) else unknown
 
 
 def make_row_metric(name: str, metric: str, class_names: Sequence[str], num_classes: int) -> RowMetric:
