@@ -9,9 +9,12 @@ from pathlib import Path
 import pytest
 
 from helpers.rank_pool import RankPool, RanksFailedError
+from helpers.row_loss_cases import RaggedRows, RowCase, make_model
 from helpers.stores import write_tokens
-from stretto import Layout, World, make_engine
+from stretto import Layout, TrainConfig, Trainer, World, make_engine
+from stretto.base.position import Position
 from stretto.blocks.losses import SquaredError
+from stretto.data import Window
 from stretto.errors import DataError
 from stretto.nn import Linear, Stack
 
@@ -52,6 +55,36 @@ def test_all_ranks_end_with_the_error_of_the_one_that_failed(layout: Layout, gui
     with pytest.raises(RanksFailedError) as caught:
         ranks.run(fail_alone, layout, guilty, seconds=30)
     assert caught.value.errors == dict.fromkeys(range(layout.num_ranks), "shard 7 is damaged")
+
+
+class OneWrongSymbol(RaggedRows):
+    """Rows of which one, read by the second replica only, has a symbol that the model has no output for."""
+
+    def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
+        window = super().read(position, inputs=inputs, targets=targets)
+        if window.targets is not None and self.part[0] == 1:
+            window.targets[0, 0] = 99
+        return window
+
+
+def train_on_a_wrong_symbol(world: World) -> None:
+    case = RowCase("ctc")
+    engine = make_engine(*make_model(case), Layout(replicas=2, chunks=2), world, seed=3)
+    try:
+        for _ in Trainer(engine, OneWrongSymbol(case), TrainConfig(steps=3)):
+            pass
+    except DataError as error:
+        world.publish_error(error)  # like the command, and `stretto.world`
+        raise
+
+
+@pytest.mark.long
+def test_a_wrong_target_of_one_replica_ends_all_ranks() -> None:
+    with pytest.raises(RanksFailedError) as caught:
+        RankPool(2).run(train_on_a_wrong_symbol, seconds=30)
+    assert caught.value.errors.keys() == {0, 1}
+    for message in caught.value.errors.values():
+        assert message.startswith("target 0 of a row is 99, which is not a symbol of CTCLoss(blank=0) with 5 outputs")
 
 
 @pytest.mark.long

@@ -83,9 +83,11 @@ class CTCLoss(RowLoss):
         is_wrong = is_expected & ~is_symbol
         if bool(is_wrong.any()):
             step, row = torch.nonzero(is_wrong)[0].tolist()
+            # Not the row's index: engines sort and split rows.
             raise DataError(
-                f"targets[{step}, {row}]={int(targets[step, row])} is not a symbol of CTCLoss(blank={self.blank}) with "
-                f"{num_classes} outputs; use the other classes, and {IGNORE_INDEX} only after a row's last symbol"
+                f"target {step} of a row is {int(targets[step, row])}, which is not a symbol of "
+                f"CTCLoss(blank={self.blank}) with {num_classes} outputs; use the other classes, and {IGNORE_INDEX} "
+                "only after a row's last symbol"
             )
 
 
