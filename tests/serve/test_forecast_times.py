@@ -46,6 +46,7 @@ def test_times_are_continued_only_at_a_regular_interval() -> None:
     working_days = [day for day in days if day.weekday() < 5]
     assert times_after(working_days, len(working_days), 2) == []
     assert times_after([1.0, 1.5, 2.0], 3, 2) == [2.5, 3.0]
+    assert times_after([datetime(2025, 1, 1)] * 24, 24, 2) == times_after([3.0] * 4, 4, 2) == [], "hours without hours"
     assert times_after([], 0, 2) == times_after([1.0], 1, 2) == []
     assert times_after([1.0, datetime(2025, 1, 1)], 2, 1) == []
     assert [format_timestamp(time, None) for time in (2.5, days[0])] == ["2.5", "2025-01-01 00:00:00"]

@@ -32,7 +32,8 @@ def read_series_times(file: Path | str, origin: Origin, by: str | None) -> Itera
 def times_after(times: Sequence[Timestamp], start: int, steps: int) -> list[Timestamp]:
     """Return the times of the time steps from `start` on: known ones, then those at the same interval.
 
-    The result is empty if there are no times, or no interval: steps of weekdays or months differ in length.
+    The result is empty if there are no times, or no interval: steps of weekdays or months differ in length, and times
+    without hours may repeat.
     """
     known = list(times[start : start + steps])
     if len(known) == steps or not times:
@@ -42,7 +43,7 @@ def times_after(times: Sequence[Timestamp], start: int, steps: int) -> list[Time
     if not gaps:
         return []
     (gap, count) = gaps.most_common(1)[0]
-    if gap is None or count < _MIN_REGULAR * gaps.total():
+    if not gap or count < _MIN_REGULAR * gaps.total():
         return []
     while len(known) < steps:
         last = known[-1] if known else times[start - 1]
