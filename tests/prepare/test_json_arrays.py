@@ -43,7 +43,7 @@ def test_spooled_records_have_no_text_of_numbers(tmp_path: Path) -> None:
 
 def test_arrays_of_records_are_prepared_as_their_lists_in_a_file_are(tmp_path: Path) -> None:
     draw = np.random.default_rng(1)
-    records = [
+    records: list[dict[str, Any]] = [
         {"values": draw.normal(size=(size, 3)), "y": torch.tensor(draw.integers(0, 4, size))} for size in (5, 2, 9)
     ]
     lines = [{"values": record["values"].tolist(), "y": record["y"].tolist()} for record in records]
@@ -63,5 +63,5 @@ def test_an_object_in_a_users_file_is_not_an_array(tmp_path: Path) -> None:
     record = {"values": [1.0, 2.0], "note": encode_array(np.ones(2))}
     (tmp_path / "rows.jsonl").write_text(json.dumps(record) + "\n")
     options = SequenceOptions(sequence="note")
-    with pytest.raises(DataError, match="'note' is .*, not a list"):
+    with pytest.raises(DataError, match=r"'note' is .*, not a list"):
         prepare_sequences(tmp_path / "rows.jsonl", tmp_path / "data", options, workers=1)

@@ -15,7 +15,7 @@ def encode_array(array: NDArray[Any]) -> object:
     # A long double has no Python number, and a text is JSON already.
     if array.dtype.kind not in "biuf" or array.dtype.itemsize > 8 or not array.ndim:
         return array.tolist()
-    content = base64.b64encode(np.ascontiguousarray(array)).decode("ascii")
+    content = base64.b64encode(array.tobytes()).decode("ascii")
     return {_KEY: [array.dtype.str, list(array.shape), content]}
 
 
