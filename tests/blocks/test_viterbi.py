@@ -42,3 +42,5 @@ def test_without_lengths_rows_are_whole_and_shapes_are_checked() -> None:
     assert tags.tolist() == [[0], [0]] and scores.tolist() == [3.0]  # from 1 to 0 costs more than it gains
     with pytest.raises(ConfigError, match=r"have the shapes \[2, 3\], \[2\], \[2\], but emissions have 2 tags"):
         viterbi(emissions, torch.zeros(2, 3), torch.zeros(2), torch.zeros(2))
+    with pytest.raises(ConfigError, match=r"emissions have the shape \[2, 2\]; use \[time, batch, tags\]"):
+        viterbi(emissions[:, 0], torch.zeros(2, 2), torch.zeros(2), torch.zeros(2))

@@ -18,6 +18,8 @@ def viterbi(
     many time steps each row has; by default, all. After a row's end, tags are -100, as for targets that are missing.
     The score of a row without time steps is 0.
     """
+    if emissions.dim() != 3:
+        raise ConfigError(f"emissions have the shape {list(emissions.shape)}; use [time, batch, tags]")
     num_steps, num_rows, num_tags = emissions.shape
     if transitions.shape != (num_tags, num_tags) or start.shape != (num_tags,) or end.shape != (num_tags,):
         shapes = ", ".join(str(list(tensor.shape)) for tensor in (transitions, start, end))
