@@ -3,13 +3,16 @@
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from stretto import CheckpointManager
 from stretto.checkpoint import Snapshot
 from stretto.checkpoint.manifest import TrainingState
 from stretto.cli.main import main
-from stretto.data import Corpus
+from stretto.cli.views import store_lines
+from stretto.cli.views.store_lines import describe_classes
+from stretto.data import Corpus, from_arrays, prepare_sequences
 
 
 def test_checkpoints_from_before_a_resume_from_elsewhere_are_abandoned(
@@ -92,3 +95,11 @@ def test_a_folder_of_stores_shows_each_of_them(byte_corpus: Corpus, capsys: pyte
     assert (
         f"{byte_corpus.location}: {byte_corpus.num_tokens:,} tokens, byte vocabulary of 256" in capsys.readouterr().out
     )
+
+
+def test_the_blank_of_ctc_is_not_listed_as_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = from_arrays([np.zeros((4, 2), np.float32)], [["a", "b", "b"]], target_kind="sequence_per_row")
+    (store,) = prepare_sequences(rows, tmp_path / "data", workers=1)
+    assert describe_classes(store) == "classes: 'a' 1, 'b' 2"
+    monkeypatch.setattr(store_lines, "_MAX_COUNTED", 0)  # of a store that is too large to read all targets
+    assert describe_classes(store) == "classes: 'a', 'b'"

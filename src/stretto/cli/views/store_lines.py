@@ -26,11 +26,12 @@ def describe_classes(store: Sequences) -> str:
     """Return the names of a store's classes with the number of targets that each has, in the order of the classes."""
     targets = store.fields.targets
     assert isinstance(targets, Classes), "the caller checks"
+    first = 1 if targets.own_length else 0  # 0 is the blank of CTC
     if store.num_steps > _MAX_COUNTED:
-        names = ", ".join(map(repr, targets.names[:_MAX_NAMES]))
-        return f"classes: {names}{', ...' if len(targets.names) > _MAX_NAMES else ''}"
+        names = ", ".join(map(repr, targets.names[first : first + _MAX_NAMES]))
+        return f"classes: {names}{', ...' if len(targets.names) > first + _MAX_NAMES else ''}"
     *counts, num_missing = store.count_classes().tolist()
-    pairs = list(zip(targets.names, counts, strict=True))[1 if targets.own_length else 0 :]  # 0 is the blank of CTC
+    pairs = list(zip(targets.names, counts, strict=True))[first:]
     listed = ", ".join(f"{name!r} {count:,}" for name, count in pairs[:_MAX_NAMES])
     more = f", and {len(pairs) - _MAX_NAMES:,} more" if len(pairs) > _MAX_NAMES else ""
     missing = f"; {num_missing:,} have none" if num_missing else ""
