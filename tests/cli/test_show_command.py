@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from stretto import CheckpointManager
+from stretto import CheckpointManager, Run, RunConfig
 from stretto.checkpoint import Snapshot
 from stretto.checkpoint.manifest import TrainingState
 from stretto.cli.main import main
@@ -95,6 +95,24 @@ def test_a_folder_of_stores_shows_each_of_them(byte_corpus: Corpus, capsys: pyte
     assert (
         f"{byte_corpus.location}: {byte_corpus.num_tokens:,} tokens, byte vocabulary of 256" in capsys.readouterr().out
     )
+
+
+def test_a_run_that_keeps_its_data_in_its_folder_is_shown_as_a_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = from_arrays([np.zeros((4, 2), np.float32)] * 4, ["a", "b"] * 2)
+    prepare_sequences(rows, tmp_path / "run/data", workers=1)
+    config = {
+        "run": {"folder": tmp_path / "run", "device": "cpu"},
+        "data": {"train": str(tmp_path / "run/data"), "budget": 8},
+        "model": {"layers": 1, "hidden": 4},
+        "train": {"steps": 1},
+    }
+    for _ in Run(RunConfig.model_validate(config)).events():
+        pass
+    assert main(["show", str(tmp_path / "run")]) == 0
+    printed = capsys.readouterr().out
+    assert "all checksums match" in printed and "sequences of" not in printed, printed
 
 
 def test_the_blank_of_ctc_is_not_listed_as_a_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from stretto.base.run_folder import DATA_SPEC
 from stretto.cli.views.console import make_console
 from stretto.cli.views.store_lines import describe_classes, describe_store
 from stretto.store.corpus import Corpus
@@ -13,10 +14,15 @@ from stretto.store.sequences import Channels, Classes, NamedValues, Sequences, S
 
 
 def find_stores(path: str) -> list[Path]:
-    """Return the folders with prepared data at a path: itself, or its subfolders, such as `train` and `valid`."""
+    """Return the folders with prepared data at a path: itself, or its subfolders, such as `train` and `valid`.
+
+    None in a run's folder, where data may be kept as well: the run is meant.
+    """
     folder = Path(path)
     if (folder / INDEX).is_file():
         return [folder]
+    if (folder / DATA_SPEC).is_file():
+        return []
     return sorted(index.parent for index in folder.glob(f"*/{INDEX}"))
 
 
