@@ -2,6 +2,10 @@ from stretto.base.state import State as State
 from stretto.base.window import Rows as Rows
 from stretto.blocks.activation_penalty import ActivationPenalty as ActivationPenalty
 from stretto.blocks.adaptive_softmax import AdaptiveSoftmax as AdaptiveSoftmax
+from stretto.blocks.affine import AffineBlock as AffineBlock
+from stretto.blocks.affine import AffineMap as AffineMap
+from stretto.blocks.affine import AffineRun as AffineRun
+from stretto.blocks.affine import DecayMap as DecayMap
 from stretto.blocks.bidirectional import BidirectionalGRU as BidirectionalGRU
 from stretto.blocks.bidirectional import BidirectionalLSTM as BidirectionalLSTM
 from stretto.blocks.block import Block as Block
@@ -22,6 +26,9 @@ from stretto.blocks.losses import LossSum as LossSum
 from stretto.blocks.losses import QuantileLoss as QuantileLoss
 from stretto.blocks.losses import SquaredError as SquaredError
 from stretto.blocks.losses import last_step_targets as last_step_targets
+from stretto.blocks.matrix_lstm import MLSTM as MLSTM
+from stretto.blocks.minimal import MinGRU as MinGRU
+from stretto.blocks.minimal import MinLSTM as MinLSTM
 from stretto.blocks.pointwise import Embedding as Embedding
 from stretto.blocks.pointwise import LayerNorm as LayerNorm
 from stretto.blocks.pointwise import Linear as Linear
@@ -33,6 +40,7 @@ from stretto.blocks.recurrent import GRU as GRU
 from stretto.blocks.recurrent import LSTM as LSTM
 from stretto.blocks.residual import Residual as Residual
 from stretto.blocks.row_loss import RowLoss as RowLoss
+from stretto.blocks.scalar_lstm import SLSTM as SLSTM
 from stretto.blocks.stack import Stack as Stack
 from stretto.blocks.standardize import Standardize as Standardize
 from stretto.blocks.strided import CausalConv as CausalConv

@@ -11,10 +11,13 @@ from stretto.blocks.activation_penalty import ActivationPenalty
 from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.dropout import Dropout, LockedDropout
 from stretto.blocks.embed_categories import EmbedCategories
+from stretto.blocks.matrix_lstm import MLSTM
+from stretto.blocks.minimal import MinimalCell
 from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.pooling import Pooling
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
+from stretto.blocks.scalar_lstm import SLSTM
 from stretto.blocks.stack import Stack
 from stretto.blocks.standardize import Standardize
 from stretto.blocks.strided import CausalConv, PoolTime, StackFrames
@@ -71,6 +74,8 @@ def block_input_spec(module: nn.Module) -> InputSpec | None:
             return block_input_spec(module.block)
         case LSTM() | GRU() | Bidirectional():
             return block_input_spec(module.cell)
+        case MinimalCell() | MLSTM() | SLSTM():
+            return InputSpec((module.input_size,))
         case Pointwise():
             return block_input_spec(module.module)
         case nn.Sequential() if len(module):

@@ -7,10 +7,13 @@ from stretto.blocks.bidirectional import BidirectionalGRU, BidirectionalLSTM
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
 from stretto.blocks.embed_categories import EmbedCategories
+from stretto.blocks.matrix_lstm import MLSTM
+from stretto.blocks.minimal import MinGRU, MinLSTM
 from stretto.blocks.pointwise import Embedding, LayerNorm, Linear
 from stretto.blocks.pooling import FinalStates, MaxPool, MeanPool
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
+from stretto.blocks.scalar_lstm import SLSTM
 from stretto.blocks.stack import Stack
 from stretto.blocks.strided import StackFrames
 from stretto.blocks.weight_drop import WeightDropLSTM, WordDropEmbedding
@@ -111,11 +114,29 @@ def _recurrent_block(config: ModelConfig, width: int, num_layers: int) -> Block:
         return block_class(width, config.hidden, num_layers)
     if config.cell == "gru":
         return GRU(width, config.hidden, num_layers)
+    if config.cell != "lstm":
+        # These blocks have one layer; several are one block as a stack.
+        widths = [width, *[config.hidden] * (num_layers - 1)]
+        layers = [_single_layer(config, layer_width) for layer_width in widths]
+        return layers[0] if num_layers == 1 else Stack(layers)
     if config.weight_dropout:
         return WeightDropLSTM(
             width, config.hidden, num_layers, probability=config.weight_dropout, proj_size=config.projection or 0
         )
     return LSTM(width, config.hidden, num_layers, proj_size=config.projection or 0)
+
+
+def _single_layer(config: ModelConfig, width: int) -> Block:
+    match config.cell:
+        case "mingru":
+            return MinGRU(width, config.hidden)
+        case "minlstm":
+            return MinLSTM(width, config.hidden)
+        case "mlstm":
+            return MLSTM(width, config.hidden, config.heads)
+        case cell:
+            assert cell == "slstm"
+            return SLSTM(width, config.hidden, config.heads)
 
 
 def _dropout(config: ModelConfig) -> list[Block]:

@@ -69,8 +69,12 @@ class ModelConfig(StrictModel):
     weights: str | None = None
     """File with initial weights, from `stretto.exchange.save_weights` or another run; by default weights are random.
     Blocks that have weights are matched in order. The file is not read again when the run resumes."""
-    cell: Literal["lstm", "gru"] = "lstm"
-    """The recurrent cell."""
+    cell: Literal["lstm", "gru", "mingru", "minlstm", "mlstm", "slstm"] = "lstm"
+    """The recurrent cell: torch's LSTM or GRU; a minimal GRU or LSTM or the mLSTM of the xLSTM, which compute many
+    time steps at once; or the sLSTM of the xLSTM."""
+    heads: int = Field(4, ge=1)
+    """mlstm and slstm: number of heads, each with as many features of the hidden state; `hidden` must be a multiple.
+    """
     layers: int = Field(2, ge=1)
     """Number of recurrent layers."""
     layers_per_block: int = Field(1, ge=1)
@@ -115,7 +119,8 @@ class ModelConfig(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.projection is not None and self.cell == "gru":
+        self._check_cell()
+        if self.projection is not None and self.cell != "lstm":
             raise ValueError(f"projection={self.projection} needs cell='lstm'; remove projection")
         if self.projection is not None and self.projection >= self.hidden:
             raise ValueError(f"projection={self.projection} must be less than hidden={self.hidden}; make it smaller")
@@ -130,10 +135,19 @@ class ModelConfig(StrictModel):
             raise ValueError(
                 "tied=true can't be combined with loss='adaptive_softmax', which has no such table; remove one of them"
             )
-        if self.weight_dropout and (self.cell == "gru" or self.bidirectional):
+        if self.weight_dropout and (self.cell != "lstm" or self.bidirectional):
             raise ValueError(f"weight_dropout={self.weight_dropout} needs cell='lstm' in one direction; remove it")
         self._check_loss()
         return self
+
+    def _check_cell(self) -> None:
+        has_heads = self.cell in ("mlstm", "slstm")
+        if has_heads and self.hidden % self.heads:
+            raise ValueError(f"hidden={self.hidden} is not a multiple of heads={self.heads}; change one of them")
+        if not has_heads and self.heads != type(self).model_fields["heads"].default:
+            raise ValueError(f"heads={self.heads} needs cell='mlstm' or 'slstm', not {self.cell!r}; leave it out")
+        if self.bidirectional and self.cell not in ("lstm", "gru"):
+            raise ValueError(f"bidirectional=true needs cell='lstm' or 'gru', not {self.cell!r}; change one of them")
 
     def _check_loss(self) -> None:
         if self.loss is not None and not self.has_own_loss and self.loss not in LOSS_NAMES:

@@ -13,6 +13,7 @@ from stretto.base.errors import LawError
 from stretto.base.state import State, cat_rows, detach
 from stretto.base.tf32 import use_tf32
 from stretto.base.window import Rows
+from stretto.blocks.affine import AffineBlock
 from stretto.blocks.block import Block
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.row_loss import RowLoss, call_row_loss
@@ -38,6 +39,7 @@ class _Variant:
     row_slices: Sequence[slice]  # one per micro-batch
     advice: str  # the remedy if the result differs
     is_stateful: bool = False  # each chunk is a separate window, and the state is carried to the next
+    is_affine: bool = False  # each chunk runs without knowing its state, which comes from the maps of those before it
 
 
 _Result = dict[str, dict[str, Tensor]]
@@ -58,7 +60,8 @@ def check_chunk_law(
     The block runs on the whole input, and then in other ways: on the whole input again; cut before the time steps
     listed in each of `cuts` (default: before each time step in turn, then before all; if the block has a stride, before
     its multiples only); in windows that carry state, cut as in the last of `cuts`; and on two halves of the rows, whose
-    chunks alternate as those of micro-batches do in a pipeline. Outputs, final state and gradients (of parameters,
+    chunks alternate as those of micro-batches do in a pipeline. An `AffineBlock` also runs in parts that are combined
+    by their maps. Outputs, final state and gradients (of parameters,
     input and initial state) must agree within the relative `tolerance` (default: 1e-12 in float64, else 1e-4, because
     of rounding). The block keeps its dtype and mode: `block.double()` with a float64 `x` is the most sensitive check.
     `key` seeds dropout. On CUDA, TF32 is off during the check, and for a block in eval mode cuDNN too, because its RNNs
@@ -111,12 +114,15 @@ def _variants(block: Block, num_steps: int, num_rows: int, cuts: Iterable[Sequen
     separate_rows = f"don't mix rows, {keep_nothing}"
     use_state = "let a time step depend only on its input and the state, and don't detach the state"
     carry_state = "let `begin` return the carried state of rows that aren't fresh"
+    use_maps = "let `run_affine` compute what `forward` does, and `then` combine maps from the earlier to the later"
+    affine = _Variant(f"combined from the affine maps of parts cut at {last}", last, all_rows, use_maps, is_affine=True)
     return [
         _Variant("run again from the same state", [], all_rows, keep_nothing),
         *(_Variant(f"cut in time at {cut_list}", cut_list, all_rows, use_state) for cut_list in cut_lists),
         _Variant(f"run in windows that carry state, cut at {last}", last, all_rows, carry_state, is_stateful=True),
         _Variant("run on two halves of its rows", [], halves, separate_rows),
         _Variant(f"run on two halves of its rows, cut at {last}", last, halves, separate_rows),
+        *([affine] if isinstance(block, AffineBlock) else []),
     ]
 
 
@@ -145,7 +151,10 @@ def _run_with_backward(block: Block, x: Tensor, variant: _Variant, key: int) -> 
     initial_states = [tuple(map(_as_leaf, block.begin(micro_batch))) for micro_batch in micro_batches]
     states = list(initial_states)
     outputs: list[list[Tensor]] = [[] for _ in micro_batches]
-    for start, stop in pairwise([0, *variant.cuts, x.shape[0]]):
+    if variant.is_affine:
+        assert isinstance(block, AffineBlock)
+        outputs[0], states[0] = _run_maps(block, x.tensor_split(variant.cuts), states[0])
+    for start, stop in [] if variant.is_affine else pairwise([0, *variant.cuts, x.shape[0]]):
         for index, row_slice in enumerate(variant.row_slices):
             if variant.is_stateful and start:
                 rows = micro_batches[index]
@@ -167,6 +176,17 @@ def _run_with_backward(block: Block, x: Tensor, variant: _Variant, key: int) -> 
         "state": {f"tensor {index} of the state": tensor for index, tensor in enumerate(detach(final_state))},
         "gradients": {f"the gradient of {name}": gradient for name, gradient in gradients.items()},
     }
+
+
+def _run_maps(block: AffineBlock, parts: Sequence[Tensor], state: State) -> tuple[list[Tensor], State]:
+    """Run parts that don't know the state before them, then combine their maps from the first to the last."""
+    runs = [block.run_affine(part) for part in parts]
+    outputs, combined = [runs[0].outputs(state)], runs[0].state_map
+    for run in runs[1:]:
+        outputs.append(run.outputs(combined(state)))
+        # As if the map came from another rank.
+        combined = combined.then(run.state_map.with_tensors(run.state_map.tensors))
+    return outputs, combined(state)
 
 
 def _dtype(block: Block, x: Tensor) -> torch.dtype:

@@ -5,6 +5,7 @@ from torch import nn
 
 from stretto.base.position import Position
 from stretto.base.window import Rows
+from stretto.blocks.affine import AffineBlock
 from stretto.blocks.block import Block
 from stretto.blocks.embed_categories import EmbedCategories
 from stretto.blocks.pointwise import Embedding
@@ -40,7 +41,8 @@ def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, state_size: int) -> B
         return BlockShape(class_name, weights=0, embedding_weights=num_weights, outputs=outputs)
     recurrent = sum(size for name, size in sizes.items() if "_hh" in name or "_hr" in name)  # nn.LSTM's names
     is_cell = state_size > 0 and not isinstance(block, Strided)  # the state of a strided block is some of its inputs
-    if is_cell and not recurrent:
+    # The gates of an affine block don't read the state, so nothing is multiplied by it.
+    if is_cell and not recurrent and not isinstance(block, AffineBlock):
         # A custom block with a state: assume that each time step multiplies the state by all weights.
         recurrent = num_weights
     # An LSTM's state has two elements per hidden feature, h and c. Other blocks with a state are estimated alike.

@@ -1,0 +1,87 @@
+"""AffineBlock: a block whose state after a stretch of time is an affine map of the state before it.
+
+So ranks that own consecutive stretches of time need not wait for each other. Each one runs its own stretch without
+knowing the state before it, and passes on the map. The maps give each rank its state, which corrects its outputs:
+
+    rank 0   run_affine(x[:4])  ── map 0 ──►          outputs(state)
+    rank 1   run_affine(x[4:8]) ── map 1 ──► combine  outputs(map_0(state))
+    rank 2   run_affine(x[8:])  ── map 2 ──►          outputs(map_0.then(map_1)(state))
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Self
+
+from torch import Tensor
+
+from stretto.base.state import State
+from stretto.blocks.block import Block
+
+
+class AffineMap(ABC):
+    """What a stretch of time does to the state before it. Maps are values: tensors with the batch in dim 0."""
+
+    @property
+    @abstractmethod
+    def tensors(self) -> State:
+        """The tensors that define the map, such as its decay and the state that it gives for a state of zeros."""
+
+    @abstractmethod
+    def with_tensors(self, tensors: State) -> Self:
+        """Return the map of the same kind that these tensors define, such as those received from another rank."""
+
+    @abstractmethod
+    def __call__(self, state: State) -> State:
+        """Return the state after the stretch, given the state before it."""
+
+    @abstractmethod
+    def then(self, later: Self) -> Self:
+        """Return the map of this stretch followed by a `later` one; the operation is associative."""
+
+
+@dataclass(frozen=True)
+class DecayMap(AffineMap):
+    """`state = decay * state + added`, element by element: for a block whose state is one tensor."""
+
+    decay: Tensor  # [batch, ...]
+    added: Tensor  # [batch, ...]: the state after the stretch if the one before it is zero
+
+    @property
+    def tensors(self) -> State:
+        return self.decay, self.added
+
+    def with_tensors(self, tensors: State) -> Self:
+        return type(self)(*tensors)
+
+    def __call__(self, state: State) -> State:
+        (before,) = state
+        return (self.decay * before + self.added,)
+
+    def then(self, later: Self) -> Self:
+        return type(self)(self.decay * later.decay, *later((self.added,)))
+
+
+@dataclass(frozen=True)
+class AffineRun:
+    """A stretch of time that has run without knowing the state before it."""
+
+    state_map: AffineMap
+    outputs: Callable[[State], Tensor]
+    """Returns the outputs `[time, batch, ...]`, given the state before the stretch; cheap compared to the run."""
+
+
+class AffineBlock(Block):
+    """A block whose state after a stretch of time is an affine map of the one before it: `h = a * h + b`.
+
+    `a` and `b` depend on the inputs only. A subclass writes `run_affine`, from which `forward` follows. All of it must
+    be differentiable. `stretto.testing.check_chunk_law` also checks that runs and maps agree with `forward`.
+    """
+
+    @abstractmethod
+    def run_affine(self, x: Tensor) -> AffineRun:
+        """Run the time steps of `x`, `[time, batch, ...]`, without knowing the state before them."""
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        run = self.run_affine(x)
+        return run.outputs(state), run.state_map(state)

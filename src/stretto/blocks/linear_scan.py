@@ -1,0 +1,84 @@
+"""linear_scan: the recurrence `h = decay * h + added` for all time steps, without a Python loop over them.
+
+Time is cut into blocks of 16 steps, all of which are computed at once as if they started from zero. Then the states at
+the ends of the blocks are computed, by the same function, and each block is corrected for the state before it:
+
+    time       0 1 2 3 | 4 5 6 7 | 8 9 ..       4 steps of each block for all blocks at once
+    ends             3 ------> 7 ------> ..     a scan over the blocks
+    corrected          | 4 5 6 7 | 8 9 ..       h += product of the block's decays so far * h at the block's start
+
+There are no logarithms and no divisions, so decays of 0, and products that underflow, are exact.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Time steps of a block. A scan over at most twice as many is a plain loop.
+_BLOCK_STEPS = 16
+
+
+def linear_scan(decay: Tensor, added: Tensor, initial: Tensor) -> Tensor:
+    """Return `h[t] = decay[t] * h[t - 1] + added[t]` for all `t`, with `h[-1] = initial`.
+
+    `decay` and `added` are `[time, ...]`, `initial` is `[...]`, all of one dtype.
+    """
+    return _LinearScan.apply(decay, added, initial)  # type: ignore[no-untyped-call,no-any-return]
+
+
+class _LinearScan(torch.autograd.Function):
+    """The scan; its gradient is a scan in the other direction, so that only the outputs are saved."""
+
+    @staticmethod
+    def forward(ctx: Any, decay: Tensor, added: Tensor, initial: Tensor) -> Tensor:  # noqa: ANN401
+        h = _scan(decay, added, initial, reverse=False)
+        ctx.save_for_backward(decay, initial, h)
+        return h
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
+        decay, initial, h = ctx.saved_tensors
+        # The gradient of h[t] is its own plus that of h[t + 1], which is decay[t + 1] * h[t] + ...
+        later_decay = torch.cat([decay[1:], torch.zeros_like(decay[:1])])
+        added_gradient = _scan(later_decay, gradient, torch.zeros_like(initial), reverse=True)
+        before = torch.cat([initial.unsqueeze(0), h[:-1]])
+        return added_gradient * before, added_gradient, added_gradient[0] * decay[0]
+
+
+def _scan(decay: Tensor, added: Tensor, initial: Tensor, *, reverse: bool) -> Tensor:
+    """Return the scan from the first to the last time step, or if `reverse` from the last to the first."""
+    h = torch.empty_like(added, memory_format=torch.contiguous_format)
+    num_steps = len(decay)
+    num_rest = num_steps if num_steps <= 2 * _BLOCK_STEPS else num_steps % _BLOCK_STEPS
+    # The steps that don't fill a block come last.
+    blocks, rest = slice(num_steps - num_rest), slice(num_steps - num_rest, None)
+    if reverse:
+        blocks, rest = slice(num_rest, None), slice(num_rest)
+    if num_rest < num_steps:
+        _scan_blocks(decay[blocks], added[blocks], initial, h[blocks], reverse=reverse)
+        initial = h[blocks][0 if reverse else -1]
+    for step in _order(num_rest, reverse):
+        initial = torch.addcmul(added[rest][step], decay[rest][step], initial, out=h[rest][step])
+    return h
+
+
+def _scan_blocks(decay: Tensor, added: Tensor, initial: Tensor, h: Tensor, *, reverse: bool) -> None:
+    """Write the scan over a number of complete blocks into `h`."""
+    decay, added, h = (torch.unflatten(tensor, 0, (-1, _BLOCK_STEPS)) for tensor in (decay, added, h))
+    product = torch.empty_like(decay, memory_format=torch.contiguous_format)  # of the block's decays so far
+    first, *others = _order(_BLOCK_STEPS, reverse)
+    h[:, first], product[:, first] = added[:, first], decay[:, first]
+    before = first
+    for step in others:
+        torch.addcmul(added[:, step], decay[:, step], h[:, before], out=h[:, step])
+        torch.mul(product[:, before], decay[:, step], out=product[:, step])
+        before = step
+    ends = _scan(product[:, before], h[:, before], initial, reverse=reverse)
+    starts = [ends[1:], initial.unsqueeze(0)] if reverse else [initial.unsqueeze(0), ends[:-1]]
+    h.addcmul_(product, torch.cat(starts).unsqueeze(1))
+
+
+def _order(count: int, reverse: bool) -> range:
+    return range(count)[::-1] if reverse else range(count)
