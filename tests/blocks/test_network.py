@@ -16,6 +16,10 @@ from stretto.config.model import ModelConfig
         (ModelConfig(cell="gru", dropout=0.1, layers=1), "Embedding LockedDropout GRU LockedDropout Linear"),
         (ModelConfig(dropout=0.1, locked_dropout=False, layers=1), "Embedding Dropout LSTM Dropout Linear"),
         (ModelConfig(residual=True, norm=True, embedding=8), "Embedding LSTM LayerNorm Residual LayerNorm Linear"),
+        (ModelConfig(cell="mingru"), "Embedding MinGRU MinGRU Linear"),
+        (ModelConfig(cell="minlstm", layers=3, layers_per_block=2), "Embedding Stack MinLSTM Linear"),
+        (ModelConfig(cell="mlstm", residual=True, layers=1), "Embedding Residual Linear"),
+        (ModelConfig(cell="slstm", heads=8, layers=1, norm=True), "Embedding SLSTM LayerNorm Linear"),
     ],
 )
 def test_a_config_becomes_these_blocks(config: ModelConfig, names: str) -> None:

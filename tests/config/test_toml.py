@@ -86,8 +86,15 @@ def _has_surrogate(text: str) -> bool:
         ("lanes = 3\n" + MINIMAL, r"lanes is outside of its section; move it to \[data\]$"),
         (MINIMAL + "[train]\nwarm = 1\n", r"train\.warm is not a known field; did you mean warmup\?$"),
         (MINIMAL + "[trian]\nlr = 1\n", r"trian is not a known section; did you mean train\?$"),
-        (MINIMAL + "[model]\ncell = 'rnn'\n", r"model\.cell='rnn' should be 'lstm' or 'gru'$"),
+        (
+            MINIMAL + "[model]\ncell = 'rnn'\n",
+            r"model\.cell='rnn' should be 'lstm', 'gru', 'mingru', 'minlstm', 'mlstm' or 'slstm'$",
+        ),
         (MINIMAL + "[model]\ncell = 'gru'\nprojection = 4\n", r"model: projection=4 needs cell='lstm'"),
+        (MINIMAL + "[model]\ncell = 'mingru'\nweight_dropout = 0.5\n", r"weight_dropout=0.5 needs cell='lstm'"),
+        (MINIMAL + "[model]\ncell = 'mlstm'\nheads = 3\n", r"hidden=256 is not a multiple of heads=3; change one"),
+        (MINIMAL + "[model]\nheads = 8\n", r"heads=8 needs cell='mlstm' or 'slstm', not 'lstm'; leave it out"),
+        (MINIMAL + "[model]\ncell = 'slstm'\nbidirectional = true\n", r"bidirectional=true needs cell='lstm' or 'gru'"),
         (
             MINIMAL + "[model]\ntied = true\nembedding = 7\n",
             r"embedding has 7 features and .* layer 256",

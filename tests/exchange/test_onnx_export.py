@@ -22,6 +22,8 @@ from stretto.exchange import export_onnx, onnx_export
 from stretto.nn import (
     GRU,
     LSTM,
+    MLSTM,
+    SLSTM,
     BidirectionalGRU,
     BidirectionalLSTM,
     Block,
@@ -34,6 +36,8 @@ from stretto.nn import (
     LockedDropout,
     MaxPool,
     MeanPool,
+    MinGRU,
+    MinLSTM,
     Pointwise,
     PoolTime,
     Rows,
@@ -68,6 +72,20 @@ def test_a_model_run_in_chunks_by_onnxruntime_equals_the_stack_on_the_whole_inpu
     assert exported.max_difference is not None and exported.max_difference <= 1e-5
     x = draw_inputs(stack, sum(lengths), rows)
     assert torch.allclose(stream(path, [*torch.split(x, lengths)]), run_stack(stack, x), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "cell", [MinGRU(3, 4), MinGRU(3, 4, bias=False), MinLSTM(3, 4), MLSTM(3, 4, num_heads=2), SLSTM(3, 4, num_heads=2)]
+)
+def test_cells_that_onnx_lacks_are_scans_over_time(cell: Block, tmp_path: Path) -> None:
+    for parameter in cell.parameters():
+        nn.init.normal_(parameter)
+    stack = Stack([cell, Linear(4, 2)])
+    exported = export_onnx(stack, tmp_path / "cell.onnx")
+    assert exported.max_difference is not None and exported.max_difference <= 1e-5
+    x = torch.randn(90, 3, 3)
+    streamed = stream(tmp_path / "cell.onnx", [*torch.split(x, [1, 70, 19])])
+    torch.testing.assert_close(streamed, run_stack(stack, x), rtol=1e-4, atol=1e-4)
 
 
 def test_states_are_named_by_the_absolute_index_of_their_block(tmp_path: Path) -> None:

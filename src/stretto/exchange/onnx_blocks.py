@@ -16,14 +16,18 @@ from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
 from stretto.blocks.embed_categories import EmbedCategories
+from stretto.blocks.matrix_lstm import MLSTM
+from stretto.blocks.minimal import MinimalCell
 from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.pooling import FinalStates, MaxPool, MeanPool
 from stretto.blocks.recurrent import GRU, LSTM
 from stretto.blocks.residual import Residual
+from stretto.blocks.scalar_lstm import SLSTM
 from stretto.blocks.stack import Stack
 from stretto.blocks.standardize import Standardize
 from stretto.blocks.strided import CausalConv, PoolTime, StackFrames
 from stretto.blocks.weight_drop import WeightDropLSTM, WordDropEmbedding
+from stretto.exchange.onnx_cells import add_minimal_cell, add_mlstm, add_slstm
 from stretto.exchange.onnx_custom import add_custom_block
 from stretto.exchange.onnx_graph import Graph
 from stretto.exchange.onnx_pooling import add_final_states, add_max_pool, add_mean_pool
@@ -64,6 +68,9 @@ def state_names(block: Block, label: str = "") -> list[str | None]:
     names_by_class: dict[type[Block], list[str]] = {
         LSTM: ["h", "c"],
         GRU: ["h"],
+        MinimalCell: ["h"],
+        MLSTM: ["c", "n", "m"],
+        SLSTM: ["h", "c", "n", "m"],
         Bidirectional: ["lengths"],
         MeanPool: ["total", "num_steps"],
         MaxPool: ["maximum", "has_started"],
@@ -105,6 +112,12 @@ def _add_leaf_block(
         return x, []
     if has_forward_of(block, LSTM) or has_forward_of(block, GRU):
         return _add_rnn(graph, block.cell, label, x, state)
+    if has_forward_of(block, MinimalCell):
+        return add_minimal_cell(graph, block, label, x, *state)
+    if has_forward_of(block, MLSTM):
+        return add_mlstm(graph, block, label, x, state)
+    if has_forward_of(block, SLSTM):
+        return add_slstm(graph, block, label, x, state)
     if has_forward_of(block, Bidirectional):
         return _add_bidirectional(graph, block.cell, label, x, state[0]), state
     if has_forward_of(block, MeanPool):

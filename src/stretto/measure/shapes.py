@@ -46,7 +46,9 @@ def _shape(block: Block, x: torch.Tensor, y: torch.Tensor, state_size: int) -> B
         # A custom block with a state: assume that each time step multiplies the state by all weights.
         recurrent = num_weights
     # An LSTM's state has two elements per hidden feature, h and c. Other blocks with a state are estimated alike.
-    saved = x[0, 0].numel() + (_SAVED_PER_FEATURE * state_size // 2 if is_cell else 0)
+    # An affine block saves no states between time steps, which may be matrices, but as much per output feature.
+    features = outputs if isinstance(block, AffineBlock) else state_size // 2
+    saved = x[0, 0].numel() + (_SAVED_PER_FEATURE * features if is_cell else 0)
     return BlockShape(
         class_name,
         num_weights,
