@@ -13,7 +13,7 @@ def main(inputs_path: str, outputs_path: str) -> None:
     arrays = {name: torch.from_numpy(array) for name, array in np.load(inputs_path).items()}
     names = {"queries": "q", "keys": "k", "values": "v", "igate_preact": "i", "fgate_preact": "f"}
     at_once = parallel_stabilized_simple(**{name: arrays[key] for name, key in names.items()}, eps=0.0)
-    q, k, v, i, f = (arrays[key].split(1, dim=2) for key in names.values())
+    q, k, v, i, f = (torch.split(arrays[key], 1, dim=2) for key in names.values())
     batch, heads, _, size = arrays["q"].shape
     options = {"dtype": at_once.dtype}
     c, n, m = (torch.zeros(batch, heads, *shape, **options) for shape in ((size, size), (size, 1), (1, 1)))

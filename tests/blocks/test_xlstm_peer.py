@@ -40,9 +40,8 @@ def test_xlstm_computes_the_same(tmp_path: Path) -> None:
         gates = slstm.inputs(x).unflatten(-1, (HEADS, 4, SIZE)).transpose(2, 3).flatten(2)
         arrays |= {"x": gates, "bias": torch.zeros(4 * HIDDEN), "weight": slstm.weight_hh.mT}
         arrays |= {"state": torch.zeros(4, BATCH, HIDDEN)}
-    np.savez(
-        tmp_path / "in.npz", **{name: tensor.detach().double().contiguous().numpy() for name, tensor in arrays.items()}
-    )
+    contents = {name: tensor.detach().double().contiguous().numpy() for name, tensor in arrays.items()}
+    np.savez(tmp_path / "in.npz", **contents)  # type: ignore[arg-type]
     script = Path(__file__).with_name("run_xlstm.py")
     command = [python, str(script), str(tmp_path / "in.npz"), str(tmp_path / "out.npz")]
     subprocess.run(command, check=True, capture_output=True, timeout=280)

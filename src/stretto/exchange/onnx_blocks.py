@@ -17,7 +17,7 @@ from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
 from stretto.blocks.embed_categories import EmbedCategories
 from stretto.blocks.matrix_lstm import MLSTM
-from stretto.blocks.minimal import MinimalCell
+from stretto.blocks.minimal import MinGRU, MinLSTM
 from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.pooling import FinalStates, MaxPool, MeanPool
 from stretto.blocks.recurrent import GRU, LSTM
@@ -68,7 +68,8 @@ def state_names(block: Block, label: str = "") -> list[str | None]:
     names_by_class: dict[type[Block], list[str]] = {
         LSTM: ["h", "c"],
         GRU: ["h"],
-        MinimalCell: ["h"],
+        MinGRU: ["h"],
+        MinLSTM: ["h"],
         MLSTM: ["c", "n", "m"],
         SLSTM: ["h", "c", "n", "m"],
         Bidirectional: ["lengths"],
@@ -112,7 +113,7 @@ def _add_leaf_block(
         return x, []
     if has_forward_of(block, LSTM) or has_forward_of(block, GRU):
         return _add_rnn(graph, block.cell, label, x, state)
-    if has_forward_of(block, MinimalCell):
+    if has_forward_of(block, MinGRU) or has_forward_of(block, MinLSTM):
         return add_minimal_cell(graph, block, label, x, *state)
     if has_forward_of(block, MLSTM):
         return add_mlstm(graph, block, label, x, state)
