@@ -43,7 +43,7 @@ def count_step(layout: Layout, rank: int, *, num_steps: int = 3, is_recorded: bo
         stage = model[stage_parts(model, layout)[mesh.stage]]
         pipeline = PipelineEngine(stage, CrossEntropy(), layout, mesh)
         spec = BoundarySpec((8,), torch.float32)
-        pipeline._boundaries = (None if mesh.is_first_stage else spec, None if mesh.is_last_stage else spec)
+        pipeline._boundaries = [(None if mesh.is_first_stage else spec, None if mesh.is_last_stage else spec)]
         engine = ReplicaEngine(pipeline, mesh, has_equal_weights=True) if layout.replicas > 1 else pipeline
         config = TrainConfig(steps=num_steps, schedule="constant")
         trainer = Trainer(
@@ -113,7 +113,7 @@ def count_chunk_kernels(stage: int) -> Counter[str]:
                 stack, SquaredError(), Layout(stages=3, chunks=num_chunks), Mesh(world, Topology(1, 3))
             )
             spec = BoundarySpec((8,), torch.float32)
-            engine._boundaries = (None if stage == 0 else spec, None if stage == 2 else spec)
+            engine._boundaries = [(None if stage == 0 else spec, None if stage == 2 else spec)]
             values = torch.zeros(12, 4, 8)
             window = Window(12, torch.arange(4), torch.full((4,), 12), torch.ones(4, dtype=torch.bool), values, values)
             engine.step(window, None, key=1)

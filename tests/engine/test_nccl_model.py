@@ -16,6 +16,7 @@ from stretto.engine import vocab_head
 from stretto.engine.boundary import BoundarySpec
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.replica import ReplicaEngine
+from stretto.engine.stage_run import StageRun
 from stretto.engine.vocab_head import VocabHead
 from stretto.mesh.channel import Channel
 from stretto.mesh.device_clock import DeviceClock
@@ -24,6 +25,7 @@ from stretto.mesh.topology import Topology
 from stretto.nn import Block, CrossEntropy, Embedding, Linear, Rows, Stack, State
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.head_schedule import Round, receives_before
+from stretto.plan.run_chain import cut_at_look_ahead
 
 WIDTH = 2
 MAX_STAGES, MAX_MICRO_BATCHES, MAX_CHUNKS = 8, 8, 16
@@ -44,12 +46,33 @@ class Recurrent(Block):
         return y, (y[-1],)
 
 
+class LooksAhead(Recurrent):
+    causal = False
+
+
+def _num_blocks(layout: Layout, ahead: tuple[int, ...]) -> int:
+    return 3 * layout.stages if ahead else layout.num_runs
+
+
+def make_runs(model: Stack, parts: list[slice], mesh: Mesh) -> list[StageRun]:
+    chain, run_parts = cut_at_look_ahead(parts, [not block.causal for block in model], mesh.num_stages)
+    numbers = chain.runs_of_stage[mesh.stage]
+    return [StageRun(model[run_parts[number]], number, chain=chain, model=model) for number in numbers]
+
+
 def log_rank(
-    layout: Layout, rank: int, *, is_recorded: bool = False, is_evaluation: bool = False, is_tied: bool = False
+    layout: Layout,
+    rank: int,
+    *,
+    is_recorded: bool = False,
+    is_evaluation: bool = False,
+    is_tied: bool = False,
+    ahead: tuple[int, ...] = (),
 ) -> list[Event]:
     """Return what one rank of a layout does, from the creation of its mesh to the end of a step's all-reduce.
 
-    With `is_tied`, the first block is an embedding whose table is that of a split head.
+    With `is_tied`, the first block is an embedding whose table is that of a split head. With `ahead`, stages have three
+    blocks each, and these ones look ahead.
     """
     num_rows, num_steps = layout.micro_batches, layout.chunks
     window = Window(
@@ -63,13 +86,23 @@ def log_rank(
     with logged_rank(rank, layout.num_ranks) as (world, log):
         with META:
             embedding = [Embedding(WIDTH, WIDTH)] if is_tied else []
-            model = Stack([*embedding, *(Recurrent() for _ in range(layout.stages))])
+            blocks = [LooksAhead() if index in ahead else Recurrent() for index in range(_num_blocks(layout, ahead))]
+            model = Stack([*embedding, *blocks])
             head = VocabShard(Linear(WIDTH, WIDTH), range(1))
             table = EmbeddingShard(embedding[0], range(1)) if embedding else None
         all_stages = tuple(range(layout.stages))
-        mesh = Mesh(world, Topology(layout.replicas, layout.stages), [all_stages] if layout.vocab_parallel else [])
+        mesh = Mesh(
+            world,
+            Topology(layout.replicas, layout.stages),
+            [all_stages] if layout.vocab_parallel else [],
+            is_ring=layout.is_interleaved,
+        )
         start = 0 if mesh.stage == 0 else mesh.stage + is_tied
-        stage = model[slice(start, mesh.stage + 1 + is_tied)]
+        stage, runs = model[slice(start, mesh.stage + 1 + is_tied)], None
+        if ahead or layout.is_interleaved:
+            size = 3 if ahead else 1
+            parts = [slice(first, first + size) for first in range(0, len(model), size)]
+            stage, runs = model.join(parts[mesh.stage :: layout.stages]), make_runs(model, parts, mesh)
         if table is not None:
             head.module.weight = table.weight
             if mesh.is_first_stage:
@@ -77,13 +110,15 @@ def log_rank(
             stage.add_shard(0, table)
         if layout.vocab_parallel:
             stage.add_shard(len(model), head)
-        pipeline = PipelineEngine(stage, CrossEntropy(), layout, mesh)
+        pipeline = PipelineEngine(stage, CrossEntropy(), layout, mesh, runs=runs)
         if layout.vocab_parallel:
             group = mesh.stage_groups[all_stages]
             pipeline.vocab_head = VocabHead(head, CrossEntropy(), mesh, group, "fp32", table)
         engine = ReplicaEngine(pipeline, mesh, has_equal_weights=True) if layout.replicas > 1 else pipeline
         spec = BoundarySpec((WIDTH,), torch.float32)
-        pipeline._boundaries = (None if mesh.is_first_stage else spec, None if mesh.is_last_stage else spec)
+        pipeline._boundaries = [
+            (None if run.is_first else spec, None if run.is_last else spec) for run in pipeline.runs
+        ]
         if is_recorded:
             pipeline.recorder.start()
         if is_evaluation:
@@ -96,8 +131,8 @@ def log_rank(
     return log.events
 
 
-def log_all(layout: Layout, **options: bool) -> list[list[Event]]:
-    return [log_rank(layout, rank, **options) for rank in range(layout.num_ranks)]
+def log_all(layout: Layout, *, ahead: tuple[int, ...] = (), **options: bool) -> list[list[Event]]:
+    return [log_rank(layout, rank, ahead=ahead, **options) for rank in range(layout.num_ranks)]
 
 
 def check(logs: Sequence[Sequence[Event]]) -> None:
@@ -205,6 +240,39 @@ FEW = [
 @pytest.mark.parametrize("options", [{}, {"is_recorded": True}, {"is_evaluation": True}], ids=str)
 def test_the_calls_of_all_ranks_finish(layout: Layout, options: dict[str, bool]) -> None:
     check(log_all(layout, **options))
+
+
+INTERLEAVED = [
+    Layout(stages=2, chunks=6, interleave=2),
+    Layout(stages=3, chunks=7, interleave=3),
+    Layout(stages=2, micro_batches=3, chunks=5, interleave=2),
+    Layout(stages=4, micro_batches=5, chunks=2, interleave=2),
+    Layout(replicas=2, stages=2, micro_batches=4, chunks=4, interleave=2),
+]
+
+
+@pytest.mark.parametrize("layout", INTERLEAVED, ids=str)
+@pytest.mark.parametrize("options", [{}, {"is_evaluation": True}], ids=str)
+def test_the_calls_of_all_ranks_finish_if_chunks_pass_the_stages_several_times(
+    layout: Layout, options: dict[str, bool]
+) -> None:
+    check(log_all(layout, **options))
+
+
+@pytest.mark.parametrize("ahead", [(1,), (4,), (0, 7), (2, 3), (5,)], ids=str)
+@pytest.mark.parametrize("sizes", [(1, 5), (3, 4), (4, 1)], ids=str)
+def test_the_calls_of_all_ranks_finish_if_a_block_looks_ahead(ahead: tuple[int, ...], sizes: tuple[int, int]) -> None:
+    check(log_all(Layout(stages=3, micro_batches=sizes[0], chunks=sizes[1]), ahead=ahead))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("stages", range(2, MAX_STAGES + 1))
+@pytest.mark.parametrize("interleave", [2, 3, 4])
+def test_the_calls_of_every_interleaved_layout_finish(stages: int, interleave: int) -> None:
+    for micro_batches in range(1, MAX_MICRO_BATCHES + 1):
+        for chunks in range(1, MAX_CHUNKS + 1):
+            check(log_all(Layout(stages=stages, micro_batches=micro_batches, chunks=chunks, interleave=interleave)))
 
 
 @pytest.mark.parametrize("layout", [layout for layout in FEW if layout.vocab_parallel], ids=str)

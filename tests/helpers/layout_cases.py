@@ -89,6 +89,12 @@ def noncausal_model() -> list[Block]:
     ]
 
 
+def gnmt_model() -> list[Block]:
+    """The shape of GNMT's encoder: one bidirectional layer, then seven causal ones with residual connections."""
+    causal = [LSTM(WIDTH, WIDTH), *(Residual(LSTM(WIDTH, WIDTH)) for _ in range(6))]
+    return [Embedding(NUM_TOKENS, WIDTH), BidirectionalLSTM(WIDTH, 4), *causal, Linear(WIDTH, NUM_TOKENS)]
+
+
 class OneHot(nn.Module):
     def forward(self, tokens: Tensor) -> Tensor:
         return nn.functional.one_hot(tokens, NUM_TOKENS).to(torch.float64)
@@ -175,6 +181,7 @@ def pooling_model() -> list[Block]:
 MODELS = {
     "custom_blocks": custom_block_model,
     "fused": fused_model,
+    "gnmt": gnmt_model,
     "lstm": lstm_model,
     "noncausal": noncausal_model,
     "pooling": pooling_model,
@@ -217,7 +224,7 @@ class RandomWindows:
     is_stateful: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "is_stateful", self.case.model != "noncausal")
+        object.__setattr__(self, "is_stateful", self.case.model not in ("noncausal", "gnmt"))
 
     @property
     def lanes(self) -> int:

@@ -2,6 +2,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto.plan.actions import Action, ActionKind, dependencies
+from stretto.plan.run_chain import RunChain
 from stretto.plan.schedule import forward_schedule, max_live_chunks, stage_schedule
 
 SIZES = st.tuples(st.integers(1, 8), st.integers(1, 8), st.integers(1, 16))
@@ -29,7 +30,7 @@ def test_each_action_runs_once_on_every_stage(sizes: tuple[int, int, int]) -> No
         actions = stage_schedule(stage, stages, micro_batches, chunks)
         assert len(actions) == len(every) and set(actions) == every
         forwards = [action for action in actions if action.kind is ActionKind.FORWARD]
-        assert forwards == forward_schedule(micro_batches, chunks), (
+        assert forwards == forward_schedule(RunChain.of(stages), stage, micro_batches, chunks), (
             "every stage sends in the order in which the next receives"
         )
 

@@ -1,7 +1,7 @@
 """Stack: a sequence of blocks, which is itself a block and can be sliced into stages."""
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, islice, pairwise
 from typing import cast, overload
 
@@ -59,6 +59,11 @@ class Stack(Block):
         # Shards of other blocks come after the stack's own blocks, and don't run with them.
         return (cast(Block, block) for block in islice(self.blocks.values(), len(self)))
 
+    @property
+    def indices(self) -> list[int]:
+        """The index of each block in the complete model."""
+        return [int(name) for name in islice(self.blocks, len(self))]
+
     def add_shard(self, index: int, shard: VocabShard) -> None:
         """Hold some rows of the table of the model's block `index`, by the names that its weights have there.
 
@@ -98,7 +103,25 @@ class Stack(Block):
         start, stop, stride = index.indices(len(blocks))
         if stride != 1:
             raise ConfigError(f"a Stack can't be sliced with step {stride}; use step 1: stages are contiguous blocks")
-        part = Stack(blocks[index], self.first + start, self.loss if stop == len(blocks) else None)
+        return self._share(Stack(blocks[index], self.first + start, self.loss if stop == len(blocks) else None))
+
+    def join(self, parts: Sequence[slice]) -> "Stack":
+        """Return one stack with the blocks of several slices, by their names in this one: a stage with several runs.
+
+        It can't run if blocks are missing between them.
+        """
+        if len(parts) == 1:
+            return self[parts[0]]
+        indices, blocks = self.indices, list(self)
+        selected = [position for part in parts for position in range(len(blocks))[part]]
+        has_last = selected[-1] == len(blocks) - 1
+        joined = Stack([blocks[position] for position in selected], self.first, self.loss if has_last else None)
+        joined.first = indices[selected[0]]
+        joined.blocks = nn.ModuleDict({str(indices[position]): blocks[position] for position in selected})
+        return self._share(joined)
+
+    def _share(self, part: "Stack") -> "Stack":
+        """Return a stack of some of this one's blocks, with what it has to know of the others."""
         part.is_split = self.is_split
         part._borrowed = {
             name: first_name
@@ -151,7 +174,7 @@ class Stack(Block):
 
     def begin(self, rows: Rows, carried: State | None = None) -> State:
         state: list[Tensor] = []
-        for index, (block, state_slice) in enumerate(zip(self, self._state_slices, strict=True), self.first):
+        for index, block, state_slice in zip(self.indices, self, self._state_slices, strict=True):
             state.extend(block.begin(rows.for_block(index), None if carried is None else carried[state_slice]))
             rows = rows.after_stride(block.stride)
         return tuple(state)

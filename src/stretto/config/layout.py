@@ -37,8 +37,10 @@ class Layout(StrictModel):
     vocab_parallel: bool = False
     """Split the table of the output layer over the stages: each computes its part of the logits of every chunk."""
 
+    interleave: int = Field(1, ge=1)
+    """Runs of blocks per stage (virtual stages): chunks pass the stages this many times, so that these wait less."""
     blocks: Counts = ()
-    """Number of blocks in each stage, in order; by default the estimated cost of the stages is balanced."""
+    """Number of blocks in each stage (with `interleave`, in each run), in order; by default, costs are balanced."""
     adjacent: Literal["stages", "replicas"] = "stages"
     """What is placed on adjacent ranks, usually on one node: the stages of a replica, or the replicas of a stage."""
     auto: bool = False
@@ -51,14 +53,30 @@ class Layout(StrictModel):
         given_fields = self.model_dump(exclude_defaults=True, exclude={"auto", "elastic"})
         if self.auto and given_fields:
             raise ValueError(f"auto can't be combined with {', '.join(given_fields)}; leave out one or the other")
-        if self.blocks and (len(self.blocks) != self.stages or min(self.blocks) < 1):
-            raise ValueError(f"blocks={list(self.blocks)} must have one number >= 1 per stage (stages={self.stages})")
+        if self.blocks and (len(self.blocks) != self.num_runs or min(self.blocks) < 1):
+            runs = f"run (stages={self.stages} x interleave={self.interleave})"
+            unit = runs if self.num_runs > self.stages else f"stage (stages={self.stages})"
+            raise ValueError(f"blocks={list(self.blocks)} must have one number >= 1 per {unit}")
+        if self.interleave > 1 and self.vocab_parallel:
+            raise ValueError(
+                f"interleave={self.interleave} can't be combined with vocab_parallel; leave out one of them"
+            )
         return self
 
     @property
     def splits_vocab(self) -> bool:
         """Whether the table of the output layer is split over several stages."""
         return self.vocab_parallel and self.stages > 1
+
+    @property
+    def num_runs(self) -> int:
+        """The number of runs of blocks in a replica: stages x interleave; one stage has one run."""
+        return self.stages * self.interleave if self.stages > 1 else 1
+
+    @property
+    def is_interleaved(self) -> bool:
+        """Whether stages hold several runs of blocks each."""
+        return self.num_runs > self.stages
 
     @property
     def num_ranks(self) -> int:
@@ -82,4 +100,5 @@ class Layout(StrictModel):
         blocks = f", blocks {','.join(map(str, self.blocks))}" if self.blocks else ""
         recompute = ", recompute" if self.recompute else ""
         vocab = ", vocab_parallel" if self.vocab_parallel else ""
-        return f"{text} (replicas x stages x micro-batches x chunks){blocks}{recompute}{vocab}"
+        interleave = f", interleave {self.interleave}" if self.interleave > 1 else ""
+        return f"{text} (replicas x stages x micro-batches x chunks){interleave}{blocks}{recompute}{vocab}"

@@ -37,28 +37,36 @@ class BoundarySpec:
         return cls(tuple(features[:num_dims]), _DTYPES[dtype_index])
 
 
-def infer_boundaries(
-    stack: Stack, mesh: Mesh, inputs: Tensor | None
-) -> tuple[BoundarySpec | None, BoundarySpec | None]:
-    """Run this stage on one time step of one row; return the specs of its input and output.
+Boundary = tuple[BoundarySpec | None, BoundarySpec | None]
+"""The specs of a run's input and output; None for the inputs of the first run and the outputs of the last."""
 
-    A stage sends only the spec of its output to the next one, so all stages but the first run on zeros. The first stage
-    receives no activations and the last stage sends none; the spec is then None.
+
+def infer_boundary(
+    stack: Stack, mesh: Mesh, inputs: Tensor | BoundarySpec | None, *, is_last: bool, sends: bool
+) -> Boundary:
+    """Run a run of blocks on one time step of one row; return the specs of its input and output.
+
+    `inputs` are those of the model's first run; for a run that follows another one on this stage, the spec of what that
+    one outputs; None if they come from another stage. A stage sends only this spec to the next one (with `sends`), so
+    all runs but the first use zeros.
     """
     device = mesh.world.device
     input_spec: BoundarySpec | None = None
-    if inputs is not None:  # the first stage
+    if isinstance(inputs, Tensor):
         x = inputs[:1, :1]
     else:
-        assert mesh.forward_channel is not None
-        mesh.forward_channel.post_receives(iter([torch.empty(_PACKED_SIZE, dtype=torch.int64, device=device)]))
-        input_spec = BoundarySpec.unpack(mesh.forward_channel.receive("the shape of the activations"))
+        if inputs is None:
+            assert mesh.forward_channel is not None
+            mesh.forward_channel.post_receives(iter([torch.empty(_PACKED_SIZE, dtype=torch.int64, device=device)]))
+            inputs = BoundarySpec.unpack(mesh.forward_channel.receive("the shape of the activations"))
+        input_spec = inputs
         x = torch.zeros_like(input_spec.empty((1, 1), device))
     y, _ = stack(x, stack.begin(Rows.of(num_rows=1, num_steps=1, device=device, dtype=stack.dtype)))
-    if mesh.is_last_stage:
+    if is_last:
         return input_spec, None
-    assert mesh.forward_channel is not None
     output_spec = BoundarySpec(tuple(y.shape[2:]), y.dtype)
-    mesh.forward_channel.send(output_spec.pack(device))
-    mesh.forward_channel.flush()
+    if sends:
+        assert mesh.forward_channel is not None
+        mesh.forward_channel.send(output_spec.pack(device))
+        mesh.forward_channel.flush()
     return input_spec, output_spec

@@ -20,13 +20,15 @@ from stretto.config.layout import Layout
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.precision import Precision
 from stretto.engine.replica import ReplicaEngine
+from stretto.engine.stage_run import StageRun
 from stretto.engine.tied_weights import TiedWeights, find_holders
 from stretto.engine.vocab_head import VocabHead
 from stretto.mesh.device import find_device
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
-from stretto.plan.partition import partition, partition_from_counts
+from stretto.plan.partition import interleaved_partition, look_ahead_share, partition, partition_from_counts
+from stretto.plan.run_chain import cut_at_look_ahead
 
 
 def make_engine(
@@ -53,17 +55,18 @@ def make_engine(
     parts = stage_parts(model, layout)
     if head_loss is not None:
         parts[-1] = slice(parts[-1].start, len(model) - 1)  # all stages have some rows of the last block
-    holders = find_holders(model, parts)
+    holders = find_holders(model, parts, layout.stages)
     world = world or World(rank=0, size=1, device=find_device("auto") if model.device.type == "meta" else model.device)
     all_stages = tuple(range(layout.stages))
     shared_by = [*holders.values(), *([] if head_loss is None else [all_stages])]
-    mesh = Mesh(world, Topology(layout.replicas, layout.stages, layout.adjacent), shared_by)
-    if not model.causal:
-        # A block that looks ahead needs the whole window at once, so there is one chunk.
+    topology = Topology(layout.replicas, layout.stages, layout.adjacent)
+    mesh = Mesh(world, topology, shared_by, is_ring=layout.is_interleaved)
+    if not model.causal and (layout.stages == 1 or layout.splits_vocab):
+        # No other stage works on chunks meanwhile, or all have to work on the same ones.
         layout = layout.model_copy(update={"chunks": 1})
     # Without a seed, weights that were split before stay so.
     given_model.is_split = model.is_split = layout.stages > 1 or (seed is None and given_model.is_split)
-    stage, tied_names = model[parts[mesh.stage]], model.tied_names()
+    stage, tied_names = model.join(parts[mesh.stage :: layout.stages]), model.tied_names()
     splits_embedding = head_loss is not None and has_tied_table(model)
     if splits_embedding and mesh.is_first_stage:
         stage.split_embedding()
@@ -78,11 +81,21 @@ def make_engine(
     tied_weights = TiedWeights(stage, mesh, holders)
     if seed is None:
         tied_weights.copy_from_first_stage()
-    engine = PipelineEngine(stage, loss, layout, mesh, precision=precision, model=model)
+    runs = None if head_loss is not None else _make_stage_runs(stage, model, layout, parts, mesh.stage)
+    engine = PipelineEngine(stage, loss, layout, mesh, precision=precision, model=model, runs=runs)
     engine.tied_weights = tied_weights
     if head_loss is not None:
         engine.vocab_head = VocabHead(head, head_loss, mesh, mesh.stage_groups[all_stages], precision, embedding)
     return ReplicaEngine(engine, mesh, has_equal_weights=seed is not None) if layout.replicas > 1 else engine
+
+
+def _make_stage_runs(stack: Stack, model: Stack, layout: Layout, parts: list[slice], stage: int) -> list[StageRun]:
+    """Return the runs of a stage; those of blocks that look ahead are whole, if the layout has several chunks."""
+    looks_ahead = [layout.chunks > 1 and not block.causal for block in model]
+    chain, run_parts = cut_at_look_ahead(parts, looks_ahead, layout.stages)
+    numbers = chain.runs_of_stage[stage]
+    stacks = [stack] if len(numbers) == 1 else [model[run_parts[number]] for number in numbers]
+    return [StageRun(*pair, chain=chain, model=model) for pair in zip(stacks, numbers, strict=True)]
 
 
 def _check_model_and_layout(model: object, layout: Layout) -> None:
@@ -124,7 +137,16 @@ def add_vocab_shards(
 
 
 def stage_parts(model: Stack, layout: Layout) -> list[slice]:
-    """Return the slice of blocks that each stage holds: from `layout.blocks`, or else balanced by estimated cost."""
+    """Return the slice of blocks that each stage holds: from `layout.blocks`, or else balanced by estimated cost.
+
+    With `layout.interleave`, stages hold several slices each: slice i is that of stage i mod `layout.stages`.
+    """
+    if layout.is_interleaved and not model.causal:
+        index, block = next((index, block) for index, block in enumerate(model, model.first) if not block.causal)
+        raise PlanError(
+            f"layout.interleave={layout.interleave} needs causal blocks, but block {index} ({type(block).__name__}) "
+            "looks ahead in time; leave it out"
+        )
     if layout.blocks:
         if sum(layout.blocks) != len(model):
             raise PlanError(
@@ -138,6 +160,13 @@ def stage_parts(model: Stack, layout: Layout) -> list[slice]:
             )
         return partition_from_counts(layout.blocks)
     costs = block_costs(model)
+    if layout.is_interleaved:
+        return interleaved_partition(costs, layout.stages, layout.interleave)
+    if layout.chunks > 1 and not layout.splits_vocab:
+        costs = [
+            cost if block.causal else cost * look_ahead_share(layout.micro_batches)
+            for cost, block in zip(costs, model, strict=True)
+        ]
     if not layout.splits_vocab:
         return partition(costs, layout.stages)
     # All stages share the last block's work; it is listed with the last stage.

@@ -44,6 +44,16 @@ class WindowCut:
         first, stop = shape.chunk_bounds[action.chunk]
         return tensor[first:stop, shape.start : shape.start + shape.rows_per_chunk[action.chunk]]
 
+    def micro_batch_part(self, tensor: Tensor, action: Action) -> Tensor:
+        """Return the view of one micro-batch's tensor, `[time, its rows, ...]`, that an action works on."""
+        shape = self.micro_batches[action.micro_batch]
+        first, stop = shape.chunk_bounds[action.chunk]
+        return tensor[first:stop, : shape.rows_per_chunk[action.chunk]]
+
+    def whole(self) -> "WindowCut":
+        """Return the same micro-batches with one chunk each, for blocks that look ahead."""
+        return replace(self, micro_batches=tuple(shape.whole() for shape in self.micro_batches))
+
     def after_stride(self, stride: int) -> "WindowCut":
         """Return the cut of what blocks make of the window, one time step of each `stride`."""
         if stride == 1:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Sequence
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -25,22 +25,33 @@ def gather_model(engine: Engine, model: Stack) -> Stack:
     mesh = engine.mesh
     if engine.row_loss is not None:
         model = attach_loss(model, engine.row_loss)
-    counts = [0.0] * mesh.num_stages
-    counts[mesh.stage] = len(engine.stack) / mesh.num_replicas
-    num_blocks = [round(count) for count in mesh.world.all_reduce(counts)]
     split_blocks = tuple(engine.stack.shards)
-    num_blocks[-1] += bool(split_blocks)
-    if sum(num_blocks) != len(model):
+    (count,) = mesh.world.all_reduce([len(engine.stack) / mesh.num_replicas])
+    num_blocks = round(count) + bool(split_blocks)
+    if num_blocks != len(model):
         raise ConfigError(
-            f"model has {len(model)} blocks, but the engine's model has {sum(num_blocks)}; pass the model that the "
-            "engine was made from"
+            f"model has {len(model)} blocks, but the engine's model has {num_blocks}; pass the model that the engine "
+            "was made from"
         )
-    parts = [slice(start, stop) for start, stop in pairwise(accumulate(num_blocks, initial=0))]
+    parts = _find_parts(engine, model)
     complete = copy.deepcopy(model)
     load_tensors(
         complete, gather_model_tensors(model, parts, engine.stack.state_dict(), mesh, split_blocks=split_blocks)
     )
     return complete.to("cpu")
+
+
+def _find_parts(engine: Engine, model: Stack) -> list[slice]:
+    """Return the slices of blocks that the stages hold, in rounds over the stages: slice i is that of stage i mod n."""
+    mesh, num_blocks = engine.mesh, len(model)
+    stages = [0.0] * num_blocks
+    for index in engine.stack.indices:
+        stages[index - model.first] = mesh.stage / mesh.num_replicas
+    holders = [round(stage) for stage in mesh.world.all_reduce(stages)]
+    if engine.stack.shards:
+        holders[-1] = mesh.num_stages - 1
+    edges = [index for index in range(1, num_blocks) if holders[index] != holders[index - 1]]
+    return [slice(start, stop) for start, stop in pairwise([0, *edges, num_blocks])]
 
 
 def gather_model_tensors(
@@ -49,12 +60,14 @@ def gather_model_tensors(
     """Return the tensors of the whole model by name, on every rank and on the CPU.
 
     `local` has the tensors of this rank; one that it lacks, such as a missing gradient, becomes zeros. `model`, which
-    may be on the meta device, gives all names and shapes, and `parts` the slice of blocks that each stage holds. Of the
-    tensors of the blocks with these indices, the `split_blocks`, the stages hold some rows each.
+    may be on the meta device, gives all names and shapes, and `parts` the slices of blocks that the stages hold, in
+    rounds over the stages. Of the tensors of the blocks with these indices, the `split_blocks`, the stages hold some
+    rows each.
     """
     gathered: dict[str, Tensor] = {}
     split_prefixes = tuple(f"blocks.{index}." for index in split_blocks)
-    for stage, part in enumerate(parts):
+    for index, part in enumerate(parts):
+        stage = index % mesh.num_stages
         source = mesh.topology.rank(0, stage)
         for name, reference in model[part].state_dict().items():
             if name.startswith(split_prefixes):

@@ -20,10 +20,11 @@ through the whole window. Worked example with 2 stages and 3 chunks, on stage 0 
     B2           root y2 with dy2 from stage 1    ─► d(state2)           live: 0 1
     B1           roots y1 (dy1), after1 (d(state2)) ─► d(state1)         live: 0
     B0           roots y0 (dy0), after0 (d(state1))                      all gradients are complete
+
+A stage may have several runs of blocks (`RunChain`), each with its own states. An action belongs to one of them.
 """
 
-import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -37,7 +38,6 @@ from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights
 from stretto.blocks.check_widths import ModelInput
-from stretto.blocks.fused import FusedStack
 from stretto.blocks.head_loss import class_outputs
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.row_loss import RowLoss
@@ -45,8 +45,9 @@ from stretto.blocks.row_summary import find_unsummarized
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import as_loss, mark_ignored
 from stretto.config.layout import Layout
-from stretto.engine.boundary import BoundarySpec, infer_boundaries
+from stretto.engine.boundary import Boundary, infer_boundary
 from stretto.engine.cut import WindowCut, cut_window
+from stretto.engine.edge import Edge
 from stretto.engine.embedding_step import EmbeddingStep
 from stretto.engine.engine import (
     BeforeLastBackward,
@@ -63,12 +64,15 @@ from stretto.engine.precision import Precision, autocast, check_precision, compu
 from stretto.engine.recorder import ActionRecorder
 from stretto.engine.reset_check import check_resets
 from stretto.engine.row_loss_step import RowLossStep
+from stretto.engine.stage_run import StageRun
 from stretto.engine.strided_targets import stride_window
 from stretto.engine.tied_weights import TiedWeights
 from stretto.engine.vocab_head import HeadStep, VocabHead
+from stretto.mesh.channel import Channel
 from stretto.mesh.mesh import Mesh
 from stretto.plan.actions import Action, ActionKind
-from stretto.plan.schedule import forward_schedule, stage_schedule
+from stretto.plan.run_chain import RunChain
+from stretto.plan.schedule import chain_schedule, following_actions, forward_schedule
 
 
 class _ActionStatus(NamedTuple):
@@ -93,7 +97,7 @@ class _LiveChunk:
 
 @dataclass
 class _MicroBatchProgress:
-    """What one micro-batch carries from chunk to chunk, forward and backward in time."""
+    """What one micro-batch carries from chunk to chunk in one run of blocks, forward and backward in time."""
 
     state: State  # the next forward starts from it
     ended_states: list[State] = field(default_factory=list)  # final states of the dropped rows, in order of time
@@ -103,8 +107,9 @@ class _MicroBatchProgress:
 class PipelineEngine:
     """Runs one stage of a model; the neighboring stages run on other ranks.
 
-    `stack` is this rank's stage, and must be causal if `layout.chunks` is more than one. `model` is the whole model, by
-    default this stage: what the engine says of it is the same on every rank. The engine does not keep it.
+    `stack` is this rank's stage, and `runs` its runs of blocks: by default one, which must be causal if `layout.chunks`
+    is more than one. `model` is the whole model, by default this stage: what the engine says of it is the same on every
+    rank. The engine does not keep it.
     """
 
     def __init__(
@@ -116,16 +121,14 @@ class PipelineEngine:
         *,
         precision: Precision = "fp32",
         model: Stack | None = None,
+        runs: Sequence[StageRun] | None = None,
     ) -> None:
         self.stack = stack
-        self._fused_stack = FusedStack(stack)
         model = stack if model is None else model
+        self.runs = runs or [StageRun(stack, mesh.stage, chain=RunChain.of(mesh.num_stages), model=model)]
+        self.chain = self.runs[0].chain
         self.is_causal = model.causal
         self.stride = model.stride
-        # How many time steps of a window make one of this stage's inputs, and one of its outputs.
-        before = list(model)[: stack.first - model.first]
-        self.input_stride = math.prod(block.stride for block in before)
-        self.output_stride = self.input_stride * stack.stride
         self.unsummarized = find_unsummarized(model)
         self.model_input = ModelInput.of(model)
         self.mesh = mesh
@@ -137,13 +140,14 @@ class PipelineEngine:
         self._loss = as_loss(loss)
         self.row_loss = self._loss if isinstance(self._loss, RowLoss) else None
         self.strides_targets = self.stride > 1 and (self.row_loss is None or self.row_loss.targets_per_step)
-        self.has_whole_rows = self.row_loss is not None or layout.chunks == 1
+        self.has_whole_rows = self.row_loss is not None or layout.chunks == 1 or self.chain.whole[-1]
         self.precision = check_precision(precision, model)
-        self.cast_weights = CastWeights(self._fused_stack.rnns, compute_dtype(precision))
+        rnns = [rnn for run in self.runs for rnn in run.fused_stack.rnns]
+        self.cast_weights = CastWeights(rnns, compute_dtype(precision))
         self.tied_weights = TiedWeights(stack, mesh, {})
         self.first_block = model.first  # the index of the whole model's first block
         self.vocab_head: VocabHead | None = None  # if all stages share the last block's work
-        self._boundaries: tuple[BoundarySpec | None, BoundarySpec | None] | None = None
+        self._boundaries: list[Boundary] | None = None
 
     def __repr__(self) -> str:
         return describe_engine(self)
@@ -161,7 +165,7 @@ class PipelineEngine:
         self.stack.train()
         self.stack.zero_grad(set_to_none=True)
         cut = self._cut(window)
-        actions = stage_schedule(self.mesh.stage, self.mesh.num_stages, len(cut.micro_batches), cut.num_chunks)
+        actions = chain_schedule(self.chain, self.mesh.stage, len(cut.micro_batches), cut.num_chunks)
         with self.cast_weights.for_step():
             step = _PipelineStep(self, window, cut, carried, key, before_last_backward, loss_scale)
             if step.head is not None:
@@ -178,7 +182,7 @@ class PipelineEngine:
         """Run the forwards only, without dropout and without gradients."""
         self.stack.eval()
         cut = self._cut(window)
-        actions = forward_schedule(len(cut.micro_batches), cut.num_chunks)
+        actions = forward_schedule(self.chain, self.mesh.stage, len(cut.micro_batches), cut.num_chunks)
         with self.cast_weights.for_step():
             step = _PipelineStep(self, window, cut, carried, key, no_op, loss_scale=1.0)
             step.on_outputs = on_outputs
@@ -213,27 +217,33 @@ class PipelineEngine:
             )
         return cut_window(window, self.layout.micro_batches, self.layout.chunks, self.stride)
 
-    def boundaries(self, inputs: Tensor | None) -> tuple[BoundarySpec | None, BoundarySpec | None]:
-        """Return the specs of this stage's input and output. The first call is collective over the stages."""
+    def boundaries(self, inputs: Tensor | None) -> list[Boundary]:
+        """Return the specs of the input and output of each run. The first call is collective over the stages."""
         if self._boundaries is None:
+            self._boundaries = []
             with autocast(self.device, self.precision), torch.no_grad():
-                self._boundaries = infer_boundaries(self.stack, self.mesh, inputs)
+                for run in self.runs:
+                    given = inputs if run.is_first else None if run.receives else self._boundaries[-1][1]
+                    self._boundaries.append(
+                        infer_boundary(run.stack, self.mesh, given, is_last=run.is_last, sends=run.sends)
+                    )
         return self._boundaries
 
     def run_blocks(
         self,
+        run: StageRun,
         x: Tensor,
         state: State,
         targets: Tensor | None,
         resets: Resets | None,
         on_outputs: OnOutputs | None = None,
     ) -> tuple[Tensor | LossSum, State]:
-        """Run the stage over one chunk; return its output, or the loss if there are targets, and the state after it."""
+        """Run a run over one chunk; return its output, or the loss if there are targets, and the state after it."""
         with autocast(self.device, self.precision):
             if resets is None:
-                y, after = self._fused_stack(x, state)
+                y, after = run.fused_stack(x, state)
             else:
-                y, after = self.stack.run_with_resets(x, state, resets)
+                y, after = run.stack.run_with_resets(x, state, resets)
         if targets is None:
             return y, after
         loss = self._loss(y, targets)
@@ -257,7 +267,8 @@ class _PipelineStep:
     ) -> None:
         self.engine = engine
         self.mesh = engine.mesh
-        self.cut, self.output_cut = cut.after_stride(engine.input_stride), cut.after_stride(engine.output_stride)
+        self.runs, self.cuts = engine.runs, [run.cuts(cut) for run in engine.runs]  # cuts of inputs and outputs, by run
+        self.edges = self._make_edges(cut)
         self.before_last_backward = before_last_backward
         self.loss_scale = loss_scale
         self.on_outputs: OnOutputs | None = None
@@ -265,7 +276,7 @@ class _PipelineStep:
         engine.num_started_windows += 1
         self.has_backward = torch.is_grad_enabled()
         self.recompute = engine.layout.recompute
-        self.live_chunks: dict[tuple[int, int], _LiveChunk] = {}  # by (micro-batch, chunk)
+        self.live_chunks: dict[tuple[int, int, int], _LiveChunk] = {}  # by (run, micro-batch, chunk)
         self.losses: list[LossSum] = []
         check_resets(engine, window)
         if engine.strides_targets:
@@ -288,17 +299,55 @@ class _PipelineStep:
         self.targets = targets if self.head is None else None
         self.row_loss_step: RowLossStep | None = None  # on the last stage, if the loss is over whole rows
         if engine.row_loss is not None and self.targets is not None:
-            lengths = self.rows.after_stride(engine.output_stride).lengths
-            self.row_loss_step = RowLossStep(engine.row_loss, self.output_cut, self.targets, lengths, loss_scale)
-        self.rows = self.rows.after_stride(engine.input_stride)
-        carried = None if carried is None else cut.sort_state(carried)
-        # `begin` is called per micro-batch: a learned initial state then has one graph per micro-batch, which the
-        # backward of its first chunk frees.
-        self.progress: list[_MicroBatchProgress] = []
-        for shape in cut.micro_batches:
-            part = slice(shape.start, shape.stop)
-            carried_rows = None if carried is None else slice_rows(carried, part)
-            self.progress.append(_MicroBatchProgress(engine.stack.begin(self.rows[part], carried_rows)))
+            lengths = self.rows.after_stride(self.runs[-1].output_stride).lengths
+            self.row_loss_step = RowLossStep(engine.row_loss, self.cuts[-1][1], self.targets, lengths, loss_scale)
+        self.window_cut = cut
+        self.progress = self._begin(None if carried is None else cut.sort_state(carried))  # [run][micro-batch]
+
+    def _make_edges(self, cut: WindowCut) -> list[tuple[Edge | None, Edge | None]]:
+        """Return the edges before and after each run of this stage; None at the model's ends."""
+        forward, backward, edges = self.mesh.forward_channel, self.mesh.backward_channel, []
+        before: Edge | None = None
+        for run in self.runs:
+            if run.receives:
+                before = Edge(run.edge_cut(cut), forward, backward)
+            after = None
+            if not run.is_last:
+                is_whole = self.engine.chain.is_edge_whole(run.number + 1)
+                edge_cut = (cut.whole() if is_whole else cut).after_stride(run.output_stride)
+                after = Edge(edge_cut, forward, backward) if run.sends else Edge(edge_cut)
+            edges.append((None if run.is_first else before, after))
+            before = after
+        return edges
+
+    def _begin(self, carried: State | None) -> list[list[_MicroBatchProgress]]:
+        """Return the states that each run's micro-batches start from.
+
+        `begin` is called per micro-batch: a learned initial state then has one graph per micro-batch, which the
+        backward of its first chunk frees.
+        """
+        progress, first = [], 0
+        for run in self.runs:
+            rows = self.rows.after_stride(run.input_stride)
+            own = None if carried is None else carried[first : first + run.num_state_tensors]
+            first += run.num_state_tensors
+            states = []
+            for shape in self.window_cut.micro_batches:
+                part = slice(shape.start, shape.stop)
+                carried_rows = None if own is None else slice_rows(own, part)
+                states.append(_MicroBatchProgress(run.stack.begin(rows[part], carried_rows)))
+            progress.append(states)
+        return progress
+
+    def _state(self) -> State:
+        """Return the state after the window, of the window's rows in their order."""
+        states: list[Tensor] = []
+        for run, progresses in zip(self.runs, self.progress, strict=True):
+            # Rows are sorted longest first, so those that ended last come right after the remaining ones.
+            state = cat_rows([cat_rows([progress.state, *reversed(progress.ended_states)]) for progress in progresses])
+            rows = self.rows.after_stride(run.input_stride)
+            states += reset_ended_rows(run.stack, rows, self.window, state)
+        return self.window_cut.unsort_state(tuple(states))
 
     def _split_embedding(self, cut: WindowCut) -> EmbeddingStep | None:
         """Return the lookups of this step, if the stages split the table of the embedding; else None.
@@ -319,8 +368,9 @@ class _PipelineStep:
         if self.head is not None:
             actions = self.head.schedule()
         # A micro-batch that ends early has fewer chunks than the schedule; every stage skips the same actions.
-        actions = [action for action in actions if self.cut.dims(action) != (0, 0)]
+        actions = [action for action in actions if self.cuts[action.run][0].dims(action) != (0, 0)]
         self._post_receives(actions)
+        posted_after = self._receives_after(actions)
         last_backward = next((action for action in reversed(actions) if action.kind is ActionKind.BACKWARD), None)
         for action in actions:
             self.mesh.world.set_status(_ActionStatus(action, self.engine.num_started_windows))
@@ -334,6 +384,8 @@ class _PipelineStep:
                 self.head.receive(action)
                 with self.engine.recorder.action(self.mesh.stage, action):
                     self.losses += self.head.run(action)
+            if (channel := posted_after.get(action)) is not None:
+                channel.post_ahead()
         if self.embedding is not None and self.has_backward and (roots := self.before_last_backward()):
             # The table's gradient is complete only now, after the last backward.
             torch.autograd.backward(roots)
@@ -343,22 +395,36 @@ class _PipelineStep:
         if self.head is not None:
             self.head.finish()
         self.mesh.world.set_status(f"after window {self.engine.num_started_windows}")
-        # Rows are sorted longest first, so those that ended last come right after the remaining ones.
-        state = cat_rows([cat_rows([progress.state, *reversed(progress.ended_states)]) for progress in self.progress])
-        state = reset_ended_rows(self.engine.stack, self.rows, self.window, state)
-        return step_result(self.losses, self.cut.unsort_state(state), self.engine.device)
+        return step_result(self.losses, self._state(), self.engine.device)
 
     def _post_receives(self, actions: list[Action]) -> None:
         """Post the first receives. Every rank knows the rows' lengths, so no shapes have to be sent."""
         if self.mesh.forward_channel is None or self.mesh.backward_channel is None:
             return
-        input_spec, output_spec = self.engine.boundaries(self._example_input())
-        if input_spec is not None:
-            self.mesh.forward_channel.post_receives(self._buffers(actions, ActionKind.FORWARD, input_spec, self.cut))
-        if output_spec is not None:
-            self.mesh.backward_channel.post_receives(
-                self._buffers(actions, ActionKind.BACKWARD, output_spec, self.output_cut)
-            )
+        boundaries = self.engine.boundaries(self._example_input())
+        self.mesh.forward_channel.post_receives(self._buffers(actions, ActionKind.FORWARD, boundaries))
+        self.mesh.backward_channel.post_receives(self._buffers(actions, ActionKind.BACKWARD, boundaries))
+
+    def _receives_after(self, actions: list[Action]) -> dict[Action, Channel]:
+        """Return, by action, the channel whose next receive to post after it, if chunks pass the stages several times.
+
+        A stage then posts the receive of its next forward right after a forward, also if a backward comes between them,
+        and the other way round. The message is on its way, and its sender may wait for the receive: all stages send in
+        both directions of the ring. It was sent without any of this stage's later actions.
+        """
+        if not self.mesh.is_ring:
+            return {}
+        after: dict[Action, Channel] = {}
+        cut, existing = self.window_cut, set(actions)
+        following = following_actions(self.engine.chain, self.mesh.stage, len(cut.micro_batches), cut.num_chunks)
+        for action in actions:
+            is_forward, next_action = action.kind is ActionKind.FORWARD, following.get(action)
+            if next_action is not None and next_action in existing:
+                run = self.runs[next_action.run]
+                channel = self.mesh.forward_channel if is_forward else self.mesh.backward_channel
+                if channel is not None and (run.receives if is_forward else run.sends):
+                    after[action] = channel
+        return after
 
     def _example_input(self) -> Tensor | None:
         """Return some input of the first stage; None on other stages."""
@@ -366,56 +432,65 @@ class _PipelineStep:
             return self.inputs
         return self.embedding.example()
 
-    def _buffers(self, actions: list[Action], kind: ActionKind, spec: BoundarySpec, cut: WindowCut) -> Iterator[Tensor]:
+    def _buffers(self, actions: list[Action], kind: ActionKind, boundaries: list[Boundary]) -> Iterator[Tensor]:
         # A generator: a buffer is allocated only when it is the next one.
-        return (spec.empty(cut.dims(action), self.engine.device) for action in actions if action.kind is kind)
+        side = 0 if kind is ActionKind.FORWARD else 1
+        for action in actions:
+            edge = self.edges[action.run][side]
+            if action.kind is kind and edge is not None:
+                spec = boundaries[action.run][side]
+                assert spec is not None
+                yield from edge.buffers(action, self.runs[action.run], spec)
 
     def _forward(self, action: Action) -> None:
-        progress = self.progress[action.micro_batch]
+        run, (_, next_edge) = self.runs[action.run], self.edges[action.run]
+        progress = self.progress[action.run][action.micro_batch]
         x = self._input(action)
         with self.engine.recorder.action(self.mesh.stage, action):
             state = self._drop_ended(progress, action) if action.chunk > 0 else progress.state
             live = _LiveChunk(
-                self._leaf(x, needs_grad=not self.mesh.is_first_stage or self.embedding is not None),
+                self._leaf(x, needs_grad=not run.is_first or self.embedding is not None),
                 # The state of the first chunk keeps its graph: it may lead to a learned initial state.
                 tuple(self._leaf(tensor, needs_grad=action.chunk > 0) for tensor in state),
             )
             with torch.set_grad_enabled(self.has_backward and not self.recompute):
                 y, after = self.engine.run_blocks(
-                    live.x, live.state, self._targets(action), self._resets(action), self.on_outputs
+                    run, live.x, live.state, self._targets(action), self._resets(action), self.on_outputs
                 )
             progress.state = detach(after)
             if isinstance(y, LossSum):
                 self.losses.append(replace(y, total=y.total.detach()))
                 y = y.total
-            elif self.row_loss_step is not None:
+            elif self.row_loss_step is not None and run.is_last:
                 self.row_loss_step.add(action, y)
                 loss = self.row_loss_step.loss(action, self.on_outputs, has_backward=self.has_backward)
                 self.losses += [] if loss is None else [loss]
-            elif self.head is not None and self.mesh.is_last_stage:
+            elif self.head is not None and run.is_last:
                 self.head.keep_output(action, y)
-            elif self.mesh.forward_channel is not None:
-                self.mesh.forward_channel.send(y.detach())
+            elif next_edge is not None:
+                next_edge.send(action, y.detach(), run)
             if self.has_backward:
                 if not self.recompute:
                     live.y, live.after = y, after
-                self.live_chunks[action.micro_batch, action.chunk] = live
+                self.live_chunks[action.run, action.micro_batch, action.chunk] = live
 
     def _backward(self, action: Action, is_last: bool) -> None:
-        progress = self.progress[action.micro_batch]
-        live = self.live_chunks.pop((action.micro_batch, action.chunk))
+        run, (edge, next_edge) = self.runs[action.run], self.edges[action.run]
+        progress = self.progress[action.run][action.micro_batch]
+        live = self.live_chunks.pop((action.run, action.micro_batch, action.chunk))
         y_gradient = None
-        if not self.mesh.is_last_stage:
-            assert self.mesh.backward_channel is not None
-            y_gradient = self.mesh.backward_channel.receive(f"the gradient of {action}")
+        if next_edge is not None:
+            y_gradient = next_edge.receive(action, run, f"the gradient of {action}")
         elif self.head is not None:
             y_gradient = self.head.take_gradient(action)
         with self.engine.recorder.action(self.mesh.stage, action):
             if live.y is None:
                 # layout.recompute: the forward ran without a graph, so it runs again with one.
-                y, live.after = self.engine.run_blocks(live.x, live.state, self._targets(action), self._resets(action))
+                y, live.after = self.engine.run_blocks(
+                    run, live.x, live.state, self._targets(action), self._resets(action)
+                )
                 live.y = y.total if isinstance(y, LossSum) else y
-            if self.row_loss_step is not None:
+            if self.row_loss_step is not None and run.is_last:
                 y_gradient = self.row_loss_step.gradient(action)
             elif y_gradient is None:
                 if self.loss_gradient is None:
@@ -426,15 +501,17 @@ class _PipelineStep:
                 roots += [] if self.embedding is not None else self.before_last_backward()
                 roots += self.engine.cast_weights.roots_of_last_backward()
                 gradients += [None] * (len(roots) - len(gradients))
-            channel = None if self.mesh.is_first_stage else self.mesh.backward_channel
-            if channel is not None and live.x.requires_grad:
+            # In a ring, the receiver may be sending a gradient to this stage, and take this one only afterwards. So no
+            # kernel of this backward may come after the message.
+            sends_early = edge is not None and live.x.requires_grad and (is_last or not self.mesh.is_ring)
+            if edge is not None and sends_early:
                 # Sent as soon as it exists: the last backward ends only when DDP has reduced the gradients.
-                live.x.register_post_accumulate_grad_hook(lambda x: channel.send(x.grad))  # type: ignore[no-untyped-call]
+                live.x.register_post_accumulate_grad_hook(lambda x: edge.send(action, x.grad, run))  # type: ignore[no-untyped-call]
             if roots:
                 torch.autograd.backward(roots, gradients)
-            if channel is not None and live.x.grad is None:
-                channel.send(torch.zeros_like(live.x))
-            if self.embedding is not None and self.mesh.is_first_stage:
+            if edge is not None and not (sends_early and live.x.grad is not None):
+                edge.send(action, torch.zeros_like(live.x) if live.x.grad is None else live.x.grad, run)
+            if self.embedding is not None and run.is_first:
                 self.embedding.keep_gradient(action, torch.zeros_like(live.x) if live.x.grad is None else live.x.grad)
             # In the first chunk, a learned initial state is not a leaf and has no `.grad`; it is not needed.
             progress.after_gradients = [tensor.grad if tensor.is_leaf else None for tensor in live.state]
@@ -453,31 +530,33 @@ class _PipelineStep:
         return roots, gradients
 
     def _input(self, action: Action) -> Tensor:
-        if self.embedding is not None and self.mesh.is_first_stage:
+        edge, _ = self.edges[action.run]
+        if edge is not None:
+            return edge.receive(action, self.runs[action.run], f"the activations of {action}")
+        if self.embedding is not None:
             return self.embedding.take_vectors(action)
-        if self.inputs is not None:
-            return self.cut.part(self.inputs, action)
-        assert self.mesh.forward_channel is not None
-        return self.mesh.forward_channel.receive(f"the activations of {action}")
+        assert self.inputs is not None
+        return self.cuts[action.run][0].part(self.inputs, action)
 
     def _targets(self, action: Action) -> Tensor | None:
         """Return the targets of a chunk; None if its outputs are sent to the next stage, or kept for whole rows."""
-        if self.targets is None or self.row_loss_step is not None:
+        if self.targets is None or self.row_loss_step is not None or not self.runs[action.run].is_last:
             return None
-        return self.output_cut.part(self.targets, action)
+        return self.cuts[action.run][1].part(self.targets, action)
 
     def _resets(self, action: Action) -> Resets | None:
         """Return where the rows of a chunk start again from their initial state; None if the window has no resets."""
         if self.window.resets is None:
             return None
-        shape = self.cut.micro_batches[action.micro_batch]
+        cut = self.cuts[action.run][0]
+        shape = cut.micro_batches[action.micro_batch]
         first, _ = shape.chunk_bounds[action.chunk]
         rows = self.rows[shape.start : shape.start + shape.rows_per_chunk[action.chunk]]
-        return Resets(replace(rows, lengths=rows.lengths - first), self.cut.part(self.window.resets, action))
+        return Resets(replace(rows, lengths=rows.lengths - first), cut.part(self.window.resets, action))
 
     def _drop_ended(self, progress: _MicroBatchProgress, action: Action) -> State:
         """Set aside the states of rows that ended before this chunk; return the state of the others."""
-        _, num_rows = self.cut.dims(action)
+        _, num_rows = self.cuts[action.run][0].dims(action)
         if len(progress.state) and num_rows < progress.state[0].shape[0]:
             progress.ended_states.append(slice_rows(progress.state, slice(num_rows, None)))
             return slice_rows(progress.state, slice(num_rows))

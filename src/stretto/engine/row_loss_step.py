@@ -41,7 +41,7 @@ class RowLossStep:
             shape = self._cut.micro_batches[action.micro_batch]
             outputs = y.new_zeros(shape.chunk_bounds[-1][1], shape.stop - shape.start, *y.shape[2:])
             self._outputs[action.micro_batch] = outputs
-        self._part(outputs, action).copy_(y.detach())
+        self._cut.micro_batch_part(outputs, action).copy_(y.detach())
 
     def loss(self, action: Action, on_outputs: OnOutputs | None, *, has_backward: bool) -> LossSum | None:
         """Return the loss of a micro-batch, detached, after its last chunk; None after an earlier one."""
@@ -75,10 +75,4 @@ class RowLossStep:
         assert outputs.grad is not None
         if action.chunk == 0:
             del self._outputs[action.micro_batch]
-        return self._part(outputs.grad, action)
-
-    def _part(self, outputs: Tensor, action: Action) -> Tensor:
-        """Return the view of a micro-batch's outputs that belongs to a chunk."""
-        shape = self._cut.micro_batches[action.micro_batch]
-        first, stop = shape.chunk_bounds[action.chunk]
-        return outputs[first:stop, : shape.rows_per_chunk[action.chunk]]
+        return self._cut.micro_batch_part(outputs.grad, action)

@@ -20,17 +20,17 @@ from stretto.mesh.mesh import Mesh
 Stages = tuple[int, ...]
 
 
-def find_holders(model: Stack, parts: Sequence[slice]) -> dict[str, Stages]:
+def find_holders(model: Stack, parts: Sequence[slice], num_stages: int) -> dict[str, Stages]:
     """Return the stages that hold each weight of more than one stage, by its first name, in the order of the model.
 
-    `parts` has the slice of blocks that each stage holds.
+    `parts` has the slices of blocks that the stages hold, in rounds over the stages.
     """
     holders: dict[str, set[int]] = {}
-    stages = [model[part] for part in parts]
+    stacks = [model[part] for part in parts]
     for name, first_name in model.tied_names().items():
-        for stage, stack in enumerate(stages):
+        for index, stack in enumerate(stacks):
             if stack.has_block_of(name) or stack.has_block_of(first_name):
-                holders.setdefault(first_name, set()).add(stage)
+                holders.setdefault(first_name, set()).add(index % num_stages)
     return {name: tuple(sorted(stage_set)) for name, stage_set in holders.items() if len(stage_set) > 1}
 
 

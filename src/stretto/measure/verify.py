@@ -202,12 +202,17 @@ class _ParallelRun:
         # Lane numbers give the rows' order on one rank. Blank rows, which don't exist there, come last and are dropped.
         order = torch.cat(lanes).argsort()[:num_rows]
         states: dict[int, State] = {}
-        for stage, part in enumerate(self.parts):
-            replica_states = []
+        first: dict[int, int] = {}  # by stage: its number of tensors in the parts so far
+        for index, part in enumerate(self.parts):
+            stage, replica_states = index % mesh.num_stages, []
+            start = first.get(stage, 0)
+            first[stage] = start + len(self.model[part].initial_state(Rows.of(0)))
             for replica in range(mesh.num_replicas):
                 is_here = (mesh.replica, mesh.stage) == (replica, stage)
                 rows = Rows.of(len(lanes[replica]), dtype=self.model.dtype)
-                tensors = state if is_here else self.model[part].initial_state(rows)  # else buffers to receive into
+                tensors = (
+                    state[start : first[stage]] if is_here else self.model[part].initial_state(rows)
+                )  # else buffers to receive into
                 source = mesh.topology.rank(replica, stage)
                 replica_states.append([mesh.world.broadcast(t.to(mesh.world.device), source).cpu() for t in tensors])
             ordered = tuple(torch.cat(tensors)[order] for tensors in zip(*replica_states, strict=True))
@@ -221,7 +226,7 @@ def _initialized_copy(model: Stack, loss: Loss, seed: int, world: World) -> tupl
 
 
 def _states_by_block(stack: Stack, state: State) -> dict[int, State]:
-    return dict(enumerate(stack.split_state(state), stack.first))
+    return dict(zip(stack.indices, stack.split_state(state), strict=True))
 
 
 def _gradients(stack: Stack) -> dict[str, Tensor]:

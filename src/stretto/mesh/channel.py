@@ -11,6 +11,7 @@ then: to allocate memory, CUDA may wait for the message that was just sent, whos
 from collections import deque
 from collections.abc import Callable, Iterator
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -37,6 +38,11 @@ class Channel:
         self._buffers: Iterator[Tensor] = iter(())
         self._next_buffer: Tensor | None = None
         self._num_receives_ahead = MAX_PENDING if dist.get_backend(self._source_group) == dist.Backend.GLOO else 0
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank, where messages are received."""
+        return self._world.device
 
     def post_receives(self, buffers: Iterator[Tensor]) -> None:
         """Take one buffer for each message that will arrive, in order; with gloo, post the first receives."""

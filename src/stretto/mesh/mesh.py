@@ -28,10 +28,17 @@ class Mesh:
         stage 0 ──forward──► stage 1 ──forward──► stage 2     replica 1
 
     `stage_groups` has a group for each of `shared_by`, the sets of stages that hold copies of the same weights, if this
-    stage is in it.
+    stage is in it. With `is_ring`, the last and the first stage are neighbors too: chunks pass stages several times.
     """
 
-    def __init__(self, world: World, topology: Topology, shared_by: Iterable[tuple[int, ...]] = ()) -> None:
+    def __init__(
+        self,
+        world: World,
+        topology: Topology,
+        shared_by: Iterable[tuple[int, ...]] = (),
+        *,
+        is_ring: bool = False,
+    ) -> None:
         if topology.size != world.size:
             raise MeshError(
                 f"a grid of {topology.num_replicas} x {topology.num_stages} (replicas x stages) needs a world size of "
@@ -50,6 +57,7 @@ class Mesh:
         position = topology.position(world.rank)
         self.replica, self.stage = position.replica, position.stage
         self.num_replicas, self.num_stages = topology.num_replicas, topology.num_stages
+        self.is_ring = is_ring and self.num_stages > 1
         self.is_first_stage = self.stage == 0  # it reads a window's inputs
         self.is_last_stage = self.stage == self.num_stages - 1  # it reads a window's targets and computes the loss
         self.forward_channel: Channel | None = None
@@ -72,6 +80,13 @@ class Mesh:
             groups = {neighbor: self._create_pair_groups(neighbor) for neighbor in order}
             forward_from, backward_to = groups[previous]
             forward_to, backward_from = groups[following]
+            if self.is_ring:
+                # With two stages, the two neighbors are one rank, but the groups are others.
+                forward, backward = self._create_pair_groups(self._ring_neighbor(), is_ring_end=True)
+                if self.is_first_stage:
+                    previous, forward_from, backward_to = self._ring_neighbor(), forward, backward
+                elif self.is_last_stage:
+                    following, forward_to, backward_from = self._ring_neighbor(), forward, backward
             self.forward_channel = Channel(self.world, (forward_from, previous), (forward_to, following))
             self.backward_channel = Channel(self.world, (backward_from, following), (backward_to, previous))
         if self.num_replicas > 1:
@@ -94,7 +109,15 @@ class Mesh:
         stage = self.stage + distance
         return self.topology.rank(self.replica, stage) if 0 <= stage < self.num_stages else None
 
-    def _create_pair_groups(self, neighbor: int | None) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
+    def _ring_neighbor(self) -> int | None:
+        """Return the rank of the last stage on the first one, and the other way round; None on other stages."""
+        if self.is_first_stage:
+            return self._neighbor(self.num_stages - 1)
+        return self._neighbor(1 - self.num_stages) if self.is_last_stage else None
+
+    def _create_pair_groups(
+        self, neighbor: int | None, *, is_ring_end: bool = False
+    ) -> tuple[dist.ProcessGroup, dist.ProcessGroup]:
         """Create the forward and the backward group of two neighbors, and connect them.
 
         The first and last stage create groups of only themselves where they have no neighbor: torch names a group after
@@ -105,6 +128,7 @@ class Mesh:
         forward, backward = self._create_group(ranks), self._create_group(ranks)
         if neighbor is not None:
             is_before = self.topology.position(rank).stage < self.topology.position(neighbor).stage
+            is_before = is_before != is_ring_end  # the last stage sends forward to the first
             self._connect(forward, neighbor, is_sender=is_before)
             self._connect(backward, neighbor, is_sender=not is_before)
         return forward, backward

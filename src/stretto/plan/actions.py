@@ -29,16 +29,25 @@ class Action:
     kind: ActionKind
     micro_batch: int
     chunk: int
+    run: int = 0  # which of the stage's runs of blocks: see `RunChain`
 
     def __str__(self) -> str:
-        return f"{self.kind.value}{self.micro_batch}.{self.chunk}"
+        return f"{self.kind.value}{self.micro_batch}.{self.chunk}{self.run_letter}"
+
+    @property
+    def run_letter(self) -> str:
+        """Empty for a stage's first run of blocks, `b` for its second, and so on."""
+        return chr(ord("a") + self.run) if self.run else ""
 
 
 def action_labels(actions: Iterable[Action]) -> Callable[[Action], str]:
-    """Return a function that labels actions: `F1.2` (micro-batch 1, chunk 2), or `F2` if there is one micro-batch."""
+    """Return a function that labels actions: `F1.2` (micro-batch 1, chunk 2), or `F2` if there is one micro-batch.
+
+    Actions of a stage's second run of blocks are `F1.2b` or `F2b`.
+    """
     if any(action.micro_batch for action in actions):
         return str
-    return lambda action: f"{action.kind.value}{action.chunk}"
+    return lambda action: f"{action.kind.value}{action.chunk}{action.run_letter}"
 
 
 def dependencies(

@@ -26,6 +26,10 @@ class MicroBatchShape:
         first, stop = self.chunk_bounds[index]
         return self.rows_per_chunk[index], stop - first
 
+    def whole(self) -> "MicroBatchShape":
+        """Return the same rows with one chunk, which has all time steps."""
+        return replace(self, chunk_bounds=((0, self.chunk_bounds[-1][1]),), rows_per_chunk=(self.stop - self.start,))
+
     def after_stride(self, stride: int) -> "MicroBatchShape":
         """Return the shape after blocks that make one time step of each `stride`; each chunk starts at a multiple."""
         bounds = tuple((first // stride, -(-stop // stride)) for first, stop in self.chunk_bounds)

@@ -20,6 +20,44 @@ def partition(costs: Sequence[float], num_stages: int) -> list[slice]:
     return parts
 
 
+def look_ahead_share(num_micro_batches: int) -> float:
+    """Return the part of a look-ahead block's cost that counts for the balance of the stages.
+
+    While such a block has the first micro-batch, the later stages have nothing to do and the earlier ones wait for its
+    backward, wherever it is. Only for the other micro-batches do stages work at the same time as it.
+    """
+    return 1 - 1 / num_micro_batches
+
+
+def interleaved_partition(costs: Sequence[float], num_stages: int, interleave: int) -> list[slice]:
+    """Return `interleave` ranges of blocks per stage, in rounds over the stages, given each block's cost.
+
+    The most expensive stage is cheap, and so is the most expensive range: it sets the pace of the others.
+    """
+    num_parts = num_stages * interleave
+    if num_parts > len(costs):
+        raise PlanError(
+            f"layout.stages={num_stages} x layout.interleave={interleave} exceeds the model's number of blocks; use at "
+            f"most {len(costs)} runs"
+        )
+    edges = [0, *(part.stop for part in partition(costs, num_parts))]
+    sums = list(accumulate(costs, initial=0.0))
+
+    def score(edges: Sequence[int]) -> tuple[float, float]:
+        parts = [sums[stop] - sums[start] for start, stop in pairwise(edges)]
+        return max(sum(parts[stage::num_stages]) for stage in range(num_stages)), max(parts)
+
+    best, has_improved = score(edges), True
+    while has_improved:  # move single blocks to a neighboring range
+        has_improved = False
+        for index in range(1, num_parts):
+            for step in (-1, 1):
+                moved = [*edges[:index], edges[index] + step, *edges[index + 1 :]]
+                if moved[index - 1] < moved[index] < moved[index + 1] and score(moved) < best:
+                    edges, best, has_improved = moved, score(moved), True
+    return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
 def range_costs(sums: NDArray[np.float64]) -> RangeCosts:
     """Return the cost of every range of blocks from prefix sums; infinite for empty ranges."""
     costs = sums[None, :] - sums[:, None]

@@ -2,10 +2,13 @@
 
 import heapq
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from stretto.plan.actions import Action, ActionKind, receivers, senders
+from stretto.plan.run_chain import ChainMessages, RunChain
 from stretto.plan.timeline import TimedAction, Timeline
 
 ActionCost = Callable[[int, Action], float]
@@ -13,6 +16,9 @@ ActionCost = Callable[[int, Action], float]
 
 SpeedFunction = Callable[[int], float]
 """The speed of each computing stage, given how many compute at once; 1 is the speed that costs are given for."""
+
+_Peers = Callable[[Action, int], Sequence[tuple[int, Action]]]
+"""The (stage, action) pairs of other stages that an action of a stage sends messages to, or gets them from."""
 
 
 def simulate(
@@ -22,8 +28,12 @@ def simulate(
     *,
     speed: SpeedFunction = lambda num_busy: 1.0,
     blocking: bool = False,
+    chain: RunChain | None = None,
 ) -> Timeline:
     """Simulate one schedule per stage; `cost` and `message_cost` give how long an action and its message take.
+
+    `chain` says which stage holds which run of blocks; by default each holds one, and none looks ahead. The output of a
+    run that looks ahead is sent in chunks: `message_cost` is then called with the action of each chunk.
 
     By default, a sender does not wait for its message to arrive. With `blocking` it waits until the receiver has posted
     a receive and the message has arrived. Each stage posts one receive ahead per direction, and the next one when it
@@ -32,9 +42,24 @@ def simulate(
     """
     stages = [_SimulatedStage(index, actions) for index, actions in enumerate(schedules)]
     speeds = [1.0, *(speed(num_busy) for num_busy in range(1, len(stages) + 1))]
-    kinds = {action.kind for action in schedules[0]}
-    has_head, is_tied = ActionKind.HEAD in kinds, ActionKind.EMBEDDING in kinds
-    return _Simulator(stages, speeds, cost, message_cost, blocking, has_head, is_tied).run()
+    if chain is None:
+        kinds = {action.kind for action in schedules[0]}
+        has_head, is_tied = ActionKind.HEAD in kinds, ActionKind.EMBEDDING in kinds
+        senders_of: _Peers = partial(senders, num_stages=len(stages), has_head=has_head, is_tied=is_tied)
+        receivers_of: _Peers = partial(receivers, num_stages=len(stages), has_head=has_head, is_tied=is_tied)
+    else:
+        messages = ChainMessages(chain, _chunk_counts(schedules))
+        senders_of, receivers_of = messages.senders, messages.receivers
+    return _Simulator(stages, speeds, cost, message_cost, blocking, senders_of, receivers_of).run()
+
+
+def _chunk_counts(schedules: Sequence[Sequence[Action]]) -> list[int]:
+    """Return the number of chunks of each micro-batch."""
+    counts: dict[int, int] = {}
+    for actions in schedules:
+        for action in actions:
+            counts[action.micro_batch] = max(counts.get(action.micro_batch, 0), action.chunk + 1)
+    return [counts[micro_batch] for micro_batch in sorted(counts)]
 
 
 @dataclass(slots=True)
@@ -44,7 +69,9 @@ class _SimulatedStage:
     position: int = 0  # index of the running action or, if none is running, of the next one
     is_busy: bool = False  # computes, or is in a blocking send
     start: float = 0.0  # when the running action started
-    sending: Action | None = None  # the action whose blocking send waits for a receive
+    # Blocking sends that wait for a receive: the action, the stage and the action that receive, and the message.
+    sending: deque[tuple[Action, int, Action, Action]] = field(default_factory=deque)
+    receiving: Action | None = None  # the action that receives its messages one after the other
     arrivals: dict[Action, float] = field(default_factory=dict)  # when the last message of an action arrives
     partial: dict[Action, list[float]] = field(
         default_factory=dict
@@ -70,8 +97,8 @@ class _Simulator:
     cost: ActionCost
     message_cost: ActionCost
     blocking: bool
-    has_head: bool
-    is_tied: bool
+    senders: _Peers
+    receivers: _Peers
     now: float = 0.0
     ends: list[tuple[float, int]] = field(default_factory=list)  # heap of running actions: (work at the end, stage)
     wake_ups: list[tuple[float, int]] = field(default_factory=list)  # heap of stages that wait: (time, stage)
@@ -100,7 +127,7 @@ class _Simulator:
         stuck = [
             f"stage {stage.index} waits to {'send' if stage.sending else 'receive'} {action}"
             for stage in self.stages
-            if (action := stage.sending or stage.next_action) is not None
+            if (action := stage.sending[0][0] if stage.sending else stage.next_action) is not None
         ]
         return Timeline(len(self.stages), tuple(self.timed_actions), tuple(stuck))
 
@@ -118,12 +145,14 @@ class _Simulator:
         action = stage.next_action
         if stage.is_busy or action is None:
             return
-        sources = self._senders(action, stage)
+        sources = self.senders(action, stage.index)
         if sources:
             arrival = stage.arrivals.get(action, math.inf)
             if arrival > self.now:
                 if arrival < math.inf:
                     heapq.heappush(self.wake_ups, (arrival, stage.index))
+                elif self.blocking and len(sources) > 1 and stage.receiving != action:
+                    self._post_receives(stage, action, sources)
                 return
             del stage.arrivals[action]
         stage.is_busy, stage.start = True, self.now
@@ -132,47 +161,58 @@ class _Simulator:
             stage.posted_receives[action.kind] += 1
             self._try_to_send(self.stages[sources[0][0]])
 
+    def _post_receives(self, stage: _SimulatedStage, action: Action, sources: Sequence[tuple[int, Action]]) -> None:
+        """Post receives for all messages of an action that the stage waits for; one is posted already."""
+        if _is_point_to_point(action, sources):
+            stage.receiving = action
+            stage.posted_receives[action.kind] += len(sources) - 1
+            self._try_to_send(self.stages[sources[0][0]])
+
     def _end(self, stage: _SimulatedStage) -> None:
-        """End the running action and send its message."""
+        """End the running action and send its messages."""
         action = stage.actions[stage.position]
         self.timed_actions.append(TimedAction(stage.index, action, stage.start, self.now))
         stage.position += 1
         stage.is_busy = False
-        targets = receivers(action, stage.index, len(self.stages), has_head=self.has_head, is_tied=self.is_tied)
+        targets = self.receivers(action, stage.index)
         if not targets:
             return
-        if self.blocking and _is_point_to_point(action, targets):
-            stage.is_busy, stage.sending = True, action
-            self._try_to_send(stage)
-            return
-        arrival = self.now + self.message_cost(stage.index, action)
+        is_point_to_point, arrival = _is_point_to_point(action, targets), self.now
         for target, received in targets:
+            # A run that looks ahead sends each chunk by itself, one after the other.
+            message = replace(action, chunk=received.chunk) if is_point_to_point and len(targets) > 1 else action
+            if self.blocking and is_point_to_point:
+                stage.sending.append((action, target, received, message))
+                continue
+            sent = arrival if is_point_to_point else self.now
+            arrival = sent + self.message_cost(stage.index, message)
             self._deliver(received, self.stages[target], arrival)
-
-    def _senders(self, action: Action, stage: _SimulatedStage) -> Sequence[tuple[int, Action]]:
-        return senders(action, stage.index, len(self.stages), has_head=self.has_head, is_tied=self.is_tied)
+        if stage.sending:
+            stage.is_busy = True
+            self._try_to_send(stage)
 
     def _try_to_send(self, stage: _SimulatedStage) -> None:
-        """Send the message that the stage is blocked on, if there is one and the receiver has posted its receive."""
-        action = stage.sending
-        if action is None:
-            return
-        ((target, _),) = receivers(action, stage.index, len(self.stages))
-        receiver = self.stages[target]
-        if not receiver.posted_receives[action.kind]:
-            return
-        receiver.posted_receives[action.kind] -= 1
-        stage.sending = None
-        arrival = self.now + self.message_cost(stage.index, action)
-        heapq.heappush(self.wake_ups, (arrival, stage.index))
-        self._deliver(action, receiver, arrival)
+        """Send the messages that the stage is blocked on, if there are some, as far as the receiver expects them."""
+        arrival, is_blocked = self.now, bool(stage.sending)
+        while stage.sending:
+            action, target, received, message = stage.sending[0]
+            receiver = self.stages[target]
+            if not receiver.posted_receives[action.kind]:
+                return
+            receiver.posted_receives[action.kind] -= 1
+            stage.sending.popleft()
+            arrival += self.message_cost(stage.index, message)
+            self._deliver(received, receiver, arrival)
+        if is_blocked:
+            heapq.heappush(self.wake_ups, (arrival, stage.index))
 
     def _deliver(self, action: Action, receiver: _SimulatedStage, arrival: float) -> None:
         """Note when a message of `action` arrives at its stage."""
-        if self.has_head:
+        num_messages = len(self.senders(action, receiver.index))
+        if num_messages > 1:
             arrived = receiver.partial.setdefault(action, [])
             arrived.append(arrival)
-            if len(arrived) < len(self._senders(action, receiver)):
+            if len(arrived) < num_messages:
                 return
             arrival = max(receiver.partial.pop(action))
         receiver.arrivals[action] = arrival
@@ -182,5 +222,5 @@ class _Simulator:
 
 
 def _is_point_to_point(action: Action, peers: Sequence[tuple[int, Action]]) -> bool:
-    """Return whether an action exchanges one message with one neighbor; the others are collectives of a head."""
-    return bool(peers) and peers[0][1] == action
+    """Return whether an action exchanges messages with one neighbor; the others are collectives of a head."""
+    return bool(peers) and peers[0][1].kind is action.kind

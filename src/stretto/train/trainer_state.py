@@ -56,7 +56,7 @@ def lane_shards(stack: Stack, state: State, lane_indices: range, num_lanes: int)
     """Return the hidden state of the lanes `lane_indices`, out of `num_lanes` in all replicas together, as shards."""
     return [
         TensorShard(f"lanes.{block}.{number}", tensor, lane_indices.start, num_lanes)
-        for block, block_state in enumerate(stack.split_state(state), stack.first)
+        for block, block_state in zip(stack.indices, stack.split_state(state), strict=True)
         for number, tensor in enumerate(block_state)
     ]
 
