@@ -12,9 +12,10 @@ from torch import Tensor
 
 from helpers.layout_cases import MODELS, Case, RandomWindows, Result, run_case, run_single_device
 from helpers.rank_pool import RankPools
-from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, gather_model, make_engine
+from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, make_engine
 from stretto.base.position import Position
 from stretto.engine.build import stage_parts
+from stretto.engine.gather import gather_model
 from stretto.engine.pipeline import PipelineEngine
 from stretto.errors import PlanError
 from stretto.nn import CrossEntropy, Linear, Rows, Stack

@@ -121,6 +121,7 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
         kinds=kinds,
         blocks=tuple(name_kinds(profile_input.model)),
         fused_blocks=find_fused(list(profile_input.model)),
+        look_ahead_blocks=tuple(index for index, block in enumerate(profile_input.model) if not block.causal),
         tied=find_tied_blocks(profile_input.model),
         loss=loss,
         vocab_rows=find_vocab_rows(profile_input.model, profile_input.loss),

@@ -22,7 +22,9 @@ class LowerBounds:
         """Return a bound that holds for every partition of the blocks, as if stages could share the work evenly."""
         costs, num_blocks = self.costs, self.costs.num_blocks
         total = 0.0
-        for shapes in self.workload.count_chunks(layout.replicas, layout.micro_batches, layout.chunks):
+        # A block that looks ahead takes all chunks at once, which is cheaper.
+        chunks = 1 if any(costs.looks_ahead(layout)) else layout.chunks
+        for shapes in self.workload.count_chunks(layout.replicas, layout.micro_batches, chunks):
             for (rows, steps), count in shapes.items():
                 chunk = costs.chunk_cost(0, num_blocks, rows, steps)
                 total += count * (chunk.forward + chunk.backward)
@@ -33,6 +35,8 @@ class LowerBounds:
 
     def tight_bound(self, layout: Layout) -> float:
         """Return a bound for a layout with `blocks`, as if stages waited only while the pipeline fills or drains."""
+        if any(self.costs.looks_ahead(layout)):
+            return self.loose_bound(layout)
         speed = self._solo_speed(layout)
         # The result is divided by the speed, but a message takes equally long at any speed: multiply its latency here.
         latency = min(self.costs.intra_node.latency, self.costs.inter_node.latency) * speed

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import accumulate
 
+from stretto.config.layout import Layout
 from stretto.plan.profile import CostPoint, KindCosts, Link, Profile
 
 
@@ -50,6 +51,11 @@ class CostModel:
         fused = {name: _fused_costs(profile.kinds[name]) for name in profile.kinds}
         self._fused_kinds = {index: fused[profile.blocks[index]] for index in profile.fused_blocks}
         self._chunk_sums: Callable[[int, int], tuple[list[ChunkCost], list[ChunkCost]]] = cache(self._sum_chunk_costs)
+
+    def looks_ahead(self, layout: Layout) -> list[bool]:
+        """Return whether each block holds up the chunks of a layout: those that look ahead, if there are several."""
+        can_wait = layout.chunks > 1 and layout.stages > 1 and not layout.splits_vocab
+        return [can_wait and index in self.profile.look_ahead_blocks for index in range(self.num_blocks)]
 
     @property
     def stride(self) -> int:

@@ -23,7 +23,7 @@ def fit_layout(layout: Layout, num_ranks: int, num_blocks: int, num_rows: int) -
         )
     current = layout.stages
     stages = min(possible_stages, key=lambda count: (count != current, count < current, abs(count - current)))
-    changes = {"replicas": num_ranks // stages, "stages": stages}
+    changes: dict[str, object] = {"replicas": num_ranks // stages, "stages": stages}
     if stages != current:
         changes |= {"blocks": (), "interleave": layout.interleave if stages * layout.interleave <= num_blocks else 1}
     return layout.model_copy(update=changes)

@@ -38,11 +38,12 @@ def num_communicators(layout: Layout, stage: int) -> int:
     """Return how many communicators a rank of a stage has.
 
     One for all ranks; one for the replicas of its stage; one for the stages that share a split head; and two for each
-    neighboring stage, one per direction.
+    neighboring stage, one per direction. If stages are interleaved, the first and the last are neighbors too.
     """
     if layout.num_ranks == 1:
         return 0
     num_neighbors = (stage > 0) + (stage < layout.stages - 1)
+    num_neighbors += layout.is_interleaved and stage in (0, layout.stages - 1)
     return 1 + (layout.replicas > 1) + layout.splits_vocab + 2 * num_neighbors
 
 
@@ -57,8 +58,13 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
     weights = stage_total(costs, layout, part, costs.weight_bytes)
     count_live = max_live_chunks_with_head if layout.splits_vocab else max_live_chunks
     num_live = count_live(stage, layout.stages, layout.micro_batches, layout.chunks)
+    looks_ahead = costs.looks_ahead(layout)
+    if any(looks_ahead):
+        num_live = layout.micro_batches * layout.chunks  # all forwards come before all backwards
     own = own_blocks(costs, layout, part)
     saved = costs.chunk_cost(own.start, own.stop, rows, steps).saved
+    # One run of blocks is recomputed at a time; if one looks ahead, with all chunks of a micro-batch.
+    recomputed = saved * (layout.chunks if any(looks_ahead[part]) else 1)
     # The logits of a split head live during one chunk's head only.
     logits = head_share(costs, layout, lambda start, stop: costs.chunk_cost(start, stop, rows, steps).saved)
     received, sent = (_boundary_bytes(costs, edge) * rows * steps for edge in (part.start, part.stop))
@@ -71,7 +77,7 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
         gradients=weights,
         optimizer=weights * costs.profile.optimizer_state_ratio,
         activations=logits
-        + (num_live * (inputs + state) + saved if layout.recompute else num_live * (saved + state))
+        + (num_live * (inputs + state) + recomputed if layout.recompute else num_live * (saved + state))
         + (num_live * _row_loss_bytes(costs, layout, rows, steps) if part.stop == costs.num_blocks else 0.0),
         # Of vectors and their gradients, too, at most three chunks are pending.
         messages=_NUM_MESSAGE_BUFFERS * (received + sent + vectors),

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, partial
 
+from stretto.base.errors import PlanError
 from stretto.config.layout import Layout
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.cluster import Cluster
@@ -14,7 +15,8 @@ from stretto.plan.head_share import STATISTICS_BYTES, head_share, own_blocks, sp
 from stretto.plan.memory import RankMemory, rank_memory
 from stretto.plan.micro_batches import MicroBatchShape
 from stretto.plan.partition import partition_from_counts
-from stretto.plan.schedule import stage_schedule
+from stretto.plan.run_chain import RunChain, cut_at_look_ahead
+from stretto.plan.schedule import chain_schedule
 from stretto.plan.simulator import ActionCost, simulate
 from stretto.plan.timeline import Timeline
 from stretto.plan.workload import Workload
@@ -78,6 +80,17 @@ class _StepSimulation:
         """The (rows, time steps) of each chunk of each micro-batch; (0, 0) after the end of a short micro-batch."""
         return [[shape.chunk_shape(index) for index in range(self.num_chunks)] for shape in self.micro_batches]
 
+    @cached_property
+    def runs(self) -> tuple[RunChain, list[slice]]:
+        """The runs of the stages, and the blocks of each: several per stage if some blocks look ahead."""
+        return cut_at_look_ahead(self.parts, self.costs.looks_ahead(self.layout), self.layout.stages)
+
+    def shape(self, number: int, action: Action) -> tuple[int, int]:
+        """Return the (rows, time steps) that an action of a run works on."""
+        if not self.runs[0].whole[number]:
+            return self.shapes[action.micro_batch][action.chunk]
+        return self.micro_batches[action.micro_batch].whole().chunk_shape(0)
+
     def schedules(self) -> list[list[Action]]:
         """Return the schedule of each stage, as the engine runs it."""
         schedules = []
@@ -87,7 +100,7 @@ class _StepSimulation:
                 is_tied = splits_embedding(self.costs, self.layout)
                 schedules.append(head_schedule(stage, self.layout.stages, chunk_counts, is_tied=is_tied))
                 continue
-            actions = stage_schedule(stage, self.layout.stages, len(self.micro_batches), self.num_chunks)
+            actions = chain_schedule(self.runs[0], stage, len(self.micro_batches), self.num_chunks)
             # Micro-batches that end early have no rows in their last chunks.
             schedules.append([action for action in actions if self.shapes[action.micro_batch][action.chunk][0]])
         return schedules
@@ -98,7 +111,8 @@ class _StepSimulation:
         host = self.costs.profile.host_seconds
         last_chunk = len(self.micro_batches[0].chunk_bounds) - 1
         shapes, recompute = self.shapes, self.layout.recompute
-        own = [own_blocks(costs, self.layout, part) for part in self.parts]
+        chain, run_parts = self.runs
+        own = [own_blocks(costs, self.layout, part) for part in run_parts]
         chunk_costs = [cache(partial(costs.chunk_cost, part.start, part.stop)) for part in own]
         accumulate = [costs.accumulate_seconds(part.start, part.stop) for part in own]
         embedding_cost = cache(partial(costs.chunk_cost, 0, 1))
@@ -124,16 +138,18 @@ class _StepSimulation:
                 return head_seconds(action)
             if action.kind in (ActionKind.EMBEDDING, ActionKind.EMBEDDING_GRADIENT):
                 return lookup_seconds(action)
-            chunk = chunk_costs[stage](*shapes[action.micro_batch][action.chunk])
+            number = chain.number(stage, action)
+            is_whole = chain.whole[number]
+            chunk = chunk_costs[number](*self.shape(number, action))
             block_forward = chunk.forward
-            if costs.profile.row_loss and stage == self.layout.stages - 1:
+            if costs.profile.row_loss and number == len(own) - 1 and not is_whole:
                 chunk, block_forward = self._move_row_loss(action, chunk)
             if action.kind is ActionKind.FORWARD:
                 return max(chunk.forward + overhead, host)
             # The first backward of a step has no gradient to add to.
-            is_first = action.micro_batch == 0 and action.chunk == last_chunk
+            is_first = action.micro_batch == 0 and (is_whole or action.chunk == last_chunk)
             recomputation = block_forward if recompute else 0.0
-            return max(chunk.backward + recomputation + (0.0 if is_first else accumulate[stage]) + overhead, host)
+            return max(chunk.backward + recomputation + (0.0 if is_first else accumulate[number]) + overhead, host)
 
         return seconds
 
@@ -164,7 +180,7 @@ class _StepSimulation:
         vector_bytes = self.costs.sent_bytes(1)
 
         def seconds(stage: int, action: Action) -> float:
-            kind, (num_rows, num_time_steps) = action.kind, self.shapes[action.micro_batch][action.chunk]
+            kind, (num_rows, num_time_steps) = action.kind, self._message_shape(stage, action)
             boundary = stage if kind is ActionKind.FORWARD else stage - 1
             if kind in (ActionKind.FORWARD, ActionKind.BACKWARD) and 0 <= boundary < len(links):
                 return links[boundary].seconds(sizes[boundary] * num_rows * num_time_steps)
@@ -176,6 +192,16 @@ class _StepSimulation:
 
         return seconds
 
+    def _message_shape(self, stage: int, action: Action) -> tuple[int, int]:
+        """Return the (rows, time steps) of the message after an action: a chunk, unless both sides look ahead."""
+        if action.kind not in (ActionKind.FORWARD, ActionKind.BACKWARD):
+            return self.shapes[action.micro_batch][action.chunk]
+        chain, number = self.runs[0], self.runs[0].number(stage, action)
+        edge = number + 1 if action.kind is ActionKind.FORWARD else number
+        if 0 < edge < len(chain.stages) and chain.is_edge_whole(edge):
+            return self.shape(number, action)
+        return self.shapes[action.micro_batch][action.chunk]
+
     def simulate(self) -> Timeline:
         num_on_node = self.cluster.ranks_on_node(self.layout)
         # Assume that all replicas on a node run the same actions at the same time.
@@ -184,7 +210,8 @@ class _StepSimulation:
         def speed(num_busy: int) -> float:
             return self.costs.contention.relative_speed(num_on_node, num_busy=num_busy * replicas_on_node)
 
-        return simulate(self.schedules(), self.action_cost(), self.message_cost(), speed=speed)
+        chain = self.runs[0] if any(self.runs[0].whole) else None
+        return simulate(self.schedules(), self.action_cost(), self.message_cost(), speed=speed, chain=chain)
 
     def tied_weights(self) -> list[tuple[list[int], int]]:
         """Return the stages that hold each weight of more than one stage, and its bytes."""
@@ -274,6 +301,8 @@ def predict_timeline(costs: CostModel, workload: Workload, layout: Layout, clust
 
 
 def _simulations(costs: CostModel, workload: Workload, layout: Layout, cluster: Cluster) -> list[_StepSimulation]:
+    if layout.is_interleaved:
+        raise PlanError(f"layout.interleave={layout.interleave} is not predicted; predict it with interleave=1")
     parts = partition_from_counts(layout.blocks or (costs.num_blocks,))
     batches = workload.split(layout.replicas, layout.micro_batches, layout.chunks)
     return [_StepSimulation(costs, layout, cluster, parts, micro_batches) for micro_batches in batches]

@@ -139,6 +139,8 @@ class Profile(StrictModel):
     """The kind of each block of the model, in order."""
     fused_blocks: tuple[int, ...] = Field((), strict=False)
     """The indices of the blocks that run in one call with the block before them, if both are in the same stage."""
+    look_ahead_blocks: tuple[int, ...] = Field((), strict=False)
+    """The indices of the blocks that look ahead in time: they need all chunks of a micro-batch at once."""
     tied: tuple[TiedBlocks, ...] = Field((), strict=False)
     """The weights that several blocks share; the costs of each kind include them."""
     loss: KindCosts
@@ -183,6 +185,9 @@ class Profile(StrictModel):
         outside = [index for index in self.fused_blocks if not 0 < index < len(self.blocks)]
         if outside:
             raise ValueError(f"fused_blocks has {outside[0]}, which is not the index of a block after another")
+        unknown_ahead = [index for index in self.look_ahead_blocks if not 0 <= index < len(self.blocks)]
+        if unknown_ahead:
+            raise ValueError(f"look_ahead_blocks has {unknown_ahead[0]}, which is not the index of a block")
         unknown_blocks = [index for tie in self.tied for index in tie.blocks if not 0 <= index < len(self.blocks)]
         if unknown_blocks:
             raise ValueError(f"tied has {unknown_blocks[0]}, which is not the index of a block")

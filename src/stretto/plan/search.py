@@ -19,7 +19,7 @@ from stretto.plan.bounds import LowerBounds
 from stretto.plan.cluster import Cluster, divisors
 from stretto.plan.cost_model import CostModel
 from stretto.plan.memory import all_memory_totals, rank_memory
-from stretto.plan.partition import RangeCosts, partition_by_cost, range_costs
+from stretto.plan.partition import RangeCosts, look_ahead_share, partition_by_cost, range_costs
 from stretto.plan.predict import Prediction, predict
 from stretto.plan.profile import Profile
 from stretto.plan.workload import Workload
@@ -99,6 +99,8 @@ def find_plan(
 
 def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> Layout:
     """Return `layout` with the best `blocks` and, if needed, `recompute`; raise PlanError if it can't fit in memory."""
+    if layout.is_interleaved:
+        raise PlanError(f"layout.interleave={layout.interleave} is not planned; set layout.blocks yourself")
     search = _LayoutSearch(CostModel(profile), workload, cluster)
     fitted = search.fit(layout.model_copy(update={"blocks": ()}))
     if fitted is None:
@@ -203,10 +205,14 @@ class _LayoutSearch:
 
     def _layouts_of_grid(self, replicas: int, stages: int) -> Iterator[Layout]:
         placement_matters = stages > 1 and replicas > 1 and replicas * stages > self.cluster.devices_per_node
+        # Blocks that look ahead hold up their own stage only.
+        has_others = stages > 1 and 0 < len(self.costs.profile.look_ahead_blocks) < self.costs.num_blocks
+        max_chunks = self.workload.num_outputs if has_others else self.workload.max_chunks
         for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, _MAX_CHUNKS_PER_STEP)):
-            for chunks in _chunk_counts(min(self.workload.max_chunks, _MAX_CHUNKS_PER_STEP // micro_batches)):
+            for chunks in _chunk_counts(min(max_chunks, _MAX_CHUNKS_PER_STEP // micro_batches)):
                 for adjacent in ("stages", "replicas") if placement_matters else ("stages",):
-                    for vocab_parallel in (False, True) if self._can_split_vocab(stages) else (False,):
+                    can_split = self._can_split_vocab(stages) and chunks <= self.workload.max_chunks
+                    for vocab_parallel in (False, True) if can_split else (False,):
                         yield Layout(
                             replicas=replicas,
                             stages=stages,
@@ -240,12 +246,13 @@ class _LayoutSearch:
         if layout.splits_vocab:
             parts = self._parts_with_split_head(layout, rows, steps, crossing)
         else:
-            parts = self._cached_partition(layout.stages, rows, steps, crossing, layout.recompute)
+            ahead = self._look_ahead_share(layout)
+            parts = self._cached_partition(layout.stages, rows, steps, crossing, layout.recompute, ahead)
         memory_limit = self._memory_limit(layout)
         peak = max(rank_memory(self.costs, layout, stage, part, rows, steps).total for stage, part in enumerate(parts))
         if peak <= memory_limit:
             return parts
-        if layout.splits_vocab:
+        if layout.splits_vocab or any(self.costs.looks_ahead(layout)):
             return None
         # The balanced partition doesn't fit: allow only ranges of blocks that do.
         totals = all_memory_totals(self.costs, layout, rows, steps)
@@ -272,17 +279,20 @@ class _LayoutSearch:
         return self.costs.profile.memory / num_sharing
 
     def _partition(
-        self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool
+        self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool, ahead: float
     ) -> list[slice]:
-        seconds = self._range_seconds(stages, rows, steps, crossing, recompute)
+        seconds = self._range_seconds(stages, rows, steps, crossing, recompute, ahead)
         parts = partition_by_cost(self.costs.num_blocks, stages, seconds)
         assert parts is not None, "without a memory limit, every partition has a finite cost"
         return parts
 
     def _range_seconds(
-        self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool
+        self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool, ahead: float = 1.0
     ) -> Callable[[int], RangeCosts]:
-        """Return a function that gives the seconds per chunk on a stage, with messages, for every range of blocks."""
+        """Return a function that gives the seconds per chunk on a stage, with messages, for every range of blocks.
+
+        Of the blocks that look ahead, the part `ahead` of their seconds counts.
+        """
         costs, num_blocks = self.costs, self.costs.num_blocks
         prefixes = [costs.chunk_cost(0, stop, rows, steps) for stop in range(num_blocks + 1)]
         savings = costs.fusion_savings(rows, steps)
@@ -291,6 +301,10 @@ class _LayoutSearch:
             num_forwards * cost.forward + cost.backward + costs.accumulate_seconds(0, stop)
             for stop, cost in enumerate(prefixes)
         ]
+        for index in self.costs.profile.look_ahead_blocks if ahead < 1 else ():
+            cost = costs.chunk_cost(index, index + 1, rows, steps)
+            less = (1 - ahead) * (num_forwards * cost.forward + cost.backward)
+            sums = [value - (less if stop > index else 0.0) for stop, value in enumerate(sums)]
         # The first block of a range is not fused with the block before it.
         unfused = np.array([num_forwards * saving.forward + saving.backward for saving in savings])
         work = range_costs(np.array(sums)) + unfused[:, None]
@@ -304,6 +318,9 @@ class _LayoutSearch:
             return np.asarray(link.latency + num_bytes / link.bandwidth)
 
         return lambda stage: work + message_seconds(stage)[None, :] + message_seconds(stage - 1)[:, None]
+
+    def _look_ahead_share(self, layout: Layout) -> float:
+        return look_ahead_share(layout.micro_batches) if any(self.costs.looks_ahead(layout)) else 1.0
 
     def _reject(self, layouts: str, reason: str) -> None:
         self.rejected[layouts, reason] = None

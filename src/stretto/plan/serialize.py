@@ -58,10 +58,14 @@ def prediction_to_dict(plan: Plan, prediction: Prediction) -> dict[str, Any]:
 
 
 def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
-    """Return a timeline as JSON values: the layout, and a text `stage kind micro_batch chunk start stop` per action."""
+    """Return a timeline as JSON values: the layout, and a text `stage kind micro_batch chunk start stop` per action.
+
+    The text of an action that is not of a stage's first run of blocks ends with the run.
+    """
     timed_actions = timeline.timed_actions if len(timeline.timed_actions) <= _MAX_ACTIONS else ()
     actions = [
         f"{stage} {action.kind.value} {action.micro_batch} {action.chunk} {start:.9g} {stop:.9g}"
+        + (f" {action.run}" if action.run else "")
         for stage, action, start, stop in timed_actions
     ]
     return {"layout": _layout_to_dict(layout), "actions": actions}
@@ -82,8 +86,9 @@ def timeline_from_plan(plan_values: Mapping[str, Any], layout: Layout) -> Timeli
 
 
 def _parse_action(line: str) -> TimedAction:
-    stage, kind, micro_batch, chunk, start, stop = line.split(" ")
-    return TimedAction(int(stage), Action(ActionKind(kind), int(micro_batch), int(chunk)), float(start), float(stop))
+    stage, kind, micro_batch, chunk, start, stop, *runs = line.split(" ")
+    action = Action(ActionKind(kind), int(micro_batch), int(chunk), *map(int, runs))
+    return TimedAction(int(stage), action, float(start), float(stop))
 
 
 def _layout_to_dict(layout: Layout) -> dict[str, Any]:

@@ -43,7 +43,8 @@ class TraceEvent(NamedTuple):
     def __str__(self) -> str:
         if self.action is None:
             return self.category
-        return f"{self.action.kind.value} micro-batch {self.action.micro_batch} chunk {self.action.chunk}"
+        run = f" run {self.action.run}" if self.action.run else ""
+        return f"{self.action.kind.value} micro-batch {self.action.micro_batch} chunk {self.action.chunk}{run}"
 
     def shifted(self, seconds: float) -> "TraceEvent":
         """Return the event `seconds` later."""
@@ -136,7 +137,7 @@ class Trace:
                     "tid": thread,
                     "ts": round(event.start * 1e6, 3),
                     "dur": round((event.stop - event.start) * 1e6, 3),
-                    "args": {} if action is None else {"micro_batch": action.micro_batch, "chunk": action.chunk},
+                    "args": {} if action is None else _action_args(action),
                 }
 
 
@@ -144,9 +145,15 @@ def _metadata(name: str, thread: int, values: dict[str, Any]) -> dict[str, Any]:
     return {"ph": "M", "name": name, "pid": _PROCESS_ID, "tid": thread, "args": values}
 
 
+def _action_args(action: Action) -> dict[str, int]:
+    run = {"run": action.run} if action.run else {}
+    return {"micro_batch": action.micro_batch, "chunk": action.chunk, **run}
+
+
 def _parse_event(event: dict[str, Any]) -> TraceEvent:
     category: Category = event["cat"]
     start = float(event["ts"]) / 1e6
     kind = ACTION_KINDS.get(category)
-    action = None if kind is None else Action(kind, event["args"]["micro_batch"], event["args"]["chunk"])
+    args = event["args"]
+    action = None if kind is None else Action(kind, args["micro_batch"], args["chunk"], args.get("run", 0))
     return TraceEvent(category, start, start + float(event["dur"]) / 1e6, action)

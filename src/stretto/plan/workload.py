@@ -28,7 +28,8 @@ class Workload:
         # Rows of the smallest batch, which limits replicas and micro-batches, and of the largest.
         self.min_rows, self.max_rows = min(sizes), max(sizes)
         self.num_steps = max(1, *(int(lengths[0]) for lengths in self.batches))  # time steps of the longest row
-        self.max_chunks = -(-self.num_steps // stride) if is_causal else 1
+        self.num_outputs = -(-self.num_steps // stride)  # of the longest row
+        self.max_chunks = self.num_outputs if is_causal else 1
         # The time steps of all rows of an average batch.
         self.tokens = sum(float(lengths.sum()) for lengths in self.batches) / len(self.batches)
         self.split = cache(self._split)  # a cache per instance, unlike @cache

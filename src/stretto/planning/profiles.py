@@ -104,6 +104,7 @@ def derive_from_data_sheet(hardware: str, profile_input: ProfileInput) -> Profil
     )
     return profile.model_copy(
         update={
+            "look_ahead_blocks": tuple(index for index, block in enumerate(profile_input.model) if not block.causal),
             "tied": find_tied_blocks(profile_input.model),
             "vocab_rows": find_vocab_rows(profile_input.model, profile_input.loss),
             "row_loss": isinstance(profile_input.loss, RowLoss),

@@ -7,7 +7,8 @@ from stretto.base.run_folder import TRACE, RunFolder
 from stretto.base.units import format_seconds
 from stretto.config.layout import Layout
 from stretto.plan.actions import Action, ActionKind
-from stretto.plan.schedule import stage_schedule
+from stretto.plan.run_chain import RunChain
+from stretto.plan.schedule import chain_schedule
 from stretto.plan.serialize import timeline_from_plan
 from stretto.plan.simulator import simulate
 from stretto.plan.timeline import Timeline
@@ -93,7 +94,7 @@ def _timeline_from_busy_times(prediction: JsonObject | None, layout: Layout) -> 
         busy = [float(stage["busy"]) for stage in prediction["stages"]] if prediction is not None else []
     except (KeyError, TypeError, ValueError):
         return None
-    num_forwards = layout.micro_batches * layout.chunks
+    num_forwards = layout.micro_batches * layout.chunks * layout.num_runs // layout.stages
     if (
         layout.splits_vocab
         or len(busy) != layout.stages
@@ -106,8 +107,9 @@ def _timeline_from_busy_times(prediction: JsonObject | None, layout: Layout) -> 
         fraction = _BACKWARD_FRACTION if action.kind is ActionKind.BACKWARD else 1 - _BACKWARD_FRACTION
         return busy[stage] * fraction / num_forwards
 
-    sizes = layout.stages, layout.micro_batches, layout.chunks
-    return simulate([stage_schedule(stage, *sizes) for stage in range(layout.stages)], cost)
+    chain = RunChain.of(layout.stages, layout.num_runs // layout.stages)
+    sizes = layout.micro_batches, layout.chunks
+    return simulate([chain_schedule(chain, stage, *sizes) for stage in range(layout.stages)], cost, chain=chain)
 
 
 def _phases_chart(steps: StepHistory) -> Html:

@@ -14,7 +14,7 @@ from stretto.plan.trace import ACTION_KINDS, CATEGORIES, RankTrace, Trace, Trace
 from stretto.train.trainer import Trainer
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
-_NUMBERS_PER_EVENT = 5  # as `_pack` yields them
+_NUMBERS_PER_EVENT = 6  # as `_pack` yields them
 # Replicas do the same work, and viewers can't open a trace of thousands of ranks.
 _MAX_RANKS = 64
 
@@ -63,16 +63,18 @@ def _align(gathered: Sequence[Sequence[float]]) -> list[RankTrace]:
 
 def _pack(events: Sequence[TraceEvent]) -> Iterator[float]:
     for event in events:
-        micro_batch, chunk = (0, 0) if event.action is None else (event.action.micro_batch, event.action.chunk)
-        yield from (CATEGORIES.index(event.category), micro_batch, chunk, event.start, event.stop)
+        action = event.action
+        numbers = (0, 0, 0) if action is None else (action.micro_batch, action.chunk, action.run)
+        yield from (CATEGORIES.index(event.category), *numbers, event.start, event.stop)
 
 
 def _unpack(numbers: Sequence[float]) -> Iterator[TraceEvent]:
     for index in range(0, len(numbers), _NUMBERS_PER_EVENT):
-        category_index, micro_batch, chunk, start, stop = numbers[index : index + _NUMBERS_PER_EVENT]
+        category_index, micro_batch, chunk, run, start, stop = numbers[index : index + _NUMBERS_PER_EVENT]
         category = CATEGORIES[int(category_index)]
         kind = ACTION_KINDS.get(category)
-        yield TraceEvent(category, start, stop, None if kind is None else Action(kind, int(micro_batch), int(chunk)))
+        action = None if kind is None else Action(kind, int(micro_batch), int(chunk), int(run))
+        yield TraceEvent(category, start, stop, action)
 
 
 def _clock_id() -> float:

@@ -23,7 +23,12 @@ def show_model(config: RunConfig) -> None:
     console.print(str(summary), soft_wrap=True)
     if config.layout.stages > 1:
         parts = stage_parts(inputs.model, config.layout)
-        for stage, part in enumerate(parts):
-            cost = sum(block.cost for block in summary.blocks[part])
-            blocks = f"block {part.start}" if part.stop - part.start == 1 else f"blocks {part.start} to {part.stop - 1}"
+        for stage in range(config.layout.stages):
+            own = parts[stage :: config.layout.stages]  # several with layout.interleave
+            cost = sum(block.cost for part in own for block in summary.blocks[part])
+            blocks = " and ".join(map(_describe_part, own))
             console.print(f"stage {stage}: {blocks}, {cost:.1%} of the cost")
+
+
+def _describe_part(part: slice) -> str:
+    return f"block {part.start}" if part.stop - part.start == 1 else f"blocks {part.start} to {part.stop - 1}"
