@@ -50,6 +50,13 @@ class Block(nn.Module, ABC):
             )
         return where_rows(rows.fresh, initial, carried)
 
+    def advance(self, state: State, num_steps: int) -> State | None:
+        """Return the state after `num_steps` time steps if it does not depend on the inputs; None if it does.
+
+        With `layout.spans`, a block whose state is known in advance does not wait for the span before it.
+        """
+        return None if state else state
+
     @abstractmethod
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         """Run the time steps of `x`, starting from `state`; return the outputs and the state after the last step."""

@@ -52,6 +52,10 @@ class Dropout(_DropoutBase):
             (time,) = where_rows(rows.fresh, (time,), carried[1:])
         return keys, time
 
+    def advance(self, state: State, num_steps: int) -> State:
+        keys, time = state
+        return keys, time + num_steps
+
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         keys, time = state
         num_steps = x.shape[0]
@@ -82,6 +86,9 @@ class LockedDropout(_DropoutBase):
     def begin(self, rows: Rows, carried: State | None = None) -> State:
         self._scales.clear()  # all micro-batches of a window begin before the first chunk
         return self.initial_state(rows)  # carries nothing: the keys are new in every training step
+
+    def advance(self, state: State, num_steps: int) -> State:
+        return state
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         if not self.training or self.probability == 0:

@@ -29,6 +29,9 @@ class Residual(Block):
     def begin(self, rows: Rows, carried: State | None = None) -> State:
         return self.block.begin(rows, carried)
 
+    def advance(self, state: State, num_steps: int) -> State | None:
+        return self.block.advance(state, num_steps)
+
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         return self._add(x, *self.block(x, state))
 

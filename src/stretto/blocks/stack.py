@@ -179,6 +179,16 @@ class Stack(Block):
             rows = rows.after_stride(block.stride)
         return tuple(state)
 
+    def advance(self, state: State, num_steps: int) -> State | None:
+        advanced: list[Tensor] = []
+        for block, block_state in zip(self, self.split_state(state), strict=True):
+            after = block.advance(block_state, num_steps)
+            if after is None:
+                return None
+            advanced.extend(after)
+            num_steps = -(-num_steps // block.stride)
+        return tuple(advanced)
+
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights, and so of floating-point states."""

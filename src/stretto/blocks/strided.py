@@ -43,6 +43,10 @@ class Strided(Block):
         # The carried number is of the window before; only the new one knows where a row ends in it.
         return *state, to_device(rows.lengths, rows.device)
 
+    def advance(self, state: State, num_steps: int) -> State | None:
+        *before, num_left = state
+        return None if before else (num_left - num_steps,)
+
     def _split(self, x: Tensor, num_left: Tensor, fill: float = 0.0) -> tuple[Tensor, Tensor]:
         """Return the groups `[groups, stride, batch, ...]`, with `fill` as padding, and which time steps are valid."""
         num_steps = len(x)

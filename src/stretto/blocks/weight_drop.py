@@ -139,6 +139,9 @@ class WordDropEmbedding(Embedding):
     def begin(self, rows: Rows, carried: State | None = None) -> State:
         return self.initial_state(rows)  # carries nothing: the keys are new in every training step
 
+    def advance(self, state: State, num_steps: int) -> State:
+        return state
+
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         y, _ = super().forward(x, ())
         if not self.training or self.probability == 0:

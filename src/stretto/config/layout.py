@@ -32,6 +32,8 @@ class Layout(StrictModel):
     """Parts that a replica's rows are split into; their gradients are accumulated."""
     chunks: int = Field(1, ge=1)
     """Parts that a window is split into in time; while a stage computes one, the stage before it computes the next."""
+    spans: int = Field(1, ge=1)
+    """Ranks per replica, each with all blocks and a part of the window's time; for models with bidirectional blocks."""
     recompute: bool = False
     """Recompute a chunk's activations in its backward (activation checkpointing): less memory, more time."""
     vocab_parallel: bool = False
@@ -46,7 +48,7 @@ class Layout(StrictModel):
     auto: bool = False
     """Profile the model and use the layout that is predicted to be fastest; short form: `layout = "auto"`."""
     elastic: bool = False
-    """Change replicas and stages to fit the number of ranks, if that is not replicas x stages."""
+    """Change replicas and stages (or spans) to fit the number of ranks, if that is not what the layout needs."""
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -61,6 +63,12 @@ class Layout(StrictModel):
             raise ValueError(
                 f"interleave={self.interleave} can't be combined with vocab_parallel; leave out one of them"
             )
+        for name in ("stages", "chunks", "interleave"):
+            if self.spans > 1 and getattr(self, name) > 1:
+                raise ValueError(
+                    f"spans={self.spans} can't be combined with {name}={getattr(self, name)}: a span has all blocks "
+                    "and one part of the time; leave out one or the other"
+                )
         return self
 
     @property
@@ -80,8 +88,8 @@ class Layout(StrictModel):
 
     @property
     def num_ranks(self) -> int:
-        """The number of ranks: replicas x stages."""
-        return self.replicas * self.stages
+        """The number of ranks: replicas x stages, or replicas x spans."""
+        return self.replicas * self.stages * self.spans
 
     @property
     def num_global_micro_batches(self) -> int:
@@ -97,6 +105,9 @@ class Layout(StrictModel):
 
     def __str__(self) -> str:
         text = f"{self.replicas} x {self.stages} x {self.micro_batches} x {self.chunks}"
+        if self.spans > 1:
+            text = f"{self.replicas} x {self.spans} x {self.micro_batches} (replicas x spans x micro-batches)"
+            return f"{text}{', recompute' if self.recompute else ''}"
         blocks = f", blocks {','.join(map(str, self.blocks))}" if self.blocks else ""
         recompute = ", recompute" if self.recompute else ""
         vocab = ", vocab_parallel" if self.vocab_parallel else ""

@@ -9,6 +9,8 @@ from stretto.blocks.initialize import draw_block, initialize
 from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss
 from stretto.blocks.pointwise import Embedding
+from stretto.blocks.row_loss import RowLoss
+from stretto.blocks.span_program import SpanProgram
 from stretto.blocks.stack import Stack
 from stretto.blocks.summary import block_costs
 from stretto.blocks.ties import restore_ties
@@ -21,6 +23,7 @@ from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.precision import Precision
 from stretto.engine.replica import ReplicaEngine
 from stretto.engine.stage_run import StageRun
+from stretto.engine.spans import SpanEngine
 from stretto.engine.tied_weights import TiedWeights, find_holders
 from stretto.engine.vocab_head import VocabHead
 from stretto.mesh.device import find_device
@@ -48,7 +51,7 @@ def make_engine(
     Weights of the loss are those of the last stage, named `loss.<name>`.
     """
     loss, layout = as_loss(loss), layout or Layout()
-    _check_model_and_layout(model, layout)
+    _check_model_and_layout(model, loss, layout)
     check_widths(model, loss)
     given_model, model = model, attach_loss(model, loss)
     head_loss = check_vocab_parallel(model, loss, layout.stages) if layout.splits_vocab else None
@@ -59,7 +62,7 @@ def make_engine(
     world = world or World(rank=0, size=1, device=find_device("auto") if model.device.type == "meta" else model.device)
     all_stages = tuple(range(layout.stages))
     shared_by = [*holders.values(), *([] if head_loss is None else [all_stages])]
-    topology = Topology(layout.replicas, layout.stages, layout.adjacent)
+    topology = Topology(layout.replicas, layout.stages, layout.adjacent, layout.spans)
     mesh = Mesh(world, topology, shared_by, is_ring=layout.is_interleaved)
     if not model.causal and (layout.stages == 1 or layout.splits_vocab):
         # No other stage works on chunks meanwhile, or all have to work on the same ones.
@@ -81,6 +84,9 @@ def make_engine(
     tied_weights = TiedWeights(stage, mesh, holders)
     if seed is None:
         tied_weights.copy_from_first_stage()
+    if layout.spans > 1:
+        span_engine = SpanEngine(stage, loss, layout, mesh, precision=precision)
+        return ReplicaEngine(span_engine, mesh, has_equal_weights=seed is not None)
     runs = None if head_loss is not None else _make_stage_runs(stage, model, layout, parts, mesh.stage)
     engine = PipelineEngine(stage, loss, layout, mesh, precision=precision, model=model, runs=runs)
     engine.tied_weights = tied_weights
@@ -98,7 +104,7 @@ def _make_stage_runs(stack: Stack, model: Stack, layout: Layout, parts: list[sli
     return [StageRun(*pair, chain=chain, model=model) for pair in zip(stacks, numbers, strict=True)]
 
 
-def _check_model_and_layout(model: object, layout: Layout) -> None:
+def _check_model_and_layout(model: object, loss: Loss, layout: Layout) -> None:
     if not isinstance(model, Stack):
         raise ConfigError(
             f"model is of type {type(model).__name__}, not a stretto.nn.Stack; build one from blocks, or convert a "
@@ -108,6 +114,23 @@ def _check_model_and_layout(model: object, layout: Layout) -> None:
         raise ConfigError(
             "layout.auto has not been resolved; pass the layout from stretto.choose_layout, or use `stretto train`"
         )
+    if layout.spans > 1:
+        check_spans(model, loss, layout)
+
+
+def check_spans(model: Stack, loss: Loss, layout: Layout) -> None:
+    """Raise if the model can't be split over spans."""
+    if isinstance(loss, RowLoss):
+        raise ConfigError(
+            f"layout.spans={layout.spans} can't be combined with {type(loss).__name__}, a loss over whole rows; use "
+            "layout.replicas"
+        )
+    if model.causal:
+        raise ConfigError(
+            f"layout.spans={layout.spans} is for models that look ahead in time, but all blocks of this one are "
+            "causal; use layout.stages with layout.chunks"
+        )
+    SpanProgram.of(model)  # raises if a block can't be split
 
 
 def add_vocab_shards(

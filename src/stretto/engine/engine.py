@@ -185,7 +185,7 @@ def describe_engine(engine: Engine) -> str:
     rank = (
         "one rank"
         if world.is_single_rank
-        else f"rank {world.rank} of {world.size} (replica {mesh.replica}, stage {mesh.stage})"
+        else f"rank {world.rank} of {world.size} ({mesh.topology.position(world.rank)})"
     )
     blocks = f"{pluralize(len(engine.stack), 'block')}, {pluralize(num_weights, 'weight')}"
     return f"{type(engine).__name__}({rank}, {blocks}, {world.device}, {engine.precision})"

@@ -26,7 +26,7 @@ def gather_model(engine: Engine, model: Stack) -> Stack:
     if engine.row_loss is not None:
         model = attach_loss(model, engine.row_loss)
     split_blocks = tuple(engine.stack.shards)
-    (count,) = mesh.world.all_reduce([len(engine.stack) / mesh.num_replicas])
+    (count,) = mesh.world.all_reduce([len(engine.stack) / mesh.num_copies])
     num_blocks = round(count) + bool(split_blocks)
     if num_blocks != len(model):
         raise ConfigError(

@@ -86,7 +86,7 @@ class ReplicaEngine:
 
     def squared_grad_norm(self) -> Tensor:
         """Return this rank's equal share of the squared gradient norm: all replicas have the same gradient."""
-        return self.engine.squared_grad_norm() / self.mesh.num_replicas
+        return self.engine.squared_grad_norm() / self.mesh.num_copies
 
     def _prepare_reducer(self) -> Sequence[Tensor]:
         if self._ddp is None:

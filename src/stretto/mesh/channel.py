@@ -26,9 +26,13 @@ Endpoint = tuple[dist.ProcessGroup, int | None]
 
 
 class Channel:
-    """One direction of messages through this stage: it receives from `source` and sends to `target`."""
+    """One direction of messages through this stage: it receives from `source` and sends to `target`.
 
-    def __init__(self, world: World, source: Endpoint, target: Endpoint) -> None:
+    If it `is_unbounded`, a send never waits for earlier ones, and with gloo all receives are posted at once: between
+    spans, small messages go both ways at any time, and two ranks that wait for sends would wait for each other.
+    """
+
+    def __init__(self, world: World, source: Endpoint, target: Endpoint, *, is_unbounded: bool = False) -> None:
         self._world = world
         self._source_group, self._source = source
         self._target_group, self._target = target
@@ -37,6 +41,7 @@ class Channel:
         self._pending_sends: deque[tuple[Tensor, dist.Work]] = deque()
         self._buffers: Iterator[Tensor] = iter(())
         self._next_buffer: Tensor | None = None
+        self._is_unbounded = is_unbounded
         self._num_receives_ahead = MAX_PENDING if dist.get_backend(self._source_group) == dist.Backend.GLOO else 0
 
     @property
@@ -49,6 +54,8 @@ class Channel:
         self._buffers = buffers
         self._next_buffer = next(buffers, None)
         for _ in range(self._num_receives_ahead):
+            self._post_next_receive()
+        while self._is_unbounded and self._num_receives_ahead and self._next_buffer is not None:
             self._post_next_receive()
 
     def post_ahead(self) -> None:
@@ -81,8 +88,9 @@ class Channel:
         tensor = tensor.contiguous()
         work = self._start(lambda: dist.isend(tensor, self._target, self._target_group), self._target, "sending")
         self._pending_sends.append((tensor, work))
-        # Wait for the older sends now: this frees their tensors during the step, not only at its end.
-        self._wait_for_sends(MAX_PENDING)
+        if not self._is_unbounded:
+            # Wait for the older sends now: this frees their tensors during the step, not only at its end.
+            self._wait_for_sends(MAX_PENDING)
 
     def flush(self) -> None:
         """Wait until all messages have been sent."""

@@ -1,4 +1,4 @@
-"""Mesh: one rank's position in the grid of replicas and stages, with the process groups that it needs there."""
+"""Mesh: one rank's position in the grid of replicas and stages (or spans), with the process groups it needs there."""
 
 import os
 from collections.abc import Iterable
@@ -27,6 +27,8 @@ class Mesh:
            ▼                    ▼                    ▼
         stage 0 ──forward──► stage 1 ──forward──► stage 2     replica 1
 
+    Spans are connected like stages. They all hold the same weights, so the replica group has all ranks.
+
     `stage_groups` has a group for each of `shared_by`, the sets of stages that hold copies of the same weights, if this
     stage is in it. With `is_ring`, the last and the first stage are neighbors too: chunks pass stages several times.
     """
@@ -40,11 +42,12 @@ class Mesh:
         is_ring: bool = False,
     ) -> None:
         if topology.size != world.size:
+            kind = "stages" if topology.num_spans == 1 else "spans"
             raise MeshError(
-                f"a grid of {topology.num_replicas} x {topology.num_stages} (replicas x stages) needs a world size of "
+                f"a grid of {topology.num_replicas} x {topology.num_columns} (replicas x {kind}) needs a world size of "
                 f"{topology.size}, not {world.size}; change the layout or the number of ranks"
             )
-        if topology.num_stages > 1 and world.device.type == "cuda" and os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+        if topology.num_columns > 1 and world.device.type == "cuda" and os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
             raise MeshError(
                 "CUDA_LAUNCH_BLOCKING=1 makes a stage wait until its message is received, and so two stages may wait "
                 "for each other forever; unset it, or debug with layout.stages=1"
@@ -58,6 +61,10 @@ class Mesh:
         self.replica, self.stage = position.replica, position.stage
         self.num_replicas, self.num_stages = topology.num_replicas, topology.num_stages
         self.is_ring = is_ring and self.num_stages > 1
+        self.span, self.num_spans = position.span or 0, topology.num_spans
+        # The ranks that hold this rank's blocks, and its number among them.
+        self.num_copies = self.num_replicas * self.num_spans
+        self.copy_index = self.replica * self.num_spans + self.span
         self.is_first_stage = self.stage == 0  # it reads a window's inputs
         self.is_last_stage = self.stage == self.num_stages - 1  # it reads a window's targets and computes the loss
         self.forward_channel: Channel | None = None
@@ -72,11 +79,11 @@ class Mesh:
                 self._create_stage_group(stages)
 
     def _create_groups(self) -> None:
-        if self.num_stages > 1:
+        if self.topology.num_columns > 1:
             previous, following = self._neighbor(-1), self._neighbor(1)
             # Even stages connect to the next stage first, odd ones to the previous: first the pairs (0,1), (2,3), ...,
             # then (1,2), (3,4), ... So the pairs don't have to connect one after another along the pipeline.
-            order = (following, previous) if self.stage % 2 == 0 else (previous, following)
+            order = (following, previous) if self._column % 2 == 0 else (previous, following)
             groups = {neighbor: self._create_pair_groups(neighbor) for neighbor in order}
             forward_from, backward_to = groups[previous]
             forward_to, backward_from = groups[following]
@@ -87,9 +94,13 @@ class Mesh:
                     previous, forward_from, backward_to = self._ring_neighbor(), forward, backward
                 elif self.is_last_stage:
                     following, forward_to, backward_from = self._ring_neighbor(), forward, backward
-            self.forward_channel = Channel(self.world, (forward_from, previous), (forward_to, following))
-            self.backward_channel = Channel(self.world, (backward_from, following), (backward_to, previous))
-        if self.num_replicas > 1:
+            self.forward_channel = Channel(
+                self.world, (forward_from, previous), (forward_to, following), is_unbounded=self.num_spans > 1
+            )
+            self.backward_channel = Channel(
+                self.world, (backward_from, following), (backward_to, previous), is_unbounded=self.num_spans > 1
+            )
+        if self.num_copies > 1:
             self.replica_group = self._create_group(self.topology.stage_ranks(self.stage))
 
     def _create_stage_group(self, stages: tuple[int, ...]) -> None:
@@ -104,10 +115,15 @@ class Mesh:
             dist.all_reduce(torch.zeros(1, device=self.world.device), group=group)
             self.stage_groups[stages] = StageGroup(self.world, group, ranks)
 
+    @property
+    def _column(self) -> int:
+        """This rank's number in its replica: of its stage or its span."""
+        return self.stage + self.span
+
     def _neighbor(self, distance: int) -> int | None:
-        """Return the rank of the stage at this distance; None before the first stage or after the last."""
-        stage = self.stage + distance
-        return self.topology.rank(self.replica, stage) if 0 <= stage < self.num_stages else None
+        """Return the rank of the stage or span at this distance; None before the first or after the last."""
+        column = self._column + distance
+        return self.topology.rank(self.replica, column) if 0 <= column < self.topology.num_columns else None
 
     def _ring_neighbor(self) -> int | None:
         """Return the rank of the last stage on the first one, and the other way round; None on other stages."""
@@ -127,7 +143,8 @@ class Mesh:
         ranks = [rank] if neighbor is None else sorted([rank, neighbor])
         forward, backward = self._create_group(ranks), self._create_group(ranks)
         if neighbor is not None:
-            is_before = self.topology.position(rank).stage < self.topology.position(neighbor).stage
+            ranks_of_replica = self.topology.replica_ranks(self.replica)
+            is_before = ranks_of_replica.index(rank) < ranks_of_replica.index(neighbor)
             is_before = is_before != is_ring_end  # the last stage sends forward to the first
             self._connect(forward, neighbor, is_sender=is_before)
             self._connect(backward, neighbor, is_sender=not is_before)

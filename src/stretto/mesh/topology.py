@@ -1,4 +1,4 @@
-"""Topology: which rank is which stage of which replica.
+"""Topology: which rank is which stage, or which span, of which replica.
 
     2 replicas x 3 stages      stage 0   stage 1   stage 2
     replica 0                  rank 0 -> rank 1 -> rank 2
@@ -11,6 +11,8 @@ blocks and all-reduce their gradients. With `adjacent="replicas"` the ranks are 
     replica 1                  rank 1 -> rank 3 -> rank 5
 
 Ranks 0 and 1 are then stage 0 of replicas 0 and 1, and share a node where possible.
+
+Spans are numbered like stages. Each holds all blocks, so all ranks reduce their gradients together.
 """
 
 from dataclasses import dataclass
@@ -21,50 +23,63 @@ from stretto.base.errors import PlanError
 
 @dataclass(frozen=True)
 class GridPosition:
-    """The replica and stage of one rank."""
+    """The replica and stage of one rank, or its replica and span."""
 
     replica: int
     stage: int
+    span: int | None = None  # None if there is only one
 
     def __str__(self) -> str:
-        return f"replica {self.replica}, stage {self.stage}"
+        return f"replica {self.replica}, " + (f"stage {self.stage}" if self.span is None else f"span {self.span}")
 
 
 @dataclass(frozen=True)
 class Topology:
-    """The grid of replicas and stages, and how ranks are numbered in it."""
+    """The grid of replicas and stages, or of replicas and spans, and how ranks are numbered in it."""
 
     num_replicas: int
     num_stages: int
     adjacent: Literal["stages", "replicas"] = "stages"  # which neighbors have consecutive ranks
+    num_spans: int = 1  # more than one only with one stage
 
     @property
     def size(self) -> int:
         """The number of ranks."""
-        return self.num_replicas * self.num_stages
+        return self.num_replicas * self.num_columns
 
-    def rank(self, replica: int, stage: int) -> int:
-        """Return the rank that holds a stage of a replica."""
-        return replica * self.num_stages + stage if self.adjacent == "stages" else stage * self.num_replicas + replica
+    @property
+    def num_columns(self) -> int:
+        """The number of ranks of a replica: its stages or its spans."""
+        return self.num_stages * self.num_spans
+
+    def rank(self, replica: int, column: int) -> int:
+        """Return the rank that holds a stage, or a span, of a replica."""
+        if self.adjacent == "stages":
+            return replica * self.num_columns + column
+        return column * self.num_replicas + replica
 
     def position(self, rank: int) -> GridPosition:
-        """Return a rank's replica and stage."""
+        """Return a rank's replica and stage, or its replica and span."""
         if not 0 <= rank < self.size:
+            kind = "stages" if self.num_spans == 1 else "spans"
             raise PlanError(
-                f"rank {rank} does not exist in a grid of {self.num_replicas} x {self.num_stages} (replicas x stages); "
-                f"use 0 to {self.size - 1}"
+                f"rank {rank} does not exist in a grid of {self.num_replicas} x {self.num_columns} (replicas x {kind});"
+                f" use 0 to {self.size - 1}"
             )
         if self.adjacent == "stages":
-            return GridPosition(*divmod(rank, self.num_stages))
-        stage, replica = divmod(rank, self.num_replicas)
-        return GridPosition(replica, stage)
+            replica, column = divmod(rank, self.num_columns)
+        else:
+            column, replica = divmod(rank, self.num_replicas)
+        return GridPosition(replica, column) if self.num_spans == 1 else GridPosition(replica, 0, column)
 
     def replica_ranks(self, replica: int) -> list[int]:
-        """Return the ranks of one replica, by stage."""
-        return [self.rank(replica, stage) for stage in range(self.num_stages)]
+        """Return the ranks of one replica, by stage or span."""
+        return [self.rank(replica, column) for column in range(self.num_columns)]
 
     def stage_ranks(self, stage: int) -> list[int]:
-        """Return the ranks that hold one stage, by replica."""
+        """Return the ranks that hold one stage, by replica; all ranks if there are spans."""
+        if self.num_spans > 1:
+            return list(range(self.size))
         return [self.rank(replica, stage) for replica in range(self.num_replicas)]
 
     def peer_ranks(self, rank: int) -> list[int]:

@@ -8,8 +8,14 @@ def fit_layout(layout: Layout, num_ranks: int, num_blocks: int, num_rows: int) -
     """Return the layout closest to `layout` that uses all of `num_ranks` ranks.
 
     The number of stages stays the same if possible. Otherwise more stages, which need less memory each, are preferred
-    to fewer. A model has at most as many stages as blocks, and each micro-batch needs at least one row.
+    to fewer. A model has at most as many stages as blocks, and each micro-batch needs at least one row. A layout with
+    spans has replicas of as many spans as before, or else of fewer.
     """
+    if layout.spans > 1:
+        spans = max(count for count in range(1, layout.spans + 1) if num_ranks % count == 0)
+        if num_ranks // spans * layout.micro_batches <= num_rows:
+            return layout.model_copy(update={"replicas": num_ranks // spans, "spans": spans})
+        layout = layout.model_copy(update={"spans": 1})
     possible_stages = [
         stages
         for stages in range(1, min(num_ranks, num_blocks) + 1)

@@ -31,7 +31,7 @@ from stretto.blocks.vocab_check import check_vocab_parallel
 from stretto.config.layout import Layout
 from stretto.config.model import ModelConfig
 from stretto.config.run import DataConfig, RunConfig, RunSettings
-from stretto.engine.build import make_engine, stage_parts
+from stretto.engine.build import check_spans, make_engine, stage_parts
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.replica import ReplicaEngine
 from stretto.mesh.world import World
@@ -82,7 +82,7 @@ def build_inputs(config: RunConfig) -> RunInputs:
     check_row_metrics(
         metrics.metrics,
         train.data_spec.labels,
-        has_whole_rows=isinstance(loss, RowLoss) or config.layout.chunks == 1,
+        has_whole_rows=isinstance(loss, RowLoss) or config.layout.chunks * config.layout.spans == 1,
         is_stateful=train.windows.is_stateful,
     )
     return RunInputs(train, valid, model, loss, metrics)
@@ -93,7 +93,9 @@ def fit_to_ranks(config: RunConfig, num_ranks: int) -> RunConfig:
     layout = config.layout
     if layout.auto or not layout.elastic or layout.num_ranks == num_ranks:
         return config
-    single_rank = layout.model_copy(update={"replicas": 1, "stages": 1})  # `open_feeds` checks the data against it
+    single_rank = layout.model_copy(
+        update={"replicas": 1, "stages": 1, "spans": 1}
+    )  # `open_feeds` checks the data against it
     train, _ = open_feeds(config.data, single_rank, config.run.seed)
     model = build_model(config.model, train.data_spec.task)
     # Lanes limit the layout: each micro-batch needs at least one. Batches don't: too small a share gets blank rows.
@@ -201,6 +203,8 @@ def _check_layout(layout: Layout, model: Stack, loss: Loss, windows: WindowSourc
     if layout.splits_vocab:
         check_vocab_parallel(model, loss, layout.stages)
     stage_parts(model, layout)  # raises if the blocks can't be split
+    if layout.spans > 1:
+        check_spans(model, loss, layout)
     if not windows.is_stateful:
         return
     if not model.causal:

@@ -30,8 +30,8 @@ def gather_trace(trainer: Trainer) -> Trace | None:
     mesh, events = trainer.engine.mesh, trainer.recorded_events
     # All ranks leave the barrier at about the same time, so `_align` can align the clocks of different nodes.
     mesh.world.barrier()
-    numbers = [time.perf_counter(), _clock_id(), mesh.replica, mesh.stage, *_pack(events)]
-    is_included = mesh.replica < max(1, _MAX_RANKS // mesh.num_stages)
+    numbers = [time.perf_counter(), _clock_id(), mesh.replica, mesh.stage + mesh.span, *_pack(events)]
+    is_included = mesh.replica < max(1, _MAX_RANKS // mesh.topology.num_columns)
     gathered = mesh.world.gather([float(number) for number in numbers] if is_included else [])
     return None if gathered is None else Trace.of(trainer.step, _align(gathered))
 

@@ -268,7 +268,7 @@ class Trainer:
         engine, windows = self.engine, self.windows
         replicated = weight_shards(engine.stack) + optimizer_shards(engine.stack, self.optimizer)
         replicated += self._average.shards()
-        shards = shards_to_write(engine.stack, replicated, engine.mesh.replica, engine.mesh.num_replicas)
+        shards = shards_to_write(engine.stack, replicated, engine.mesh.copy_index, engine.mesh.num_copies)
         if windows.is_stateful and self.state is not None:
             shards += lane_shards(engine.stack, self.state, windows.lane_indices, windows.lanes)
         training_state = TrainingState(

@@ -1,0 +1,176 @@
+"""SpanProgram: a model as what spans run of it, layers that pass states along time and segments that don't.
+
+A span is a part of a window's time. A *sweep* runs over all spans, one after the other, and passes its state on: from
+the first to the last, or in the backward direction of a bidirectional layer from the last to the first. A *segment* is
+what is between two layers of sweeps; it needs nothing of other spans:
+
+    Embedding, Dropout     segment 0
+    BidirectionalLSTM      layer 0: sweep 0 (forward) and sweep 1 (backward), which don't depend on each other
+    Dropout                segment 1
+    LSTM                   layer 1: sweep 2 (forward)
+    Linear                 segment 2
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from stretto.base.errors import ConfigError
+from stretto.base.state import State
+from stretto.base.window import Rows
+from stretto.blocks.bidirectional import Bidirectional
+from stretto.blocks.block import Block
+from stretto.blocks.direction import Direction, find_directions
+from stretto.blocks.residual import Residual
+from stretto.blocks.stack import Stack
+
+
+@dataclass(frozen=True)
+class PlacedBlock:
+    """A block, where its state is in that of the whole stack, and the stride of the blocks before it."""
+
+    block: Block
+    state_slice: slice
+    stride: int
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """A direction of a bidirectional layer, or a causal block whose state depends on its inputs."""
+
+    layer: int
+    place: PlacedBlock
+    direction: Direction | None = None  # None for a causal block
+
+    @property
+    def is_reverse(self) -> bool:
+        """Whether it runs from the last span to the first."""
+        return self.direction is not None and self.direction.is_reverse
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The weights that it uses."""
+        return list(self.place.block.parameters()) if self.direction is None else self.direction.parameters
+
+    def initial_state(self, rows: Rows, state: State) -> State:
+        """Return the state of the span that the sweep starts with; `state` is that of the whole stack."""
+        if self.direction is not None:
+            return self.direction.initial_state(rows)
+        return state[self.place.state_slice]
+
+    def __call__(self, x: Tensor, state: State, lengths: Tensor) -> tuple[Tensor, State]:
+        """Run the time steps of one span; `lengths` are its rows' numbers of valid time steps in it."""
+        if self.direction is not None:
+            return self.direction(x, state, lengths)
+        return self.place.block(x, state)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """What runs between two layers: blocks, and the two ends of residual connections around layers.
+
+    Its values are the current one, then the inputs of the residual connections that are open, the innermost last.
+    """
+
+    operations: list[PlacedBlock | Literal["open", "close"]] = field(default_factory=list)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """The weights that it uses."""
+        return [p for operation in self._blocks for p in operation.block.parameters()]
+
+    @property
+    def _blocks(self) -> list[PlacedBlock]:
+        return [operation for operation in self.operations if isinstance(operation, PlacedBlock)]
+
+    def __call__(self, values: Sequence[Tensor], state: State, start: int) -> list[Tensor]:
+        """Run one span, whose first time step is `start`; `state` is that of the whole stack at the window's start."""
+        x, *kept = values
+        for operation in self.operations:
+            if operation == "open":
+                kept.append(x)
+            elif operation == "close":
+                x = kept.pop() + x
+            else:
+                block = operation.block
+                before = block.advance(state[operation.state_slice], start // operation.stride)
+                assert before is not None
+                x, _ = block(x, before)
+        return [x, *kept]
+
+
+@dataclass(frozen=True)
+class SpanProgram:
+    """The sweeps and segments of a stack, in the order in which they run: segment i comes before layer i."""
+
+    sweeps: list[Sweep]
+    segments: list[Segment]
+
+    @classmethod
+    def of(cls, stack: Stack) -> "SpanProgram":
+        """Return the program of a stack; raise ConfigError if one of its blocks can't be split over spans."""
+        program = cls([], [Segment()])
+        program._add_stack(stack, 0, 1)
+        return program
+
+    @property
+    def num_layers(self) -> int:
+        """The number of layers."""
+        return len(self.segments) - 1
+
+    def layer(self, index: int) -> list[int]:
+        """Return the indices of a layer's sweeps."""
+        return [number for number, sweep in enumerate(self.sweeps) if sweep.layer == index]
+
+    def _add_stack(self, stack: Stack, first_tensor: int, stride: int) -> None:
+        for block, state_slice in _state_slices(stack):
+            place = slice(first_tensor + state_slice.start, first_tensor + state_slice.stop)
+            self._add(PlacedBlock(block, place, stride))
+            stride *= block.stride
+
+    def _add(self, place: PlacedBlock) -> None:
+        block = place.block
+        if block.causal:
+            if block.advance(_example_state(block), 0) is None:
+                self._add_layer(place, [None])
+            else:
+                self.segments[-1].operations.append(place)
+        elif isinstance(block, Stack):
+            self._add_stack(block, place.state_slice.start, place.stride)
+        elif isinstance(block, Residual) and type(block).forward is Residual.forward:
+            self.segments[-1].operations.append("open")
+            self._add(PlacedBlock(block.block, place.state_slice, place.stride))
+            self.segments[-1].operations.append("close")
+        else:
+            layers = find_directions(block) if isinstance(block, Bidirectional) else None
+            if layers is None:
+                raise ConfigError(
+                    f"layout.spans can't split {type(block).__name__} in time: it looks ahead, and is not a "
+                    "BidirectionalLSTM or BidirectionalGRU without hooks; use layout.replicas"
+                )
+            for directions in layers:
+                self._add_layer(place, directions)
+
+    def _add_layer(self, place: PlacedBlock, directions: Sequence[Direction | None]) -> None:
+        self.sweeps.extend(Sweep(self.num_layers, place, direction) for direction in directions)
+        self.segments.append(Segment())
+
+
+def join_sweeps(outputs: Sequence[Tensor]) -> Tensor:
+    """Return a layer's output from those of its sweeps: the forward direction's features first."""
+    return outputs[0] if len(outputs) == 1 else torch.cat(list(outputs), dim=-1)
+
+
+def _state_slices(stack: Stack) -> Iterator[tuple[Block, slice]]:
+    first = 0
+    for block in stack:
+        num_tensors = len(_example_state(block))
+        yield block, slice(first, first + num_tensors)
+        first += num_tensors
+
+
+def _example_state(block: Block) -> State:
+    return block.initial_state(Rows.of(0))

@@ -1,0 +1,334 @@
+"""SpanStep: one step of one span, training or evaluation; holds the tensors needed while its actions run.
+
+Each sweep over a span, and each segment between two layers, has an autograd graph of its own:
+
+              x ──►┌───────┐──► y         F: receive `state` from the span before, keep (x, state, y, after),
+                   │ sweep │                 send `after` to the next; after a layer's last sweep, run the segment
+          state ──►└───────┘──► after        that joins their outputs to the next layer's x, or to the loss
+
+             dx ◄──┌───────┐◄── dy        B: receive d(after) from the next span, send d(state) to the span before;
+                   │ sweep │                 after a layer's last sweep, run the segment's backward, from the sum of
+       d(state) ◄──└───────┘◄── d(after)     both dx to the dy of the layer before
+
+"Next" and "before" are meant in the direction of the sweep. Rows are sorted longest first, so those that a later span
+has are the first ones of an earlier span. In the backward direction, a row that ends in a span starts there.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stretto.base.errors import ConfigError
+from stretto.base.state import State, slice_rows
+from stretto.base.window import Rows, Window
+from stretto.blocks.head_loss import class_outputs
+from stretto.blocks.losses import Loss, LossSum
+from stretto.blocks.span_program import SpanProgram, join_sweeps
+from stretto.blocks.stack import Stack
+from stretto.blocks.torch_losses import mark_ignored
+from stretto.config.layout import Layout
+from stretto.engine.cut import WindowCut, cut_window
+from stretto.engine.cut_graph import CutGraph
+from stretto.engine.engine import BeforeLastBackward, OnOutputs, StepResult, step_result, window_tensor
+from stretto.engine.gradient_sums import GradientSums
+from stretto.engine.precision import Precision, autocast
+from stretto.engine.recorder import ActionRecorder
+from stretto.engine.span_messages import SpanMessages, StateSpec
+from stretto.engine.strided_targets import stride_window
+from stretto.mesh.mesh import Mesh
+from stretto.plan.actions import Action, ActionKind
+from stretto.plan.span_schedule import SpanGrid, SweepShape, span_schedules
+
+
+class _SpanStatus(NamedTuple):
+    """A rank's status while it runs an action; it becomes text only when it is published."""
+
+    action: Action
+    window: int
+
+    def __str__(self) -> str:
+        return f"in {self.action} of window {self.window}"
+
+
+@dataclass
+class _SpanPart:
+    """One micro-batch's part of this span, while its actions run."""
+
+    rows: Rows
+    state: State  # of the whole stack, at the window's start
+    first: int  # the first time step
+    inputs: Tensor  # [time, batch, ...]
+    targets: Tensor
+    values: list[Tensor] = field(default_factory=list)  # the next layer's input, and those of open residuals
+    sweeps: dict[int, CutGraph] = field(default_factory=dict)  # inputs: x and the state; outputs: y and the state after
+    segments: dict[int, CutGraph] = field(default_factory=dict)
+    # In the backward: of the values that the last segment made, and of what each sweep made.
+    value_gradients: list[Tensor | None] = field(default_factory=list)
+    output_gradients: dict[int, Tensor | None] = field(default_factory=dict)
+
+    def lengths(self, stride: int) -> Tensor:
+        """Return the rows' numbers of time steps from this span's first on, after blocks of this stride."""
+        return self.rows.after_stride(stride).lengths - self.first // stride
+
+
+@dataclass(frozen=True)
+class SpanModel:
+    """What all steps of a span share."""
+
+    stack: Stack
+    loss: Loss
+    layout: Layout
+    mesh: Mesh
+    precision: Precision
+    recorder: ActionRecorder
+
+    @cached_property
+    def program(self) -> SpanProgram:
+        """The sweeps and segments of the stack."""
+        return SpanProgram.of(self.stack)
+
+    @cached_property
+    def sweep_shapes(self) -> tuple[SweepShape, ...]:
+        """The sweeps as a schedule knows them."""
+        return tuple(SweepShape(sweep.layer, sweep.is_reverse) for sweep in self.program.sweeps)
+
+    @property
+    def device(self) -> torch.device:
+        """The device of this rank."""
+        return self.mesh.world.device
+
+    def cut(self, window: Window) -> WindowCut:
+        """Return how a window is cut into micro-batches and spans."""
+        if self.layout.micro_batches > window.num_rows:
+            raise ConfigError(
+                f"layout.micro_batches={self.layout.micro_batches} exceeds a replica's number of rows; "
+                f"use at most {window.num_rows}"
+            )
+        return cut_window(window, self.layout.micro_batches, self.mesh.num_spans, self.stack.stride)
+
+    def compute_loss(self, y: Tensor, targets: Tensor, on_outputs: OnOutputs | None) -> LossSum:
+        """Return the loss of some time steps."""
+        loss = self.loss(y, targets)
+        if on_outputs is not None:
+            on_outputs(class_outputs(self.loss, y), mark_ignored(self.loss, targets))
+        return loss
+
+
+class SpanStep:
+    """One step of one span; `run` runs its actions in order. `number` is that of the window, for this rank's status."""
+
+    def __init__(
+        self,
+        model: SpanModel,
+        window: Window,
+        carried: State | None,
+        key: int,
+        number: int,
+        on_outputs: OnOutputs | None = None,
+    ) -> None:
+        self.model = model
+        self.number = number
+        self.program = model.program
+        self.span = model.mesh.span
+        self.on_outputs = on_outputs
+        self.has_backward = torch.is_grad_enabled()
+        self.losses: list[LossSum] = []
+        if model.stack.stride > 1:
+            window = stride_window(window, model.stack.stride)
+        self.cut = model.cut(window)
+        self.window, offset = self._own_time(window)
+        self.window = self.cut.sort_window(self.window, model.device)
+        self.rows = self.window.rows(key, model.device, model.stack.dtype)
+        carried = None if carried is None else self.cut.sort_state(carried)
+        self.parts: dict[int, _SpanPart] = {}  # by micro-batch; a short one may end before this span
+        specs: list[StateSpec] = []
+        for index, shape in enumerate(self.cut.micro_batches):
+            rows = self.rows[shape.start : shape.stop]
+            carried_rows = None if carried is None else slice_rows(carried, slice(shape.start, shape.stop))
+            # For all micro-batches, also those that end before this span: blocks keep masks from here on.
+            state = model.stack.begin(rows, carried_rows)
+            specs = specs or [StateSpec.of(sweep.initial_state(rows, state)) for sweep in self.program.sweeps]
+            if self.span < len(shape.chunk_bounds):
+                self.parts[index] = self._part(index, rows, state, offset)
+        spans = tuple(len(shape.chunk_bounds) for shape in self.cut.micro_batches)
+        self.grid = SpanGrid(model.sweep_shapes, model.mesh.num_spans, spans)
+        self.schedules = span_schedules(self.grid, has_backward=self.has_backward)
+        rows_per_span = [shape.rows_per_chunk for shape in self.cut.micro_batches]
+        self.messages = SpanMessages(model.mesh, self.grid, self.schedules, specs, rows_per_span)
+
+    def _own_time(self, window: Window) -> tuple[Window, tuple[int, int]]:
+        """Return the window with the inputs and targets of this span only, and the time steps that they start at."""
+        shapes = [shape for shape in self.cut.micro_batches if self.span < len(shape.chunk_bounds)]
+        bounds = [shape.chunk_bounds[self.span] for shape in shapes]
+        first, stop = min((first for first, _ in bounds), default=0), max((stop for _, stop in bounds), default=0)
+        stride = self.model.stack.stride
+        inputs = window_tensor(window, "inputs", self.model.stack.dtype)[first:stop]
+        targets = window_tensor(window, "targets")[first // stride : -(-stop // stride)]
+        return replace(window, inputs=inputs, targets=targets), (first, first // stride)
+
+    def _part(self, index: int, rows: Rows, state: State, offset: tuple[int, int]) -> _SpanPart:
+        inputs, targets = window_tensor(self.window, "inputs"), window_tensor(self.window, "targets")
+        shape = self.cut.micro_batches[index]
+        num_rows = shape.rows_per_chunk[self.span]
+        columns = slice(shape.start, shape.start + num_rows)
+        first, stop = shape.chunk_bounds[self.span]
+        target_first, target_stop = shape.after_stride(self.model.stack.stride).chunk_bounds[self.span]
+        return _SpanPart(
+            rows[slice(num_rows)],
+            slice_rows(state, slice(num_rows)),
+            first,
+            inputs[first - offset[0] : stop - offset[0], columns],
+            targets[target_first - offset[1] : target_stop - offset[1], columns],
+        )
+
+    def run(self, before_last_backward: BeforeLastBackward, loss_scale: float) -> StepResult:
+        """Run the actions in order; return this span's result of the step."""
+        model, actions = self.model, self.schedules[self.span]
+        if self.has_backward:
+            self.loss_scale = loss_scale
+            self.sums = GradientSums(model.stack.parameters(), self._uses(), before_last_backward)
+            self.sums.hand_over_unused()
+        for action in actions:
+            model.mesh.world.set_status(_SpanStatus(action, self.number))
+            received = self.messages.receive(action)
+            with model.recorder.action(self.span, action):
+                if action.kind is ActionKind.FORWARD:
+                    self._forward(action, received)
+                else:
+                    self._backward(action, received)
+        self.messages.flush()
+        model.mesh.world.set_status(f"after window {self.number}")
+        # A model that looks ahead carries no state, and so every window starts from the initial one.
+        with torch.no_grad():
+            state = model.stack.initial_state(self.rows)
+        return step_result(self.losses, self.cut.unsort_state(state), model.device)
+
+    def _uses(self) -> Iterator[Sequence[nn.Parameter]]:
+        """Yield the parameters of each backward of this step."""
+        for _ in self.parts:
+            yield from (sweep.parameters for sweep in self.program.sweeps)
+            yield from (self._segment_parameters(index) for index in range(len(self.program.segments)))
+
+    def _segment_parameters(self, index: int) -> list[nn.Parameter]:
+        """Return the parameters of a segment; the last one includes the loss."""
+        parameters = self.program.segments[index].parameters
+        if index == self.program.num_layers and self.model.stack.loss is not None:
+            parameters = [*parameters, *self.model.stack.loss.parameters()]
+        return parameters
+
+    def _forward(self, action: Action, received: State | None) -> None:
+        part, number = self.parts[action.micro_batch], action.chunk
+        sweep = self.program.sweeps[number]
+        if not part.values:
+            self._run_segment(part, 0, [part.inputs])
+        initial = sweep.initial_state(part.rows, part.state)
+        state = initial if received is None else self._received_state(received, initial)
+        lengths = part.lengths(sweep.place.stride)
+
+        def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            with autocast(self.model.device, self.model.precision):
+                y, after = sweep(inputs[0], tuple(inputs[1:]), lengths)
+            return [y, *after]
+
+        graph = part.sweeps[number] = self._graph(run, [part.values[0], *state])
+        self.messages.send(action, graph.outputs[1:])
+        layer = self.grid.layers[sweep.layer]
+        if all(other in part.sweeps for other in layer):
+            outputs = [part.sweeps[other].outputs[0] for other in layer]
+            self._run_segment(part, sweep.layer + 1, [*outputs, *part.values[1:]])
+
+    def _received_state(self, received: State, initial: State) -> State:
+        """Return the state of all rows: that of the rows that another span has, and the initial state of the others."""
+        state = []
+        for tensor, other in zip(received, initial, strict=True):
+            joined = torch.cat([tensor, other[len(tensor) :].detach()]) if len(tensor) < len(other) else tensor
+            state.append(joined.requires_grad_(self.has_backward and joined.is_floating_point()))
+        return tuple(state)
+
+    def _graph(self, function: Callable[[Sequence[Tensor]], Sequence[Tensor]], inputs: Sequence[Tensor]) -> CutGraph:
+        recompute = self.model.layout.recompute
+        return CutGraph(function, inputs, has_backward=self.has_backward, recompute=recompute)
+
+    def _run_segment(self, part: _SpanPart, index: int, inputs: list[Tensor]) -> None:
+        """Run the segment before layer `index`; after the last layer, the loss too."""
+        num_outputs = len(self.grid.layers[index - 1]) if index else 1  # of the sweeps before it
+
+        def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            values = [join_sweeps(inputs[:num_outputs]), *inputs[num_outputs:]]
+            with autocast(self.model.device, self.model.precision):
+                return self.program.segments[index](values, part.state, part.first)
+
+        if index < self.program.num_layers:
+            part.segments[index] = self._graph(run, inputs)
+            part.values = part.segments[index].outputs
+            return
+        losses: list[LossSum] = []
+
+        def run_with_loss(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
+            (y,) = run(inputs)
+            losses.append(self.model.compute_loss(y, part.targets, self.on_outputs))
+            return [losses[-1].total]
+
+        part.segments[index] = self._graph(run_with_loss, inputs)
+        self.losses.append(replace(losses[0], total=losses[0].total.detach()))
+
+    def _backward(self, action: Action, received: State | None) -> None:
+        part, number = self.parts[action.micro_batch], action.chunk
+        sweep = self.program.sweeps[number]
+        if not part.output_gradients:
+            total = part.segments[self.program.num_layers].outputs[0]
+            part.value_gradients = [torch.full_like(total, self.loss_scale)]
+            self._run_segment_backward(part, self.program.num_layers)
+        graph = part.sweeps.pop(number)
+        after_gradients = _spread_gradients(graph.outputs[1:], received)
+        input_gradients, gradients = graph.backward([part.output_gradients[number], *after_gradients], sweep.parameters)
+        self.messages.send(action, _state_gradients(graph.inputs[1:], input_gradients[1:]))
+        part.value_gradients[0] = _add(part.value_gradients[0], input_gradients[0])
+        self.sums.add(sweep.parameters, gradients)
+        if not any(other in part.sweeps for other in self.grid.layers[sweep.layer]):
+            self._run_segment_backward(part, sweep.layer)
+
+    def _run_segment_backward(self, part: _SpanPart, index: int) -> None:
+        """Turn the gradients of a segment's values into those of the sweeps before it and of open residuals."""
+        parameters = self._segment_parameters(index)
+        graph = part.segments.pop(index)
+        input_gradients, gradients = graph.backward(part.value_gradients, parameters)
+        self.sums.add(parameters, gradients)
+        if index:
+            layer = self.grid.layers[index - 1]
+            part.output_gradients |= zip(layer, input_gradients[: len(layer)], strict=True)
+            part.value_gradients = [None, *input_gradients[len(layer) :]]
+
+
+def _spread_gradients(outputs: Sequence[Tensor], received: State | None) -> list[Tensor | None]:
+    """Return the gradient of each tensor of a state: received for those that are floats, zeros for rows that ended."""
+    if received is None:
+        return [None] * len(outputs)
+    gradients = iter(received)
+    spread: list[Tensor | None] = []
+    for output in outputs:
+        if not output.is_floating_point():
+            spread.append(None)
+            continue
+        gradient = next(gradients)
+        num_ended = len(output) - len(gradient)
+        spread.append(
+            torch.cat([gradient, gradient.new_zeros(num_ended, *gradient.shape[1:])]) if num_ended else gradient
+        )
+    return spread
+
+
+def _state_gradients(state: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> list[Tensor]:
+    """Return the gradients to send: of the tensors that are floats, zeros if one has none."""
+    pairs = [
+        (tensor, gradient) for tensor, gradient in zip(state, gradients, strict=True) if tensor.is_floating_point()
+    ]
+    return [torch.zeros_like(tensor) if gradient is None else gradient for tensor, gradient in pairs]
+
+
+def _add(total: Tensor | None, term: Tensor | None) -> Tensor | None:
+    return total if term is None else term if total is None else total + term

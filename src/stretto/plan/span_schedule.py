@@ -1,0 +1,149 @@
+"""Span schedules: the order in which spans run their actions.
+
+A span is one rank's part of a window's time; each rank has all blocks. An action is the forward (F) or backward (B) of
+one sweep of one micro-batch over one span; its `chunk` is the number of the sweep. Sweeps of the same layer run in
+opposite directions and don't depend on each other. Two bidirectional layers (sweeps 0 and 1, 2 and 3) on two spans:
+
+    span 0   F0 F1 F2 F3 B3 B2 B1 B0
+    span 1   F1 F0 F3 F2 B2 B3 B0 B1        no span ever waits: states and gradients are swapped after each action
+
+With more spans, a sweep takes longer to arrive at the other end, and several micro-batches fill the time. The schedules
+are those of a simulation in which each span runs, of the actions that are ready, the first by `_priority`.
+"""
+
+import heapq
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+
+from stretto.plan.actions import Action, ActionKind
+
+_Priority = tuple[int, int, int, int]
+_BACKWARD_COST = 2.0  # of a backward, relative to the forward
+
+
+@dataclass(frozen=True, slots=True)
+class SweepShape:
+    """What a schedule knows of a sweep."""
+
+    layer: int
+    is_reverse: bool  # whether it runs from the last span to the first
+    cost: float = 1.0  # of its forward over one span, relative to others
+
+
+@dataclass(frozen=True)
+class SpanGrid:
+    """The sweeps of a model, and over how many spans each micro-batch extends: a short one ends before the last."""
+
+    sweeps: tuple[SweepShape, ...]
+    num_spans: int
+    spans_per_micro_batch: tuple[int, ...]
+
+    @cached_property
+    def layers(self) -> tuple[tuple[int, ...], ...]:
+        """The sweeps of each layer."""
+        num_layers = 1 + max(sweep.layer for sweep in self.sweeps)
+        return tuple(
+            tuple(index for index, sweep in enumerate(self.sweeps) if sweep.layer == layer)
+            for layer in range(num_layers)
+        )
+
+    def sender(self, action: Action, span: int) -> int | None:
+        """Return the span whose message the action waits for: its state, or in a backward its gradient; else None."""
+        return self._neighbor(action, span, -1)
+
+    def receiver(self, action: Action, span: int) -> int | None:
+        """Return the span that waits for the action's message; None if there is none."""
+        return self._neighbor(action, span, 1)
+
+    def local_dependencies(self, action: Action) -> Iterator[Action]:
+        """Yield the actions of the same span that must have run before."""
+        kind, micro_batch, layer = action.kind, action.micro_batch, self.sweeps[action.chunk].layer
+        if kind is ActionKind.FORWARD:
+            before = self.layers[layer - 1] if layer else ()
+        elif layer + 1 < len(self.layers):
+            before = self.layers[layer + 1]
+        else:
+            before, kind = self.layers[layer], ActionKind.FORWARD  # the loss needs all of the last layer
+        return (Action(kind, micro_batch, sweep) for sweep in before)
+
+    def actions(self, span: int, *, has_backward: bool) -> Iterator[Action]:
+        """Yield the actions of one span, in any order."""
+        kinds = (ActionKind.FORWARD, ActionKind.BACKWARD) if has_backward else (ActionKind.FORWARD,)
+        for micro_batch, num_spans in enumerate(self.spans_per_micro_batch):
+            if span < num_spans:
+                yield from (Action(kind, micro_batch, sweep) for kind in kinds for sweep in range(len(self.sweeps)))
+
+    def _neighbor(self, action: Action, span: int, distance: int) -> int | None:
+        is_leftward = self.sweeps[action.chunk].is_reverse != (action.kind is ActionKind.BACKWARD)
+        neighbor = span - distance if is_leftward else span + distance
+        return neighbor if 0 <= neighbor < self.spans_per_micro_batch[action.micro_batch] else None
+
+
+@lru_cache(maxsize=256)
+def span_schedules(grid: SpanGrid, *, has_backward: bool = True) -> tuple[tuple[Action, ...], ...]:
+    """Return the actions of each span for one step, in order; an evaluation step has no backwards."""
+    return _ListScheduler(grid, has_backward).run()
+
+
+class _ListScheduler:
+    """Simulates spans that always run the first of the actions that are ready."""
+
+    def __init__(self, grid: SpanGrid, has_backward: bool) -> None:
+        self.grid = grid
+        self.ready: list[list[tuple[_Priority, Action]]] = [[] for _ in range(grid.num_spans)]  # heaps
+        self.missing: list[dict[Action, int]] = [{} for _ in range(grid.num_spans)]  # dependencies that have not run
+        self.dependents: dict[tuple[int, Action], list[tuple[int, Action]]] = {}
+        for span in range(grid.num_spans):
+            for action in grid.actions(span, has_backward=has_backward):
+                sender = grid.sender(action, span)
+                needed = [(span, local) for local in grid.local_dependencies(action)]
+                needed += [] if sender is None else [(sender, action)]
+                self.missing[span][action] = len(needed)
+                for dependency in needed:
+                    self.dependents.setdefault(dependency, []).append((span, action))
+                if not needed:
+                    self._push(span, action)
+
+    def run(self) -> tuple[tuple[Action, ...], ...]:
+        """Return the actions of each span in the order in which they ran."""
+        schedules: list[list[Action]] = [[] for _ in self.ready]
+        running: list[tuple[float, int, Action]] = []  # a heap: (end, span, action)
+        is_busy, now = [False] * len(self.ready), 0.0
+        while True:
+            for span, heap in enumerate(self.ready):
+                if heap and not is_busy[span]:
+                    _, action = heapq.heappop(heap)
+                    is_busy[span] = True
+                    schedules[span].append(action)
+                    heapq.heappush(running, (now + self._cost(action), span, action))
+            if not running:
+                return tuple(map(tuple, schedules))
+            now = running[0][0]
+            # All actions that end now end together: which of them is seen first must not matter.
+            while running and running[0][0] <= now:
+                _, span, action = heapq.heappop(running)
+                is_busy[span] = False
+                self._end(span, action)
+
+    def _end(self, span: int, action: Action) -> None:
+        for other, dependent in self.dependents.get((span, action), ()):
+            self.missing[other][dependent] -= 1
+            if not self.missing[other][dependent]:
+                self._push(other, dependent)
+
+    def _push(self, span: int, action: Action) -> None:
+        heapq.heappush(self.ready[span], (self._priority(span, action), action))
+
+    def _priority(self, span: int, action: Action) -> _Priority:
+        """Return what orders the actions that are ready on a span; no two of them have the same."""
+        num_spans = self.grid.spans_per_micro_batch[action.micro_batch]
+        receiver = self.grid.receiver(action, span)
+        # The spans that still wait for this sweep: the more, the more urgent.
+        num_waiting = 0 if receiver is None else (num_spans - receiver if receiver > span else receiver + 1)
+        is_forward = action.kind is ActionKind.FORWARD  # backwards free memory, so they come first
+        return int(is_forward), action.micro_batch, -num_waiting, action.chunk
+
+    def _cost(self, action: Action) -> float:
+        cost = self.grid.sweeps[action.chunk].cost
+        return cost if action.kind is ActionKind.FORWARD else cost * _BACKWARD_COST

@@ -1,0 +1,82 @@
+"""Spans: loss and gradients are those of one device, whatever the stack, the lengths and the number of spans."""
+
+import os
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from helpers.rank_pool import RankPools
+from helpers.span_cases import BLOCKS, LOOKING_AHEAD, SpanCase, run_alone, run_spans
+from stretto import Layout
+
+TOLERANCE = 1e-9  # of float64, relative to the largest gradient of a parameter
+
+
+def check(pools: RankPools, case: SpanCase, layout: Layout) -> None:
+    alone, results = run_alone(case), pools[layout.num_ranks].run(run_spans, case, layout)
+    for result in results:
+        assert result.losses == pytest.approx(alone.losses, rel=TOLERANCE)
+        assert result.evaluated == pytest.approx(alone.evaluated, rel=TOLERANCE)
+        for gradients, expected_gradients in zip(result.gradients, alone.gradients, strict=True):
+            for name, gradient in gradients.items():
+                # An unused weight has no gradient on one device, and a zero gradient from the reducer.
+                expected = expected_gradients.get(name, torch.zeros_like(gradient))
+                difference = float((gradient - expected).abs().max())
+                assert difference <= TOLERANCE * max(float(expected.abs().max()), 1e-3), name
+            assert expected_gradients.keys() <= gradients.keys()
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> SpanCase:
+    others = draw(st.lists(st.sampled_from(sorted(BLOCKS)), max_size=3))
+    index = draw(st.integers(0, len(others)))
+    return SpanCase(
+        blocks=(*others[:index], draw(st.sampled_from(LOOKING_AHEAD)), *others[index:]),
+        num_rows=draw(st.integers(4, 8)),
+        window=draw(st.integers(1, 15)),
+        is_ragged=draw(st.booleans()),
+        is_tied=draw(st.booleans()),
+        one_target_per_row=draw(st.booleans()),
+        seed=draw(st.integers(0, 10**6)),
+    )
+
+
+@st.composite
+def span_layouts(draw: st.DrawFn) -> Layout:
+    spans = draw(st.integers(2, 4))
+    replicas = draw(st.integers(1, 4 // spans))
+    adjacent: Literal["stages", "replicas"] = draw(st.sampled_from(["stages", "replicas"]))
+    micro_batches, recompute = draw(st.integers(1, 4 // replicas)), draw(st.booleans())
+    return Layout(spans=spans, replicas=replicas, micro_batches=micro_batches, recompute=recompute, adjacent=adjacent)
+
+
+@pytest.mark.long
+@pytest.mark.short
+@given(case=cases(), layout=span_layouts())
+@settings(max_examples=10 if "CI" in os.environ else 40, deadline=None, suppress_health_check=list(HealthCheck))
+def test_any_stack_over_spans_equals_one_device(case: SpanCase, layout: Layout, pools: RankPools) -> None:
+    check(pools, case, layout)
+
+
+@pytest.mark.parametrize("name", LOOKING_AHEAD)
+def test_two_spans_equal_one_device(name: str, pools: RankPools) -> None:
+    check(pools, SpanCase((name, "dropout", "norm", "bilstm")), Layout(spans=2))
+
+
+@pytest.mark.parametrize("is_ragged", [False, True])
+def test_three_spans_and_micro_batches_equal_one_device(is_ragged: bool, pools: RankPools) -> None:
+    case = SpanCase(("locked", "bilstm2", "lstm", "bigru"), is_ragged=is_ragged)
+    check(pools, case, Layout(spans=3, micro_batches=2, recompute=True))
+
+
+def test_replicas_of_spans_equal_one_device(pools: RankPools) -> None:
+    check(pools, SpanCase(("bilstm", "final"), one_target_per_row=True), Layout(spans=2, replicas=2, micro_batches=2))
+
+
+def test_rows_that_end_before_the_last_spans_don_t_hang_them(pools: RankPools) -> None:
+    # A window of one or two time steps has nothing for the last spans.
+    for seed in range(3):
+        check(pools, SpanCase(("bilstm", "gru"), window=2, seed=seed), Layout(spans=4, micro_batches=3))

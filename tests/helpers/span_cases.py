@@ -1,0 +1,138 @@
+"""Random stacks that look ahead, their windows, and training steps on them, in a layout and on one device."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from stretto import Engine, Layout, World, make_engine
+from stretto.data import Window
+from stretto.nn import (
+    GRU,
+    LSTM,
+    ActivationPenalty,
+    BidirectionalGRU,
+    BidirectionalLSTM,
+    Block,
+    CausalConv,
+    CrossEntropy,
+    Dropout,
+    Embedding,
+    FinalStates,
+    LayerNorm,
+    Linear,
+    LockedDropout,
+    MaxPool,
+    MeanPool,
+    PoolTime,
+    Residual,
+    Stack,
+    StackFrames,
+    WeightDropLSTM,
+    WordDropEmbedding,
+    initialize,
+)
+from stretto.testing import LocalEngine
+
+NUM_TOKENS, WIDTH = 11, 6  # WIDTH is even: both directions together have as many features
+HALF = WIDTH // 2
+
+BLOCKS: dict[str, Callable[[], Block]] = {
+    "bilstm": lambda: BidirectionalLSTM(WIDTH, HALF),
+    "bilstm2": lambda: BidirectionalLSTM(WIDTH, HALF, 2),
+    "bigru": lambda: BidirectionalGRU(WIDTH, HALF, bias=False),
+    "residual": lambda: Residual(Stack([BidirectionalGRU(WIDTH, HALF), Residual(BidirectionalLSTM(WIDTH, HALF))])),
+    "nested": lambda: Stack([Dropout(0.3), BidirectionalLSTM(WIDTH, HALF), LSTM(WIDTH, WIDTH)]),
+    "lstm": lambda: LSTM(WIDTH, WIDTH, 2),
+    "gru": lambda: Residual(GRU(WIDTH, WIDTH)),
+    "weight_drop": lambda: WeightDropLSTM(WIDTH, WIDTH),
+    "penalty": lambda: ActivationPenalty(WIDTH, activation=0.5, temporal=0.5),
+    "dropout": lambda: Dropout(0.3),
+    "locked": lambda: LockedDropout(0.3),
+    "norm": lambda: LayerNorm(WIDTH),
+    "mean": lambda: MeanPool(WIDTH),
+    "max": lambda: MaxPool(WIDTH),
+    "final": lambda: FinalStates(WIDTH),
+    "conv": lambda: CausalConv(WIDTH, WIDTH, 3, 2),
+    "frames": lambda: Stack([StackFrames(2), Linear(2 * WIDTH, WIDTH)]),
+    "pool_time": lambda: PoolTime(3, "max"),
+}
+LOOKING_AHEAD = ("bilstm", "bilstm2", "bigru", "residual", "nested")
+
+
+@dataclass(frozen=True)
+class SpanCase:
+    """A stack, by the names of its blocks, and the windows that it trains on."""
+
+    blocks: tuple[str, ...]
+    num_rows: int = 6
+    window: int = 13
+    is_ragged: bool = True
+    is_tied: bool = False
+    one_target_per_row: bool = False
+    seed: int = 0
+    num_steps: int = 2
+
+    def model(self) -> Stack:
+        """Return the stack, on the CPU in float64."""
+        embedding = WordDropEmbedding(NUM_TOKENS, WIDTH, 0.2) if self.is_tied else Embedding(NUM_TOKENS, WIDTH)
+        head = Linear(WIDTH, NUM_TOKENS)
+        if self.is_tied:
+            head.module.weight = embedding.module.weight
+        return Stack([embedding, *(BLOCKS[name]() for name in self.blocks), head]).double()
+
+    def read(self, step: int, stride: int) -> Window:
+        """Return the window of a step, with targets at the model's outputs."""
+        generator = torch.Generator().manual_seed(self.seed * 31 + step)
+        num_steps = int(torch.randint(1, self.window + 1, (), generator=generator))
+        lengths = torch.full((self.num_rows,), num_steps)
+        if self.is_ragged:
+            lengths = torch.randint(0, num_steps + 1, (self.num_rows,), generator=generator)
+        tokens = torch.randint(NUM_TOKENS, (num_steps, self.num_rows), generator=generator)
+        num_outputs, output_lengths = -(-num_steps // stride), -(-lengths // stride)
+        targets = torch.randint(NUM_TOKENS, (num_outputs, self.num_rows), generator=generator)
+        times = torch.arange(num_outputs).unsqueeze(1)
+        targets[times >= output_lengths] = -100
+        if self.one_target_per_row:
+            targets[times != output_lengths - 1] = -100
+        fresh = torch.ones(self.num_rows, dtype=torch.bool)
+        return Window(num_steps, torch.arange(self.num_rows), lengths, fresh, tokens, targets)
+
+
+@dataclass(frozen=True)
+class SpanResult:
+    """What some steps gave on one rank: the sums of the losses over all ranks, and this rank's gradients."""
+
+    losses: list[float]
+    evaluated: list[float]
+    gradients: list[dict[str, Tensor]]
+
+
+def run_spans(world: World, case: SpanCase, layout: Layout) -> SpanResult:
+    """Take the steps of a case on this rank of a layout."""
+    engine = make_engine(case.model(), CrossEntropy(), layout, world, seed=3)
+    return _run(engine, case)
+
+
+def run_alone(case: SpanCase) -> SpanResult:
+    """Take the steps of a case on one device."""
+    return _run(LocalEngine(initialize(case.model(), 3), CrossEntropy()), case)
+
+
+def _run(engine: Engine, case: SpanCase) -> SpanResult:
+    mesh, result = engine.mesh, SpanResult([], [], [])
+    first, stop = (case.num_rows * (mesh.replica + index) // mesh.num_replicas for index in range(2))
+    for step in range(case.num_steps):
+        window = case.read(step, engine.stack.stride)[slice(first, stop)]
+        step_result = engine.step(window, None, key=step)
+        named = engine.stack.named_parameters()
+        gradients = {name: parameter.grad.clone() for name, parameter in named if parameter.grad is not None}
+        result.gradients.append(gradients)
+        evaluated = engine.eval_step(window, None, key=step)
+        correct = 0 if evaluated.num_correct is None else evaluated.num_correct  # None on a rank without targets
+        sums = [step_result.total, step_result.count, evaluated.total, correct]
+        total, count, evaluated_total, num_correct = mesh.world.all_reduce([float(part) for part in sums])
+        result.losses.append(total / max(count, 1))
+        result.evaluated.extend([evaluated_total, num_correct])
+    return result
