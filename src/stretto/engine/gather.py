@@ -46,7 +46,7 @@ def _find_parts(engine: Engine, model: Stack) -> list[slice]:
     mesh, num_blocks = engine.mesh, len(model)
     stages = [0.0] * num_blocks
     for index in engine.stack.indices:
-        stages[index - model.first] = mesh.stage / mesh.num_replicas
+        stages[index - model.first] = mesh.stage / mesh.num_copies
     holders = [round(stage) for stage in mesh.world.all_reduce(stages)]
     if engine.stack.shards:
         holders[-1] = mesh.num_stages - 1

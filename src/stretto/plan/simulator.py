@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Protocol
 
 from stretto.plan.actions import Action, ActionKind, receivers, senders
 from stretto.plan.run_chain import ChainMessages, RunChain
@@ -21,6 +22,14 @@ _Peers = Callable[[Action, int], Sequence[tuple[int, Action]]]
 """The (stage, action) pairs of other stages that an action of a stage sends messages to, or gets them from."""
 
 
+class MessageNeighbors(Protocol):
+    """Which actions wait for a message of the same action on a neighbor; both return None if there is none."""
+
+    def sender(self, action: Action, span: int, /) -> int | None: ...
+
+    def receiver(self, action: Action, span: int, /) -> int | None: ...
+
+
 def simulate(
     schedules: Sequence[Sequence[Action]],
     cost: ActionCost,
@@ -29,6 +38,7 @@ def simulate(
     speed: SpeedFunction = lambda num_busy: 1.0,
     blocking: bool = False,
     chain: RunChain | None = None,
+    neighbors: MessageNeighbors | None = None,
 ) -> Timeline:
     """Simulate one schedule per stage; `cost` and `message_cost` give how long an action and its message take.
 
@@ -39,18 +49,30 @@ def simulate(
     a receive and the message has arrived. Each stage posts one receive ahead per direction, and the next one when it
     starts to use the current message. `speed` models ranks that compete for the same cores. If the schedules have a
     head, its messages are those of collectives: no sender waits for them, as the head's next action waits for all.
+    `neighbors` says who waits for whom if the schedules are not those of stages but of spans (`SpanGrid`).
     """
     stages = [_SimulatedStage(index, actions) for index, actions in enumerate(schedules)]
     speeds = [1.0, *(speed(num_busy) for num_busy in range(1, len(stages) + 1))]
-    if chain is None:
+    if neighbors is not None:
+        senders_of: _Peers = partial(_same_action, neighbors.sender)
+        receivers_of: _Peers = partial(_same_action, neighbors.receiver)
+    elif chain is None:
         kinds = {action.kind for action in schedules[0]}
         has_head, is_tied = ActionKind.HEAD in kinds, ActionKind.EMBEDDING in kinds
-        senders_of: _Peers = partial(senders, num_stages=len(stages), has_head=has_head, is_tied=is_tied)
-        receivers_of: _Peers = partial(receivers, num_stages=len(stages), has_head=has_head, is_tied=is_tied)
+        senders_of = partial(senders, num_stages=len(stages), has_head=has_head, is_tied=is_tied)
+        receivers_of = partial(receivers, num_stages=len(stages), has_head=has_head, is_tied=is_tied)
     else:
         messages = ChainMessages(chain, _chunk_counts(schedules))
         senders_of, receivers_of = messages.senders, messages.receivers
     return _Simulator(stages, speeds, cost, message_cost, blocking, senders_of, receivers_of).run()
+
+
+def _same_action(
+    neighbor: Callable[[Action, int], int | None], action: Action, span: int
+) -> Sequence[tuple[int, Action]]:
+    """Return the neighbor with which a span exchanges the message of an action, which is the same action there."""
+    other = neighbor(action, span)
+    return () if other is None else ((other, action),)
 
 
 def _chunk_counts(schedules: Sequence[Sequence[Action]]) -> list[int]:

@@ -1,0 +1,81 @@
+"""Schedules of spans: complete, free of deadlocks, and without waiting where that is possible."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stretto.plan.actions import Action, ActionKind
+from stretto.plan.draw import draw_text
+from stretto.plan.simulator import simulate
+from stretto.plan.span_schedule import SpanGrid, SweepShape, span_schedules
+from stretto.plan.timeline import Timeline
+
+
+def two_sided(num_layers: int) -> tuple[SweepShape, ...]:
+    return tuple(SweepShape(layer, is_reverse) for layer in range(num_layers) for is_reverse in (False, True))
+
+
+def run(grid: SpanGrid, backward: float = 2.0) -> Timeline:
+    def cost(span: int, action: Action) -> float:
+        return 1.0 if action.kind is ActionKind.FORWARD else backward
+
+    return simulate(span_schedules(grid), cost, neighbors=grid)
+
+
+def efficiency(num_spans: int, num_micro_batches: int, num_layers: int = 4) -> float:
+    grid = SpanGrid(two_sided(num_layers), num_spans, (num_spans,) * num_micro_batches)
+    return 1 - run(grid).bubble
+
+
+def test_two_spans_never_wait() -> None:
+    assert efficiency(2, 1) == 1.0
+    assert efficiency(2, 3) == 1.0
+
+
+def test_micro_batches_fill_the_time_that_more_spans_wait() -> None:
+    assert efficiency(4, 1) == pytest.approx(0.5)
+    assert efficiency(4, 2) > 0.9
+    assert efficiency(3, 2) > 0.85
+
+
+def test_the_picture_in_the_docstring_is_what_is_made() -> None:
+    schedules = span_schedules(SpanGrid(two_sided(2), 2, (2,)))
+    labels = [" ".join(f"{action.kind.value}{action.chunk}" for action in actions) for actions in schedules]
+    assert labels == ["F0 F1 F2 F3 B3 B2 B1 B0", "F1 F0 F3 F2 B2 B3 B0 B1"]
+
+
+def test_a_timeline_of_spans_is_drawn() -> None:
+    grid = SpanGrid(two_sided(1), 2, (2,))
+    picture = draw_text(run(grid, backward=1.0), width=16, row_name="span")
+    assert picture.splitlines() == ["span 0    F0--F1--B1--B0--", "span 1    F1--F0--B0--B1--"]
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> SpanGrid:
+    num_spans = draw(st.integers(1, 6))
+    layers = draw(st.lists(st.sampled_from([(False,), (False, True)]), min_size=1, max_size=5))
+    costs = st.sampled_from([0.01, 0.5, 1.0, 3.0])
+    sweeps = [SweepShape(index, is_reverse, draw(costs)) for index, layer in enumerate(layers) for is_reverse in layer]
+    counts = draw(st.lists(st.integers(1, num_spans), min_size=1, max_size=5))
+    return SpanGrid(tuple(sweeps), num_spans, tuple(counts))
+
+
+def check_order(grid: SpanGrid, span: int, actions: Sequence[Action]) -> None:
+    seen: set[Action] = set()
+    for action in actions:
+        assert seen.issuperset(grid.local_dependencies(action))
+        seen.add(action)
+    assert len(actions) == len(seen) and seen == set(grid.actions(span, has_backward=True))
+
+
+@given(grid=grids(), backward=st.sampled_from([0.1, 2.0, 10.0]))
+def test_any_schedule_is_complete_and_ends(grid: SpanGrid, backward: float) -> None:
+    for span, actions in enumerate(span_schedules(grid)):
+        check_order(grid, span, actions)
+    # With other costs than those that the order was made for.
+    timeline = run(grid, backward)
+    assert not timeline.stuck and len(timeline.timed_actions) == sum(map(len, span_schedules(grid)))
+    for actions in span_schedules(grid, has_backward=False):
+        assert all(action.kind is ActionKind.FORWARD for action in actions)
