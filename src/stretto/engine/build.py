@@ -22,8 +22,8 @@ from stretto.config.layout import Layout
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.precision import Precision
 from stretto.engine.replica import ReplicaEngine
-from stretto.engine.stage_run import StageRun
 from stretto.engine.spans import SpanEngine
+from stretto.engine.stage_run import StageRun
 from stretto.engine.tied_weights import TiedWeights, find_holders
 from stretto.engine.vocab_head import VocabHead
 from stretto.mesh.device import find_device

@@ -33,6 +33,7 @@ from stretto.engine.engine import (
 )
 from stretto.engine.precision import Precision, check_precision
 from stretto.engine.recorder import ActionRecorder
+from stretto.engine.reset_check import check_resets
 from stretto.engine.span_step import SpanModel, SpanStep
 from stretto.mesh.mesh import Mesh
 
@@ -93,5 +94,6 @@ class SpanEngine:
         return squared_grad_norm(self.stack, self.mesh.world.device)
 
     def _start(self, window: Window, carried: State | None, key: int, on_outputs: OnOutputs | None = None) -> SpanStep:
+        check_resets(self, window)
         self._num_started_windows += 1
         return SpanStep(self._model, window, carried, key, self._num_started_windows, on_outputs)
