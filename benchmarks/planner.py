@@ -1,6 +1,10 @@
 """Predicted against measured step times: four models in layouts of up to four processes, measured in turns.
 
-    python benchmarks/planner.py [--quick]
+    python benchmarks/planner.py [--quick] [--try N]
+
+The planner tries the layouts that it predicts to be fastest. `chosen_over_best` is the time of the layout that it
+chooses after that, relative to the fastest one; `predicted_over_best` is that of the layout that it would choose by
+prediction alone. For these two figures the finalists, and all that came close, are measured again, in turns.
 
 One thread per rank. Four processes share the cores of this machine, which the profile accounts for. A shared machine
 changes its speed by a quarter within minutes, and a profile takes minutes, so times are compared relative to one
@@ -23,14 +27,18 @@ from rich.progress import track
 from stretto import Layout, TrainConfig, Trainer, World, make_engine
 from stretto.data import Corpus, Lanes, prepare_text
 from stretto.measure.profile import measure_profile
+from stretto.measure.profile_input import ProfileInput
 from stretto.measure.workload import find_workload
 from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
+from stretto.plan.finalists import choose_by_trials, find_finalists
 from stretto.plan.predict import predict
 from stretto.plan.profile import Profile
-from stretto.plan.search import balance, find_plan
+from stretto.plan.search import Plan, balance, find_plan
+from stretto.plan.trial import Finalist, Trial
 from stretto.plan.workload import Workload
+from stretto.planning.trial_runs import try_layouts
 from stretto.train.named_optimizer import optimizer_factory
 from timing import WIKITEXT, show
 
@@ -70,6 +78,8 @@ CUTS = {
     # One device is fastest here, and the planner should say so.
     "tiny": ((1, 1, 1), (2, 1, 1), (1, 2, 2)),
 }
+# Layouts whose first measurement is within this factor of the fastest are measured again.
+RIVAL_FACTOR = 1.15
 # Each rank keeps its trainers between turns.
 _TRAINERS: dict[tuple[str, str], Trainer] = {}
 
@@ -84,6 +94,15 @@ def measure(world: World, corpus: Path, shape: Shape) -> Profile:
         model = shape.model()
     optimizer = optimizer_factory(TRAIN)
     return measure_profile(model, CrossEntropy(), feed(corpus, shape), world=world, optimizer=optimizer, threads=1)
+
+
+def try_finalists(world: World, corpus: Path, shape: Shape, finalists: tuple[Finalist, ...]) -> tuple[Trial, ...]:
+    """Try the finalists of a plan, as `layout = "auto"` does."""
+    with torch.device("meta"):
+        model = shape.model()
+    windows, optimizer = feed(corpus, shape), optimizer_factory(TRAIN)
+    profile_input = ProfileInput(model, CrossEntropy(), windows, optimizer, world.device, threads=1)
+    return try_layouts(profile_input, world, finalists)
 
 
 def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: int) -> float:
@@ -121,7 +140,9 @@ class Row:
     layout: Layout
     predicted: float
     measured: float
-    is_chosen: bool
+    is_chosen: bool  # after trying the finalists
+    is_predicted: bool  # the choice by prediction alone
+    again: float | None  # seconds in the second measurement, if the layout was in it
     drift: float  # how much slower the machine is than during profiling: measured / predicted of one device
 
     @property
@@ -133,30 +154,63 @@ class Row:
         return self.ratio * self.drift
 
 
-def run_shape(shape: Shape, corpus: Path, rounds: int) -> tuple[list[Row], float]:
-    """Predict and measure one shape; return its rows, and the gain of the partition for a large softmax."""
-    Console(stderr=True).print(f"{shape.name}: measuring the profile")
+@dataclass(frozen=True)
+class ShapeResult:
+    """What one shape adds to the table and the figures."""
+
+    rows: list[Row]
+    trials: tuple[Trial, ...]
+    gain: float  # of the partition for a large softmax
+
+    def over_best(self, row: Row) -> float:
+        """The time of a layout relative to the fastest, in the second measurement."""
+        assert row.again is not None, "the choices are always measured again"
+        return row.again / min(other.again for other in self.rows if other.again is not None)
+
+
+def run_shape(shape: Shape, corpus: Path, rounds: int, num_tried: int) -> ShapeResult:
+    """Predict, try and measure the layouts of one shape."""
+    console = Console(stderr=True)
+    console.print(f"{shape.name}: measuring the profile")
     ranks = {size: RankPool(size) for size in (1, 2, 4)}
-    profile = ranks[4].run(measure, corpus, shape, seconds=300)[0]
+    profile = ranks[4].run(measure, corpus, shape, seconds=600)[0]
     workload = find_workload(feed(corpus, shape))
     cluster = Cluster(4)
-    chosen = find_plan(profile, workload, cluster).chosen.layout
-    layouts = layouts_of(shape, profile, workload)
-    if chosen not in layouts:
-        layouts.append(chosen)
+    predicted_plan = find_plan(profile, workload, cluster)
+    plan = try_plan(predicted_plan, ranks[4], corpus, shape, num_tried)
+    by_prediction, chosen = predicted_plan.chosen.layout, plan.chosen.layout
+    tried = [trial.layout for trial in plan.trials]
+    layouts = list(dict.fromkeys([*layouts_of(shape, profile, workload), by_prediction, *tried]))
     costs = CostModel(profile)
     predicted = [predict(costs, workload, layout, cluster).seconds for layout in layouts]
-    measured = take_turns(ranks, corpus, shape, layouts, rounds, steps=max(1, round(0.6 / max(predicted))))
+    steps = max(1, round(0.6 / max(predicted)))
+    measured = take_turns(ranks, corpus, shape, layouts, rounds, steps)
+    limit = RIVAL_FACTOR * min(measured)
+    rivals = [
+        layout
+        for layout, seconds in zip(layouts, measured, strict=True)
+        if seconds <= limit or layout in (by_prediction, *tried)
+    ]
+    again = dict(zip(rivals, take_turns(ranks, corpus, shape, rivals, 2 * rounds, steps), strict=True))
     gain = partition_gain(ranks, corpus, profile) if shape.name == "words" else 0.0
     for pool in ranks.values():
         pool.close()
     # The first layout is one device.
     drift = measured[0] / predicted[0]
     rows = [
-        Row(shape.name, layout, predicted_seconds, seconds, layout == chosen, drift)
+        Row(shape.name, layout, predicted_seconds, seconds, layout == chosen, layout == by_prediction,
+            again.get(layout), drift)
         for layout, predicted_seconds, seconds in zip(layouts, predicted, measured, strict=True)
-    ]
-    return rows, gain
+    ]  # fmt: skip
+    return ShapeResult(rows, plan.trials, gain)
+
+
+def try_plan(plan: Plan, pool: RankPool, corpus: Path, shape: Shape, num_tried: int) -> Plan:
+    """The plan after its finalists were tried; all layouts run on the four ranks, or on the first of them."""
+    finalists = find_finalists(plan, num_tried)
+    if not finalists:
+        return plan
+    return choose_by_trials(plan, pool.run(try_finalists, corpus, shape, finalists, seconds=600)[0])
 
 
 def take_turns(
@@ -194,25 +248,29 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Predicted against measured step times.")
     parser.add_argument("--quick", action="store_true", help="two shapes, fewer rounds")
     parser.add_argument("--shape", help="only this shape")
+    parser.add_argument("--try", dest="num_tried", type=int, default=3, help="how many layouts are tried (default: 3)")
     options = parser.parse_args()
     shapes = [shape for shape in SHAPES if options.shape in (None, shape.name)]
     if options.quick and not options.shape:
         shapes = [shapes[0], shapes[-1]]
-    rows: list[Row] = []
-    gain = 0.0
+    results: list[ShapeResult] = []
     with tempfile.TemporaryDirectory() as folder:
         prepare_text([WIKITEXT / "valid.txt"], Path(folder) / "bytes")
         for shape in shapes:
-            shape_rows, shape_gain = run_shape(shape, Path(folder) / "bytes", 3 if options.quick else 9)
-            rows += shape_rows
-            gain = max(gain, shape_gain)
-    over_best = [row.measured / min(other.measured for other in rows if other.shape == row.shape) for row in rows]
+            results.append(run_shape(shape, Path(folder) / "bytes", 3 if options.quick else 9, options.num_tried))
+    report(results)
+
+
+def report(results: list[ShapeResult]) -> None:
+    """Print the table and the figures."""
+    rows = [row for result in results for row in result.rows]
+    trials = [trial for result in results for trial in result.trials]
     # One device is the baseline.
     several = [row for row in rows if row.layout.num_ranks > 1]
     tiny = [row for row in rows if row.shape == "tiny"]
     show(
         "predicted against measured, one thread per rank",
-        ["shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", "without drift", ""],
+        ["shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", "without drift", "again ms", ""],
         [
             [
                 row.shape,
@@ -222,7 +280,8 @@ def main() -> None:
                 f"{row.measured * 1e3:.1f}",
                 f"{row.ratio:.2f}",
                 f"{row.ratio_without_drift:.2f}" if row.layout.num_ranks > 1 else "",
-                "chosen" if row.is_chosen else "",
+                "" if row.again is None else f"{row.again * 1e3:.1f}",
+                " ".join(["predicted"] * row.is_predicted + ["chosen"] * row.is_chosen),
             ]
             for row in rows
         ],
@@ -231,8 +290,16 @@ def main() -> None:
             "within_15_percent": sum(abs(row.ratio_without_drift - 1) <= 0.15 for row in several),
             "within_15_percent_with_drift": sum(abs(row.ratio - 1) <= 0.15 for row in rows),
             "rank_correlation": rank_correlation([row.predicted for row in rows], [row.measured for row in rows]),
-            "chosen_over_best": max(over for row, over in zip(rows, over_best, strict=True) if row.is_chosen),
-            "partition_gain": gain,
+            "chosen_over_best": max(
+                result.over_best(row) for result in results for row in result.rows if row.is_chosen
+            ),
+            "predicted_over_best": max(
+                result.over_best(row) for result in results for row in result.rows if row.is_predicted
+            ),
+            "layouts_tried": len(trials),
+            "trial_steps": sum(trial.steps for trial in trials),
+            "trial_seconds": sum(trial.seconds for trial in trials),
+            "partition_gain": max(result.gain for result in results),
             # For the tiny model the planner chooses one device, and one device is fastest.
             "one_device_wins": float(
                 bool(tiny)

@@ -127,6 +127,8 @@ def test_a_plan_says_if_dropout_keeps_layers_apart(run_toml: Path, capsys: pytes
         ),
         (["--hardware", "Z80"], "--hardware=Z80 and --profile=here.json both choose the profile; leave one out"),
         (["--json", "no/such/folder/plan.json"], "no/such/folder/plan.json can't be written"),
+        (["--try", "-1"], "--try=-1 must be at least 0; 0 tries no layout"),
+        (["--try", "3", "--nodes", "2"], "--try=3 runs layouts on this machine, but --nodes=2 plans for another"),
         (["--layout.blocks", "2,3"], "must have one number >= 1 per stage (stages=1)"),
     ],
 )
@@ -137,6 +139,23 @@ def test_an_error_ends_in_one_sentence(
     assert main(["plan", "run.toml", "--profile", "here.json", *options]) == 2
     error = capsys.readouterr().err
     assert sentence in error and len(error.splitlines()) == 1
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_a_plan_tries_the_best_layouts_and_takes_the_fastest(run_toml: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    heavy = by_hand(run_toml.parent / "heavy.json", 0.1)
+    options = ["--devices", "2", "--json", "plan.json", "--html", "plan.html", "--try", "2"]
+    assert main(["plan", "run.toml", "--profile", heavy, *options]) == 0
+    said = capfd.readouterr().out
+    assert "plan: trying 2 layouts" in said and "layouts that were tried, in turns" in said
+    plan = json.loads(Path("plan.json").read_text())
+    assert len(plan["trials"]) == 2 and all(trial["steps"] >= 4 and trial["measured"] > 0 for trial in plan["trials"])
+    fastest = min(plan["trials"], key=lambda trial: trial["measured"])
+    assert plan["best"][0]["layout"] == fastest["layout"] == plan["timeline"]["layout"]
+    assert "Layouts that were tried before the choice" in Path("plan.html").read_text()
+    assert main(["plan", "run.toml", "--profile", heavy, *options]) == 0
+    assert "plan: trying" not in capfd.readouterr().out, "the trials are cached"
 
 
 class MeasuredError(Exception):
@@ -231,7 +250,8 @@ def test_auto_measures_chooses_trains_and_compares(run_toml: Path, capfd: pytest
     assert len(list(Path("cache/profiles").iterdir())) == 1
     # Measured once; the next run reads it.
     assert main(["train", "run.toml", "--run.folder", "runs/two", "--train.steps", "1"]) == 0
-    assert "profile: measuring" not in capfd.readouterr().out
+    said = capfd.readouterr().out
+    assert "profile: measuring" not in said and "plan: trying" not in said
 
 
 @pytest.mark.long
@@ -247,5 +267,7 @@ def test_auto_under_torchrun_uses_the_ranks_that_were_started(run_toml: Path) ->
     assert "plan    use 2 " in done.stdout and done.stdout.count("plan    predicted:") == 1
     plan = json.loads(Path("runs/one/plan.json").read_text())
     assert all(found["layout"]["replicas"] * found["layout"]["stages"] == 2 for found in plan["best"])
+    # They are not tried if one of the two is predicted to be far slower.
+    assert ("plan    tried 2 layouts (" in done.stdout) == bool(plan["trials"])
     config = Path("runs/one/config.toml").read_text()
     assert "auto = false" in config, "the run's own config says what was chosen"

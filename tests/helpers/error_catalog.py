@@ -1148,6 +1148,12 @@ ERROR_SECTIONS = (
                 "stretto plan run.toml --hardware H100 --profile profile.json",
             ),
             ErrorCase(
+                "--try=<n> runs layouts on this machine, but <option> plans for another; leave out one or the other",
+                "Layouts can be tried only on the devices that the plan is for.",
+                "Leave out `--try`, or plan for this machine: without `--hardware` and `--nodes`.",
+                "stretto plan run.toml --hardware H100 --try 3",
+            ),
+            ErrorCase(
                 "<file> is not a valid profile: <reason>; make it with `stretto profile`",
                 "The file is not JSON, or not what `stretto profile` writes.",
                 "Measure again: `stretto profile run.toml --out FILE`.",

@@ -237,6 +237,22 @@ def test_the_planned_step_is_drawn_below_the_measured_one(tmp_path: Path) -> Non
     assert "the plan's own simulation" in ParsedPage(render_run(folder)).text
 
 
+def test_the_layouts_that_were_tried_are_listed_the_fastest_first(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "run", [step(1)])
+    layouts = {"seconds": {"stages": 2, "chunks": 4}, "first": {"replicas": 2}, "none": {"stages": 2}}
+    measured = {"seconds": 0.3, "first": 0.1, "none": None}
+    trials = [
+        {"layout": layout, "predicted": 0.2, "measured": measured[name], "steps": 14, "note": "out of <memory>"}
+        for name, layout in layouts.items()
+    ]
+    (folder / "plan.json").write_text(json.dumps({"best": [], "trials": trials}))
+    text = ParsedPage(render_run(folder)).text
+    assert "Layouts that were tried before the choice" in text and "out of <memory>" in text
+    assert 0 < text.index("2 replicas") < text.index("2 stages x 4 chunks")
+    (folder / "plan.json").write_text(json.dumps({"best": [], "trials": [{"layout": 3}]}))
+    assert "Layouts that were tried" not in ParsedPage(render_run(folder)).text
+
+
 def test_the_page_of_512_ranks_stays_small(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [step(number) for number in range(1, 30)]
     busy = [1 + math.sin(rank) / 4 for rank in range(512)]

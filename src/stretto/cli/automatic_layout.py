@@ -12,7 +12,7 @@ from stretto.cli.views.progress import show_measurements
 from stretto.config.layout import Layout
 from stretto.config.run import RunConfig
 from stretto.mesh.world import World
-from stretto.plan.advice import advise
+from stretto.plan.advice import advise, describe_trials
 from stretto.plan.serialize import plan_to_dict
 from stretto.planning.choose import LayoutChoice, choose_on_ranks, choose_on_this_machine
 from stretto.planning.profiles import profile_input_from_config
@@ -29,7 +29,8 @@ def choose_layout_on_ranks(config: RunConfig, world: World, *, saves_plan: bool)
     # Keep the number of threads per rank that the launcher has set.
     profile_input = profile_input_from_config(config, torch.get_num_threads(), world.device)
     with show_measurements(console) as progress:
-        choice = choose_on_ranks(profile_input, world, config.data.cache, progress)
+        num_tried = config.run.try_layouts
+        choice = choose_on_ranks(profile_input, world, config.data.cache, progress, try_finalists=num_tried)
     return _apply_choice(config, choice, console, saves_plan=saves_plan and world.is_rank_zero)
 
 
@@ -47,6 +48,8 @@ def _apply_choice(config: RunConfig, choice: LayoutChoice, console: Console, *, 
     """Print the choice, save its plan if `saves_plan`, and return the config with the chosen layout."""
     console.print(f"plan    {advise(choice.plan)}")
     console.print(f"plan    predicted: {format_seconds(choice.plan.chosen.seconds)} per step")
+    if choice.plan.trials:
+        console.print(f"plan    {describe_trials(choice.plan)}")
     if saves_plan:
         plan = plan_to_dict(choice.plan, choice.profile, choice.timeline)
         RunFolder(config.run.folder).write(PLAN, f"{json.dumps(plan, indent=1)}\n".encode())

@@ -71,6 +71,7 @@ class Mesh:
         self.backward_channel: Channel | None = None
         self.replica_group: dist.ProcessGroup | None = None
         self.stage_groups: dict[tuple[int, ...], StageGroup] = {}  # by the stages
+        self.num_groups = 0  # that this rank has created; the same on every rank
         # If a rank has already failed, the barrier raises its published error; new_group would wait for that rank.
         self.world.barrier()
         with self.world.collective("new_group"):
@@ -159,6 +160,7 @@ class Mesh:
             dist.recv(message, neighbor, group)
 
     def _create_group(self, ranks: list[int]) -> dist.ProcessGroup:
+        self.num_groups += 1
         # With local synchronization only the group's members call this, so no rank waits for groups it is not in.
         group = dist.new_group(
             ranks, timeout=group_timeout(dist.get_backend(), self.world.timeout), use_local_synchronization=True

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from itertools import islice
@@ -55,6 +55,7 @@ class World:
     watchdog: Watchdog | None = None  # ends this rank if it waits for a lost one; None with gloo, which raises errors
     launcher: Launcher | None = None  # the parent process, if this rank ends when that has ended
     topology: Topology | None = None  # set by `Mesh`, so that errors name the replica and stage of a rank
+    group: dist.ProcessGroup | None = None  # of the ranks; None: all ranks of the job
 
     @cached_property
     def wait_timer(self) -> WaitTimer:
@@ -76,6 +77,31 @@ class World:
         """Whether this is rank 0, which writes what only one rank may write."""
         return self.rank == 0
 
+    def first_ranks(self, num_ranks: int) -> "World":
+        """Return the world of the job's first `num_ranks` ranks. Only these ranks call this.
+
+        The other ranks must then call `add_own_groups`, before all ranks together create a group again.
+        """
+        if num_ranks == self.size:
+            return self
+        if num_ranks == 1:
+            return World(0, 1, self.device)
+        group = dist.new_group(
+            list(range(num_ranks)),
+            timeout=group_timeout(dist.get_backend(), self.timeout),
+            use_local_synchronization=True,
+        )
+        assert isinstance(group, dist.ProcessGroup)
+        return replace(self, size=num_ranks, local_size=min(self.local_size, num_ranks), group=group)
+
+    def add_own_groups(self, num_groups: int) -> None:
+        """Create groups of only this rank, as many as other ranks have created in a world of their own.
+
+        torch names a group after its ranks and the number of groups that exist on the rank, so these must be equal.
+        """
+        for _ in range(num_groups):
+            dist.new_group([self.rank], use_local_synchronization=True)
+
     def barrier(self) -> None:
         """Wait until every rank has called this."""
         self.sum_over_ranks(torch.zeros(1, device=self.device), "barrier")
@@ -92,7 +118,7 @@ class World:
         if self.is_single_rank:
             return [float(value) for value in tensor.tolist()]
         with self.collective(name):
-            dist.all_reduce(tensor)
+            dist.all_reduce(tensor, group=self.group)
             values = [float(value) for value in tensor.tolist()]
         if self.watchdog is not None:
             self.watchdog.block_if_ending()
@@ -121,7 +147,7 @@ class World:
         if not self.is_single_rank:
             tensor = tensor.contiguous()
             with self.collective("broadcast"):
-                dist.broadcast(tensor, source)
+                dist.broadcast(tensor, source, group=self.group)
         return tensor
 
     def broadcast_text(self, text: str) -> str:

@@ -1,6 +1,7 @@
 """advise: one sentence on which layout of a plan to use, and why."""
 
-from stretto.base.units import format_bytes
+from stretto.base.units import format_bytes, format_seconds, pluralize
+from stretto.config.layout import Layout
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
@@ -12,11 +13,11 @@ def advise(plan: Plan) -> str:
     num_ranks = chosen.layout.num_ranks
     if num_ranks == 1:
         return f"stay on one device: {_reason_for_one_device(plan)}"
-    layout = f"{num_ranks} devices as {layout_name(chosen)}"
+    layout = f"{num_ranks} devices as {layout_name(chosen.layout)}"
     if not plan.fits_single_device:
         needed = f"one device would need {format_bytes(plan.single_device.memory)}"
         return f"use {layout}: {needed}, and this is the best layout that fits{_idle_devices(plan)}"
-    speed_up = plan.speed_up(chosen)
+    speed_up = _relative_speed(plan, chosen, plan.single_device)
     if speed_up < 1:
         # Possible only with `find_plan(uses_all=True)`; otherwise one device would have been chosen.
         return (
@@ -31,6 +32,28 @@ def advise(plan: Plan) -> str:
     )
 
 
+def describe_trials(plan: Plan) -> str:
+    """Return one sentence on the layouts that were tried, and what that took."""
+    measured = [(trial.measured, trial) for trial in plan.trials if trial.measured is not None]
+    num_steps = sum(trial.steps for trial in plan.trials)
+    cost = f"{num_steps} steps in {format_seconds(sum(trial.seconds for trial in plan.trials))}"
+    names = [
+        f"{layout_name(trial.layout)} {format_seconds(seconds)}"
+        for seconds, trial in sorted(measured, key=lambda item: item[0])
+    ]
+    failed = [f"{layout_name(trial.layout)} {trial.note}" for trial in plan.trials if trial.measured is None]
+    return f"tried {pluralize(len(plan.trials), 'layout')} ({cost}): {', '.join([*names, *failed])}"
+
+
+def _relative_speed(plan: Plan, prediction: Prediction, other: Prediction) -> float:
+    """Return the speed of one layout relative to another: as measured if both were tried, else as predicted."""
+    seconds = {trial.layout: trial.measured for trial in plan.trials}
+    own, others = seconds.get(prediction.layout), seconds.get(other.layout)
+    if own is None or others is None:
+        return other.seconds / prediction.seconds
+    return others / own
+
+
 def describe_baseline(profile: Profile) -> str:
     """Return what speed-ups are relative to."""
     if profile.has_dropout_between_layers:
@@ -43,9 +66,8 @@ def describe_baseline(profile: Profile) -> str:
     return "the fastest way to run on one device, with adjacent recurrent layers fused (one call, as in a deep nn.LSTM)"
 
 
-def layout_name(prediction: Prediction) -> str:
+def layout_name(layout: Layout) -> str:
     """Return a short name such as `2 stages x 8 chunks`, without counts of 1."""
-    layout = prediction.layout
     parts = {
         "replicas": layout.replicas,
         "stages": layout.stages,
@@ -63,11 +85,14 @@ def _reason_for_one_device(plan: Plan) -> str:
     parallel = [prediction for prediction in plan.best if prediction.layout.num_ranks > 1]
     if not parallel:
         return "no layout on several devices is possible"
-    best = min(parallel, key=lambda prediction: prediction.seconds)
-    speed_up = plan.speed_up(best)
+    tried = {trial.layout for trial in plan.trials if trial.measured is not None}
+    # Measured times decide, if there are any.
+    parallel = [prediction for prediction in parallel if prediction.layout in tried] or parallel
+    best = max(parallel, key=lambda prediction: _relative_speed(plan, prediction, plan.single_device))
+    speed_up = _relative_speed(plan, best, plan.single_device)
     caveat = ", a gain smaller than the prediction error" if speed_up > 1 else ""
     comparison = f"is {speed_up:.2f} times as fast as one device{caveat}"
-    return f"the best layout on several devices, {layout_name(best)}, {comparison}; {_bottleneck(plan, best)}"
+    return f"the best layout on several devices, {layout_name(best.layout)}, {comparison}; {_bottleneck(plan, best)}"
 
 
 def _idle_devices(plan: Plan) -> str:
@@ -76,10 +101,11 @@ def _idle_devices(plan: Plan) -> str:
     num_idle = num_devices - chosen.layout.num_ranks
     if not num_idle:
         return ""
-    seconds_with_all = [prediction.seconds for prediction in plan.best if prediction.layout.num_ranks == num_devices]
-    if not seconds_with_all:
+    with_all = [prediction for prediction in plan.best if prediction.layout.num_ranks == num_devices]
+    if not with_all:
         return f"; this leaves {num_idle} of {num_devices} devices idle"
-    return f"; all {num_devices} would be {chosen.seconds / min(seconds_with_all):.2f} times as fast as this"
+    speed_up = max(_relative_speed(plan, prediction, chosen) for prediction in with_all)
+    return f"; all {num_devices} would be {speed_up:.2f} times as fast as this"
 
 
 def _bottleneck(plan: Plan, prediction: Prediction) -> str:

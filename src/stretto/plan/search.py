@@ -22,6 +22,7 @@ from stretto.plan.memory import all_memory_totals, rank_memory
 from stretto.plan.partition import RangeCosts, look_ahead_share, partition_by_cost, range_costs
 from stretto.plan.predict import Prediction, predict
 from stretto.plan.profile import Profile
+from stretto.plan.trial import Trial
 from stretto.plan.workload import Workload
 
 # The maximum of micro-batches times chunks; with that many, the bubble is already negligible.
@@ -55,10 +56,14 @@ class Plan:
     num_layouts: int  # that were considered
     num_simulated: int  # the others were ruled out by their lower bounds, or don't fit in memory
     has_dropout_between_layers: bool  # so that each layer runs in a call of its own, also on one device
+    trials: tuple[Trial, ...] = ()  # what steps in the finalists took, if they were tried
 
     @property
     def chosen(self) -> Prediction:
-        """The prediction for the layout to use: the fastest, or one that is about as fast on fewer devices."""
+        """The prediction for the layout to use: the fastest, or one that is about as fast on fewer devices.
+
+        If layouts were tried, it is the one with the shortest measured steps.
+        """
         return self.best[0]
 
     def speed_up(self, prediction: Prediction) -> float:

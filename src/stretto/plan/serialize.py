@@ -1,5 +1,6 @@
 """A plan as plain values for JSON, and its layout as TOML."""
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +12,7 @@ from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
 from stretto.plan.timeline import TimedAction, Timeline
+from stretto.plan.trial import Trial, parse_trials
 
 # If a timeline has more actions than this, none of them is written, to keep the file small.
 _MAX_ACTIONS = 10_000
@@ -31,6 +33,7 @@ def plan_to_dict(plan: Plan, profile: Profile, timeline: Timeline) -> dict[str, 
         "speed_up_over": describe_baseline(profile),
         "fused_blocks": list(profile.fused_blocks),
         "one_device": {**prediction_to_dict(plan, plan.single_device), "fits": plan.fits_single_device},
+        "trials": [trial_to_dict(trial) for trial in plan.trials],
         "best": [prediction_to_dict(plan, prediction) for prediction in plan.best],
         "timeline": timeline_to_dict(plan.chosen.layout, timeline),
         "rejected": [{"layouts": rejection.layouts, "reason": rejection.reason} for rejection in plan.rejected],
@@ -55,6 +58,19 @@ def prediction_to_dict(plan: Plan, prediction: Prediction) -> dict[str, Any]:
             for stage in prediction.stages
         ],
     }
+
+
+def trial_to_dict(trial: Trial) -> dict[str, Any]:
+    """Return the trial of one layout as JSON values."""
+    return {**trial.model_dump(mode="json"), "layout": _layout_to_dict(trial.layout)}
+
+
+def trials_from_plan(plan_values: Mapping[str, Any]) -> tuple[Trial, ...]:
+    """Return the trials in a plan's JSON values; none if they are not valid."""
+    try:
+        return parse_trials(json.dumps(plan_values.get("trials", [])))
+    except ValueError:
+        return ()
 
 
 def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:

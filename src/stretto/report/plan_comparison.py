@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator, Mapping
 
 from stretto.base.units import format_bytes, format_seconds
 from stretto.config.layout import Layout
+from stretto.plan.serialize import trials_from_plan
 from stretto.report.formatting import format_percent
 from stretto.report.markup import Html, tag
 from stretto.report.page import note, section, table
 from stretto.report.record import JsonObject, RankMeans, Record, StepHistory, read_int, read_number
+from stretto.report.trial_table import trial_table
 
 _MEMORY = "highest memory use of a rank"  # the name of a row
 _MAX_STAGES = 16  # stages whose busy times are in the table
@@ -41,6 +43,7 @@ def plan_comparison_section(record: Record) -> Html | None:
     advice = record.plan.get("advice")
     if isinstance(advice, str):
         parts.append(tag("p", advice, class_="advice"))
+    parts += trial_table(trials_from_plan(record.plan))
     rows = _rows(record, find_prediction(record))
     if rows:
         parts.append(table(("quantity", "planned", "measured", "measured / planned"), rows))

@@ -15,6 +15,7 @@ from stretto.report.formatting import step_time_unit
 from stretto.report.gantt import bars_from_timeline, gantt, stage_names
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, page, section, table
+from stretto.report.trial_table import trial_table
 
 LAYOUT_HEADERS = ("layout", "step", "tokens/s", "speed-up", "bubble", "memory", "sent/rank")
 
@@ -28,10 +29,12 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
         section("phases", "Time per step", figure(_phases_chart(plan), "full-width")),
         section("layouts", "Best layouts", note(f"Speed-up over {describe_baseline(profile)}."), _table(plan)),
     ]
+    if plan.trials:
+        parts.append(section("trials", "Trials", *trial_table(plan.trials)))
     if layout_has_fields(plan.chosen.layout):
         parts.append(section("toml", "Config of the chosen layout", tag("pre", layout_toml(plan.chosen.layout))))
     if plan.chosen.layout.stages > 1:
-        chart = gantt(layout_name(plan.chosen), stage_names(timeline), bars_from_timeline(timeline))
+        chart = gantt(layout_name(plan.chosen.layout), stage_names(timeline), bars_from_timeline(timeline))
         parts += [
             section("balance", "Load balance", figure(_balance_chart(plan.chosen, profile), "full-width")),
             section("timeline", "Step timeline of one replica", figure(chart.to_html(), "full-width")),
@@ -78,7 +81,7 @@ def _phases_chart(plan: Plan) -> Html:
         StackedPart("other", "rest", [prediction.other for prediction in shown]),
     ]
     factor, unit = step_time_unit(max(prediction.seconds for prediction in shown))
-    names = [layout_name(prediction) for prediction in shown]
+    names = [layout_name(prediction.layout) for prediction in shown]
     values = [format_seconds(prediction.seconds) for prediction in shown]
     return stacked_bar_chart("Time in each layout", (factor, f"{unit} per step"), names, parts, format_seconds, values)
 
@@ -113,6 +116,6 @@ def _table(plan: Plan) -> Html:
     rows = []
     for prediction in [*plan.best, *([] if is_single_listed else [plan.single_device])]:
         fits = prediction is not plan.single_device or plan.fits_single_device
-        name = layout_name(prediction) + ("" if fits else " (does not fit)")
+        name = layout_name(prediction.layout) + ("" if fits else " (does not fit)")
         rows.append((name, *layout_cells(plan, prediction)))
     return table(LAYOUT_HEADERS, rows)

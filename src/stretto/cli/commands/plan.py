@@ -5,6 +5,7 @@ model is measured on this machine first, unless it was measured before, or --pro
 
 example:
   stretto plan run.toml --devices 8
+  stretto plan run.toml --try 3
   stretto plan run.toml --devices 4096 --nodes 512 --hardware H100 --html plan.html
 """
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 def add_arguments(parser: Parser) -> None:
     parser.usage = (
         "stretto plan RUN.toml [--devices N] [--nodes N] [--memory 24GB] [--profile FILE | --hardware A100|H100] "
-        "[options] [--section.field VALUE ...]"
+        "[--try N] [options] [--section.field VALUE ...]"
     )
     add = parser.add_argument
     add("--devices", type=int, metavar="N", help="total number of devices (default: those of this machine)")
@@ -38,6 +39,10 @@ def add_arguments(parser: Parser) -> None:
     add("--hardware", metavar="NAME", help="plan for a different device, from its data sheet: A100 or H100")
     add("--intra-node-link", metavar="LINK", help="latency and bandwidth between devices of a node, like 3us,300GB/s")
     add("--inter-node-link", metavar="LINK", help="latency between nodes, and bandwidth per device, like 5us,25GB/s")
+    add(
+        "--try", dest="num_tried", type=int, default=0, metavar="N",
+        help="run the N best layouts for some steps on this machine, and choose the fastest (default: 0)",
+    )  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write the plan as JSON")
     add("--html", type=Path, metavar="FILE", help="write the plan as an HTML page")
     add_config_options(parser)
@@ -47,6 +52,7 @@ def run(options: argparse.Namespace) -> None:
     """Measure if necessary, search, and print the plan."""
     config = load_run_config(options)
     _check_hardware(options)
+    _check_num_tried(options)
     from stretto.cli.quantities import parse_bytes
     from stretto.cli.views.console import make_console
     from stretto.cli.views.plan_tables import show_plan
@@ -55,6 +61,7 @@ def run(options: argparse.Namespace) -> None:
     from stretto.plan.predict import predict_timeline
     from stretto.plan.search import find_plan
     from stretto.plan.serialize import plan_to_dict
+    from stretto.planning.choose import try_plan_on_this_machine
     from stretto.planning.profiles import num_local_devices, profile_input_from_config
     from stretto.report.plan_page import plan_page
 
@@ -68,8 +75,15 @@ def run(options: argparse.Namespace) -> None:
     profile_input = profile_input_from_config(config)
     devices = num_local_devices(profile_input.device) if options.devices is None else options.devices
     cluster = Cluster(devices, options.nodes, memory)
+    if options.num_tried and not profile_input.is_cpu and devices > num_local_devices(profile_input.device):
+        raise ConfigError(
+            f"--try={options.num_tried} needs the devices that are planned for, but this machine has fewer than "
+            f"--devices={devices}; leave out one or the other"
+        )
     profile, workload = _choose_profile(options, config, profile_input), profile_input.workload
     plan = find_plan(profile, workload, cluster)
+    if options.num_tried:
+        plan = try_plan_on_this_machine(config, profile_input, profile, plan, options.num_tried)
     timeline = predict_timeline(CostModel(profile), workload, plan.chosen.layout, cluster)
     console = make_console(is_wrapped=True)
     if profile.fingerprint not in ("", profile_input.fingerprint):  # empty: estimated or written by hand
@@ -90,6 +104,18 @@ def _check_hardware(options: argparse.Namespace) -> None:
             f"--hardware={options.hardware} and --profile={options.profile} both choose the profile; leave one out"
         )
     find_hardware(options.hardware)
+
+
+def _check_num_tried(options: argparse.Namespace) -> None:
+    """Raise if layouts can't be tried, before anything is measured."""
+    if options.num_tried < 0:
+        raise ConfigError(f"--try={options.num_tried} must be at least 0; 0 tries no layout")
+    if options.num_tried and (options.nodes > 1 or options.hardware is not None):
+        other = f"--nodes={options.nodes}" if options.nodes > 1 else f"--hardware={options.hardware}"
+        raise ConfigError(
+            f"--try={options.num_tried} runs layouts on this machine, but {other} plans for another; leave out one or "
+            "the other"
+        )
 
 
 def _choose_profile(options: argparse.Namespace, config: "RunConfig", profile_input: "ProfileInput") -> "Profile":

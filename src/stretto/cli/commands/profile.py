@@ -34,6 +34,7 @@ def add_arguments(parser: Parser) -> None:
     add("--ranks", type=int, metavar="N", help="number of ranks (default: one per GPU; on a CPU 2 per core, up to 4)")
     add("--threads", type=int, metavar="N", help="threads per rank; 0: split the cores (default: OMP_NUM_THREADS or 0)")
     add("--hardware", metavar="NAME", help="estimate the profile of a different device: A100 or H100")
+    add("--finalists", type=Path, help=argparse.SUPPRESS)  # internal: layouts that ranks try, see `_try_finalists`
     add_config_options(parser)
 
 
@@ -59,7 +60,8 @@ def run(options: argparse.Namespace) -> None:
 
     if options.hardware is None and (launch_info := find_launch_info(os.environ)) is not None:
         config = config.model_copy(update={"layout": Layout(replicas=launch_info.size)})
-        run_on_ranks(config, RankCommand(options.command_line, lambda world, config: _measure(world, config, options)))
+        work = _measure if options.finalists is None else _try_finalists
+        run_on_ranks(config, RankCommand(options.command_line, lambda world, config: work(world, config, options)))
         return
     profile_input = profile_input_from_config(config, options.threads)
     path = options.out or profile_path(config.data.cache, profile_input)
@@ -88,3 +90,19 @@ def _measure(world: "World", config: RunConfig, options: argparse.Namespace) -> 
     if world.is_rank_zero:
         save_profile(profile, path)
         console.print(f"the profile of {profile.device} is in {path}")
+
+
+def _try_finalists(world: "World", config: RunConfig, options: argparse.Namespace) -> None:
+    """Serve `try_on_this_machine`: try the layouts in the file `--finalists`; rank 0 writes the trials to `--out`."""
+    from stretto.cli.views.console import make_console
+    from stretto.cli.views.progress import show_measurements
+    from stretto.plan.trial import parse_finalists, save_trials
+    from stretto.planning.profiles import profile_input_from_config
+    from stretto.planning.trial_runs import try_layouts
+
+    profile_input = profile_input_from_config(config, options.threads, world.device)
+    finalists = parse_finalists(options.finalists.read_text(encoding="utf-8"))
+    with show_measurements(make_console(is_quiet=not world.is_rank_zero), "plan") as progress:
+        trials = try_layouts(profile_input, world, finalists, progress)
+    if world.is_rank_zero:
+        save_trials(trials, options.out)

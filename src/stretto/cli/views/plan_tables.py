@@ -14,6 +14,7 @@ from stretto.plan.search import Plan
 from stretto.plan.serialize import layout_has_fields, layout_toml
 from stretto.plan.timeline import Timeline
 from stretto.report.plan_page import LAYOUT_HEADERS, describe_devices, layout_cells
+from stretto.report.trial_table import TRIAL_HEADERS, trial_rows
 
 _MAX_ROWS, _MAX_REJECTED = 10, 5  # how many layouts the table has, and how many rejected ones are listed below it
 _BAR_WIDTH = 24
@@ -21,7 +22,7 @@ _MAX_STAGES_DRAWN = 16  # a timeline with more stages would be hard to read
 
 
 def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline) -> None:
-    """Print the best layouts, the stages and timeline of the chosen one, the advice, and the layout as TOML."""
+    """Print the best layouts, the trials, the stages and timeline of the chosen layout, the advice, and its TOML."""
     estimated = ", estimated from the data sheet" if profile.is_estimated else ""
     console.print(_table(plan, f"{describe_devices(plan.cluster, profile)}{estimated}"))
     if "disturbed" in profile.notes:
@@ -39,6 +40,8 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
         console.print("+ adjacent ranks hold the same stage of different replicas")
     for rejected in plan.rejected[:_MAX_REJECTED]:
         console.print(f"rejected {rejected.layouts}: {rejected.reason}")
+    if plan.trials:
+        console.print(_trials_table(plan))
     chosen = plan.chosen
     if chosen.layout.stages > 1:
         console.print("\nload balance of the stages")
@@ -64,6 +67,15 @@ def _table(plan: Plan, title: str) -> Table:
     if all(prediction.layout.num_ranks > 1 for prediction in plan.best[:_MAX_ROWS]):
         name = f"  {_short_name(plan.single_device.layout)}{'' if plan.fits_single_device else ' (does not fit)'}"
         table.add_row(name, *layout_cells(plan, plan.single_device))  # for comparison
+    return table
+
+
+def _trials_table(plan: Plan) -> Table:
+    table = Table(title="layouts that were tried, in turns", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in TRIAL_HEADERS:
+        table.add_column(header, justify="left" if header == "layout" else "right")
+    for row in trial_rows(plan.trials):
+        table.add_row(*row)
     return table
 
 

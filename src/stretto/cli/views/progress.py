@@ -29,8 +29,11 @@ def show_fraction(console: Console, name: str, *, stays: bool = True) -> Iterato
 
 
 @contextmanager
-def show_measurements(console: Console) -> Iterator[Callable[[str, float], None]]:
-    """Yield a function that shows an activity and the fraction done: a bar in a terminal, else a line per activity."""
+def show_measurements(console: Console, name: str = "profile") -> Iterator[Callable[[str, float], None]]:
+    """Yield a function that shows an activity and the fraction done: a bar in a terminal, else a line per activity.
+
+    Lines start with `name`.
+    """
     printed: set[str] = set()
     with make_progress(console, stays=False) as bars:
         task = bars.add_task("measuring", total=1.0)
@@ -39,6 +42,6 @@ def show_measurements(console: Console) -> Iterator[Callable[[str, float], None]
             bars.update(task, description=activity, completed=fraction)
             if not console.is_terminal and activity not in printed:
                 printed.add(activity)
-                console.print(f"profile: {activity}")
+                console.print(f"{name}: {activity}")
 
         yield show

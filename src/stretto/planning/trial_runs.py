@@ -1,0 +1,206 @@
+"""try_layouts: takes some training steps in each of several layouts, in turns, to find out which is fastest.
+
+    round 1   A A A A   B B B B   C C C C
+    round 2   C C C C   B B B B   A A A A
+    round 3   A A A A   B B B B             C was much slower, so it has left
+
+A machine's speed drifts within seconds. In turns, the drift hits all layouts alike.
+"""
+
+import copy
+import gc
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+import torch
+
+from stretto.base.errors import ConfigError, PlanError
+from stretto.base.units import pluralize
+from stretto.config.layout import Layout
+from stretto.config.train import TrainConfig
+from stretto.engine.build import make_engine
+from stretto.measure.profile import Progress
+from stretto.measure.profile_input import ProfileInput
+from stretto.measure.timing import synchronized_time
+from stretto.mesh.world import World
+from stretto.plan.trial import Finalist, Trial, dump_trials, parse_trials
+from stretto.train.trainer import Trainer
+
+_NUM_WARM_UP_STEPS = 2
+_NUM_ROUNDS = 6
+# A turn of the slowest layout takes about this many seconds, and every turn has the same number of steps.
+_TURN_SECONDS, _MAX_TURN_STEPS = 0.4, 40
+# After this many rounds, layouts that are slower than the fastest by more than this factor are left out.
+_NUM_FIRST_ROUNDS, _MAX_SLOWDOWN = 2, 1.2
+# Layouts are tried in turns if all of them together need at most this fraction of a rank's memory.
+_MEMORY_FRACTION = 0.7
+# The loop ends before this: how many steps a trial takes depends on their time.
+_CONFIG = TrainConfig(steps=10**9)
+
+
+def try_layouts(
+    profile_input: ProfileInput,
+    world: World,
+    finalists: Sequence[Finalist],
+    progress: Progress = lambda activity, fraction: None,
+) -> tuple[Trial, ...]:
+    """Measure steps of the layouts on real windows; return a trial for each finalist, the same on every rank.
+
+    Every rank of `world` must call this. A layout may need fewer ranks: the first ones run it, the others wait. Each
+    layout trains a copy of the model, with weights from the seed, on windows from the first on. A layout that runs out
+    of memory gets a note in place of a time.
+    """
+    runs = {finalist.layout: _TrialRun(profile_input, world, finalist) for finalist in finalists}
+    num_threads, num_turn_steps = torch.get_num_threads(), _num_turn_steps(finalists)
+    memory_limit = _MEMORY_FRACTION * profile_input.memory_per_rank(world.local_size)
+    # The ranks of a layout must have created equally many groups, also after one that failed on some of them.
+    ordered = sorted(runs.values(), key=lambda run: -run.layout.num_ranks)
+    needs_more = sum(finalist.memory for finalist in finalists) > memory_limit
+    fits_together = not world.all_reduce([float(needs_more)])[0]
+    try:
+        with _keep_random_state(world.device):
+            for index, group in enumerate([ordered] if fits_together else [[run] for run in ordered]):
+                progress(f"trying {pluralize(len(finalists), 'layout')}", index / len(finalists))
+                _take_turns(group, num_turn_steps)
+                for run in group:
+                    run.release()
+    finally:
+        torch.set_num_threads(num_threads)
+    progress("tried", 1.0)
+    trials = tuple(runs[finalist.layout].trial() for finalist in finalists)
+    # The times that count are the same on all ranks, but not how long it took to build an engine.
+    return parse_trials(world.broadcast_text(dump_trials(trials)))
+
+
+def _keep_random_state(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context after which torch's global generators are as before; reading data may draw from them."""
+    if device.type == "cpu":
+        return torch.random.fork_rng(devices=[])
+    return torch.random.fork_rng(devices=[device], device_type=device.type)
+
+
+def _num_turn_steps(finalists: Sequence[Finalist]) -> int:
+    slowest = max(finalist.predicted for finalist in finalists)
+    return round(min(max(_TURN_SECONDS / max(slowest, 1e-9), 1), _MAX_TURN_STEPS))
+
+
+def _take_turns(runs: Sequence["_TrialRun"], num_turn_steps: int) -> None:
+    """Measure some runs in turns, each round in the opposite order. All ranks take the same decisions."""
+    remaining = [run for run in runs if run.start()]
+    for index in range(_NUM_ROUNDS):
+        if index == _NUM_FIRST_ROUNDS:
+            fastest = min((run.seconds_per_step for run in remaining), default=0.0)
+            remaining = [run for run in remaining if run.seconds_per_step <= _MAX_SLOWDOWN * fastest]
+        if len(runs) > 1 and len(remaining) == 1 and index >= _NUM_FIRST_ROUNDS:
+            break  # there is nothing left to compare with
+        for run in remaining if index % 2 == 0 else reversed(remaining):
+            run.take_turn(num_turn_steps)
+
+
+class _TrialRun:
+    """The steps of one layout on this rank. If the layout has fewer ranks than the world, others only wait."""
+
+    def __init__(self, profile_input: ProfileInput, world: World, finalist: Finalist) -> None:
+        self.layout: Layout = finalist.layout
+        self._profile_input, self._world, self._finalist = profile_input, world, finalist
+        self._is_member = world.rank < finalist.layout.num_ranks
+        self._trainer: Trainer | None = None
+        self._times: list[float] = []  # seconds per step, one for each turn
+        self._num_steps, self._total_seconds = 0, 0.0
+        self._note = ""
+
+    def start(self) -> bool:
+        """Build the engine and take the first steps, which are slower; return whether that worked on every rank."""
+        started = synchronized_time(self._world.device)
+        if self._is_member:
+            try:
+                self._trainer = self._make_trainer()
+                self._take_steps(_NUM_WARM_UP_STEPS)
+            except (ConfigError, PlanError, RuntimeError, MemoryError) as error:
+                self._note = _describe_failure(error)
+        # Rank 0 runs every layout.
+        num_groups = self._num_groups if self._world.is_rank_zero else 0
+        num_failed, num_groups_of_rank_zero = self._world.all_reduce([float(bool(self._note)), float(num_groups)])
+        if not self._is_member:
+            self._world.add_own_groups(int(num_groups_of_rank_zero))
+        self._total_seconds = synchronized_time(self._world.device) - started
+        if num_failed:
+            # Rank 0 reports the trials, and may not be the rank that failed.
+            self._note = self._note or "out of memory on another rank"
+            self.release()
+            return False
+        self._num_steps = _NUM_WARM_UP_STEPS
+        return True
+
+    @property
+    def _num_groups(self) -> int:
+        """The number of process groups that this rank has created for the layout."""
+        is_part = 1 < self.layout.num_ranks < self._world.size
+        return 0 if self._trainer is None else self._trainer.engine.mesh.num_groups + is_part
+
+    def take_turn(self, num_steps: int) -> None:
+        """Take some steps, and record how long each of them took: the mean, on the slowest rank."""
+        self._world.barrier()
+        seconds = 0.0
+        if self._is_member:
+            started = synchronized_time(self._world.device)
+            self._take_steps(num_steps)
+            seconds = synchronized_time(self._world.device) - started
+        # Members end together, so the mean of their times is that of the slowest.
+        seconds = self._world.all_reduce([seconds])[0] / self.layout.num_ranks
+        self._times.append(seconds / num_steps)
+        self._num_steps += num_steps
+        self._total_seconds += seconds
+
+    @property
+    def seconds_per_step(self) -> float:
+        """The time of the fastest turn, as other work only adds time; with windows of different sizes, the mean."""
+        if self._profile_input.windows.is_stateful:
+            return min(self._times)
+        return sum(self._times) / len(self._times)
+
+    def release(self) -> None:
+        """Free the memory of the run."""
+        self._trainer = None
+        gc.collect()
+        if self._world.device.type != "cpu":
+            torch.accelerator.empty_cache()
+
+    def trial(self) -> Trial:
+        """Return the result."""
+        return Trial(
+            layout=self.layout,
+            predicted=self._finalist.predicted,
+            measured=self.seconds_per_step if self._times else None,
+            steps=self._num_steps,
+            seconds=self._total_seconds,
+            note=self._note,
+        )
+
+    def _make_trainer(self) -> Trainer:
+        profile_input = self._profile_input
+        # The engine draws weights in place, and the caller's model may be in use.
+        model, loss = copy.deepcopy((profile_input.model, profile_input.loss))
+        world = self._world.first_ranks(self.layout.num_ranks)
+        engine = make_engine(
+            model, loss, self.layout, world, seed=profile_input.seed, precision=profile_input.precision
+        )
+        optimizer = profile_input.make_optimizer
+        return Trainer(engine, profile_input.windows, _CONFIG, optimizer=optimizer, seed=profile_input.seed)
+
+    def _take_steps(self, num_steps: int) -> None:
+        assert self._trainer is not None
+        self._profile_input.set_threads(min(self.layout.num_ranks, self._world.local_size))
+        for _ in range(num_steps):
+            self._trainer.advance()
+        self._trainer.engine.mesh.world.barrier()
+
+
+def _describe_failure(error: Exception) -> str:
+    """Return why a layout can't be tried; raise errors that are about more than this layout."""
+    # On a CPU, torch raises a plain RuntimeError.
+    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
+        return "out of memory"
+    if isinstance(error, (ConfigError, PlanError)):
+        return str(error)
+    raise error

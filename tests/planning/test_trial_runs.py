@@ -1,0 +1,181 @@
+"""Trying layouts: the measured times decide, all ranks agree, and nothing of the caller's changes."""
+
+import copy
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from helpers.profiles import kind, profile
+from helpers.rank_pool import RankPools
+from stretto import Layout, World, make_engine
+from stretto.base.position import Position
+from stretto.blocks.initialize import initialize
+from stretto.data import Corpus, Lanes
+from stretto.errors import PlanError
+from stretto.measure.profile_input import ProfileInput
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
+from stretto.plan import Cluster, advise, find_plan, save_profile
+from stretto.plan.advice import describe_trials, layout_name
+from stretto.plan.finalists import choose_by_trials, find_finalists
+from stretto.plan.profile import AllReduceCost
+from stretto.plan.serialize import plan_to_dict, trials_from_plan
+from stretto.plan.timeline import Timeline
+from stretto.plan.trial import Finalist, Trial, save_trials
+from stretto.plan.workload import Workload
+from stretto.planning import trial_runs
+from stretto.planning.choose import choose_layout, choose_on_ranks
+from stretto.planning.profiles import profile_path
+from stretto.planning.trial_runs import try_layouts
+
+ALONE = World(0, 1, torch.device("cpu"))
+# Sixty-four chunks of one time step cost many times as much as one chunk, on any machine.
+SLOW, FAST = Layout(chunks=64, recompute=True, blocks=(4,)), Layout(blocks=(4,))
+
+
+def input_of(corpus: str, lanes: int = 8, window: int = 64) -> ProfileInput:
+    model = Stack([Embedding(256, 16), LSTM(16, 16), LSTM(16, 16), Linear(16, 256)])
+    windows = Lanes(Corpus.open(corpus), lanes, window)
+    return ProfileInput(model, CrossEntropy(), windows, torch.optim.SGD, torch.device("cpu"), threads=1)
+
+
+def finalists_of(*layouts: Layout, seconds: float = 0.1, memory: float = 1e6) -> list[Finalist]:
+    return [Finalist(layout=layout, predicted=seconds, memory=memory) for layout in layouts]
+
+
+@pytest.fixture
+def corpus_path(byte_corpus: Corpus) -> str:
+    return str(byte_corpus.store.location)
+
+
+def test_the_measured_times_are_those_of_the_layouts(corpus_path: str) -> None:
+    slow, fast = try_layouts(input_of(corpus_path), ALONE, finalists_of(SLOW, FAST, seconds=0.4))
+    assert (slow.layout, fast.layout) == (SLOW, FAST)
+    assert slow.measured is not None and fast.measured is not None
+    assert slow.measured > 3 * fast.measured
+    assert slow.steps == fast.steps == 2 + 2, "after two rounds it leaves, and no other is left"
+
+
+def test_trying_changes_neither_the_model_nor_random_numbers_nor_threads(corpus_path: str) -> None:
+    profile_input = input_of(corpus_path)
+    initialize(profile_input.model, 3, torch.device("cpu"))
+    before = copy.deepcopy(profile_input.model.state_dict())
+    first = profile_input.windows.read(Position()).inputs
+    generator, threads = torch.get_rng_state(), torch.get_num_threads()
+    try_layouts(profile_input, ALONE, finalists_of(FAST, seconds=0.4))
+    after = profile_input.model.state_dict()
+    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
+    assert all(parameter.grad is None for parameter in profile_input.model.parameters())
+    assert torch.equal(generator, torch.get_rng_state()) and threads == torch.get_num_threads()
+    again = profile_input.windows.read(Position()).inputs
+    assert first is not None and again is not None and torch.equal(first, again)
+
+
+def test_a_layout_that_runs_out_of_memory_gets_a_note(corpus_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    make_engine = trial_runs.make_engine
+
+    def fail_for_slow(model: Stack, loss: CrossEntropy, layout: Layout, *arguments: World, **options: int) -> object:
+        if layout == SLOW:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return make_engine(model, loss, layout, *arguments, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(trial_runs, "make_engine", fail_for_slow)
+    slow, fast = try_layouts(input_of(corpus_path), ALONE, finalists_of(SLOW, FAST, seconds=0.4))
+    assert slow.measured is None and slow.note == "out of memory"
+    assert fast.measured is not None and not fast.note
+
+
+@pytest.mark.parametrize("memory", [1e6, 1e18])
+def test_layouts_that_do_not_fit_together_are_tried_one_by_one(
+    memory: float, corpus_path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups: list[int] = []
+    monkeypatch.setattr(trial_runs, "_take_turns", lambda runs, _: groups.append(len(runs)))
+    try_layouts(input_of(corpus_path), ALONE, finalists_of(SLOW, FAST, memory=memory))
+    assert groups == ([2] if memory == 1e6 else [1, 1])
+
+
+def try_several(world: World, corpus: str) -> str:
+    layouts = [Layout(blocks=(4,)), Layout(stages=2, chunks=2, blocks=(2, 2)), Layout(replicas=3, blocks=(4,))]
+    found = try_layouts(input_of(corpus, window=16), world, finalists_of(*layouts, seconds=0.4))
+    assert [trial.layout for trial in found] == layouts and all(trial.measured for trial in found)
+    # The ranks still work together, and can create groups.
+    make_engine(input_of(corpus).model, CrossEntropy(), Layout(stages=3), world, seed=1)
+    assert world.all_reduce([1.0]) == [3.0]
+    return str([trial.measured for trial in found])
+
+
+def test_layouts_with_fewer_ranks_run_on_the_first_ones_and_all_ranks_agree(pools: RankPools, corpus_path: str) -> None:
+    answers = pools[3].run(try_several, corpus_path)
+    assert len(set(answers)) == 1
+
+
+def choose_with_wrong_profile(world: World, corpus: str, cache: str, try_finalists: int) -> tuple[Layout, list[Trial]]:
+    """Choose with a profile in which chunks have no overhead and an all-reduce is slow, so many chunks look best."""
+    profile_input = input_of(corpus)
+    if world.is_rank_zero:
+        costs = [kind(0, 0), kind(0.1, 0.2), kind(0.1, 0.2), kind(0, 0)]
+        slow_all_reduce = AllReduceCost(ranks=2, latency=0.3, bandwidth=1e12)
+        save_profile(profile(costs, all_reduces=(slow_all_reduce,)), profile_path(Path(cache), profile_input))
+    world.barrier()
+    choice = choose_on_ranks(profile_input, world, Path(cache), try_finalists=try_finalists)
+    return choice.layout, list(choice.plan.trials)
+
+
+def test_a_layout_that_is_wrongly_predicted_to_be_fastest_loses(
+    pools: RankPools, corpus_path: str, tmp_path: Path
+) -> None:
+    run = partial(pools[2].run, choose_with_wrong_profile, corpus_path, str(tmp_path))
+    (predicted, no_trials), _ = run(0)
+    assert predicted.stages == 2 and predicted.micro_batches * predicted.chunks >= 64 and not no_trials
+    (chosen, trials), (other_chosen, other_trials) = run(3)
+    assert chosen == other_chosen and trials == other_trials, "all ranks agree"
+    assert chosen.replicas == 2 and [trial.layout for trial in trials] == [predicted, chosen]
+    (path,) = (tmp_path / "trials").iterdir()
+    # The next call reads the trials: doctored ones give another choice.
+    swapped = {trials[0].layout: trials[1].measured, trials[1].layout: trials[0].measured}
+    save_trials([trial.model_copy(update={"measured": swapped[trial.layout]}) for trial in trials], path)
+    assert run(3)[0][0] == predicted
+    path.write_text("[{")
+    assert run(3)[1][0] == chosen, "damaged, so they are tried again"
+
+
+def test_finalists_are_those_that_may_be_fastest() -> None:
+    costs = profile([kind(0, 0), kind(), kind(), kind(0, 0)])
+    plan = find_plan(costs, Workload.of(8, 64), Cluster(2))
+    assert find_finalists(plan, 0) == find_finalists(plan, 1) == (), "a single one need not be tried"
+    finalists = find_finalists(plan, 10)
+    assert [finalist.layout for finalist in finalists] == [best.layout for best in plan.best[: len(finalists)]]
+    assert finalists[0].layout == plan.chosen.layout and 1 < len(finalists) < len(plan.best), "not the slow ones"
+
+
+def test_the_fastest_of_the_measured_is_chosen_and_the_advice_says_so() -> None:
+    plan = find_plan(profile([kind(0, 0), kind(), kind(), kind(0, 0)]), Workload.of(8, 64), Cluster(2))
+    layouts = [best.layout for best in plan.best]
+    one = next(layout for layout in layouts if layout.num_ranks == 1)
+    several = next(layout for layout in layouts if layout.num_ranks == 2)
+    assert plan.chosen.layout == several
+    found = [
+        Trial(layout=several, predicted=0.01, measured=0.03, steps=14, seconds=1.0),
+        Trial(layout=one, predicted=0.02, measured=0.02, steps=14, seconds=2.0),
+    ]
+    tried = choose_by_trials(plan, found)
+    assert tried.chosen.layout == one and len(tried.best) == len(plan.best)
+    assert "is 0.67 times as fast as one device" in advise(tried)
+    times = f"{layout_name(one)} 20 ms, {layout_name(several)} 30 ms"
+    assert describe_trials(tried) == f"tried 2 layouts (28 steps in 3 s): {times}"
+    failed = [trial.model_copy(update={"measured": None, "note": "out of memory"}) for trial in found]
+    assert choose_by_trials(plan, failed).best == plan.best, "the prediction decides"
+    assert describe_trials(choose_by_trials(plan, failed)).endswith(f"{layout_name(one)} out of memory")
+    values = json.loads(json.dumps(plan_to_dict(tried, profile([kind()]), Timeline(1, ()))))
+    assert trials_from_plan(values) == tuple(found) and trials_from_plan({"trials": [3]}) == ()
+
+
+def test_a_negative_number_to_try_is_an_error_of_one_sentence(corpus_path: str) -> None:
+    given = input_of(corpus_path)
+    with pytest.raises(
+        PlanError, match=r"^try_finalists=-1 must be at least 0; 0 chooses by the predicted time alone$"
+    ):
+        choose_layout(given.model, given.loss, given.windows, world=ALONE, try_finalists=-1)
