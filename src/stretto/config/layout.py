@@ -46,7 +46,7 @@ class Layout(StrictModel):
     adjacent: Literal["stages", "replicas"] = "stages"
     """What is placed on adjacent ranks, usually on one node: the stages of a replica, or the replicas of a stage."""
     auto: bool = False
-    """Profile the model, try the layouts that should be fastest, and use the fastest; short form: `layout = "auto"`."""
+    """Profile the model, try the best layouts and use the fastest; short form: `layout = "auto"`."""
     elastic: bool = False
     """Change replicas and stages (or spans) to fit the number of ranks, if that is not what the layout needs."""
 

@@ -40,9 +40,6 @@ _log = logging.getLogger(__name__)
 RunTrials = Callable[[Sequence[Finalist]], tuple[Trial, ...]]
 """Measures the finalists of a plan."""
 
-NUM_TRIED = 3
-"""How many layouts are tried by default."""
-
 
 @dataclass(frozen=True)
 class LayoutChoice:
@@ -63,7 +60,7 @@ def choose_layout(
     optimizer: OptimizerFactory = torch.optim.AdamW,
     precision: Precision = "fp32",
     cache: Path | None = None,
-    try_finalists: int = NUM_TRIED,
+    try_finalists: int = 3,
 ) -> Layout:
     """Measure `model` on the ranks of `world`; return the fastest layout on all these ranks.
 
@@ -95,7 +92,7 @@ def choose_on_ranks(
     cache: Path,
     progress: Progress = lambda activity, fraction: None,
     *,
-    try_finalists: int = NUM_TRIED,
+    try_finalists: int = 3,
 ) -> LayoutChoice:
     """Choose a layout that uses all ranks of `world`. Every rank must call this; all get the same choice."""
     cluster = Cluster(devices=world.size, nodes=max(1, world.size // world.local_size))
