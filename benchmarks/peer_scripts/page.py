@@ -1,0 +1,87 @@
+"""The page about peers: a table, a picture, versions and the date."""
+
+from datetime import date
+from html import escape
+from pathlib import Path
+
+from peer_scripts.case import Case
+
+Results = dict[str, dict[str, float | str]]
+BASE = "torch, one rank"
+
+
+def write_page(path: Path, cases: dict[str, Case], results: Results, versions: dict[str, list[str]], day: date) -> None:
+    """Write the page, and its picture beside it."""
+    picture = path.with_suffix(".svg")
+    picture.write_text(draw(results))
+    labels = list(dict.fromkeys(label for measured in results.values() for label in measured))
+    lines = [
+        "# Compared with peers",
+        "",
+        f"The same training step by stretto and its peers, measured on {day:%d %B %Y} by `python benchmarks/peers.py` "
+        "on a machine with two cores and no GPU: gloo, one thread per rank, all peers in turns. All train the same "
+        "weights on the same batch, and their losses agree. `stretto` runs in the layout that `choose_layout` picks.",
+        "",
+        f"![How many times as fast as torch on one rank]({picture.name})",
+        "",
+        "Seconds per step (median), and how many times as fast as torch on one rank:",
+        "",
+        f"| | {' | '.join(results)} |",
+        f"|---|{'---|' * len(results)}",
+    ]
+    for label in labels:
+        cells = [_cell(measured.get(label), measured[BASE]) for measured in results.values()]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    lines += ["", "What the cases are:", ""]
+    for name, case in cases.items():
+        kind = "bidirectional LSTM" if case.is_bidirectional else "LSTM"
+        inputs = f", a vocabulary of {case.vocabulary:,}" if case.vocabulary else ""
+        steps = f"{case.shortest} to {case.steps}" if case.shortest else str(case.steps)
+        model = f"{case.layers} {kind} layers, H={case.hidden}{inputs}"
+        lines.append(f"- {name}: {case.rows} rows x {steps} time steps, {model}")
+    for name in results:
+        lines += ["", _winner(name, results[name])]
+    installed = "; ".join(f"{name}: {', '.join(packages)}" for name, packages in versions.items())
+    lines += ["", f"Versions: {installed}.", ""]
+    path.write_text("\n".join(lines))
+
+
+def _winner(name: str, measured: dict[str, float | str]) -> str:
+    """Say who is fastest in a case."""
+    seconds = {label: value for label, value in measured.items() if not isinstance(value, str)}
+    fastest, ours = min(seconds, key=seconds.__getitem__), seconds.get("stretto, 2 ranks")
+    if ours is None or fastest == "stretto, 2 ranks":
+        return f"**{name}**: {fastest} is fastest."
+    return f"**{name}**: {fastest} is fastest; stretto on two ranks takes {ours / seconds[fastest]:.2f} times as long."
+
+
+def _cell(value: float | str | None, base: float | str) -> str:
+    if value is None or isinstance(value, str) or isinstance(base, str):
+        return value if isinstance(value, str) else "-"
+    return f"{value:.3f} ({base / value:.2f}x)"
+
+
+def draw(results: Results) -> str:
+    """Draw how many times as fast as torch on one rank each peer is: a group of bars per case."""
+    rows = []
+    for name, measured in results.items():
+        base = measured[BASE]
+        assert not isinstance(base, str)
+        rows.append((name, None))
+        rows += [(label, base / value) for label, value in measured.items() if not isinstance(value, str)]
+    longest = max(value for _, value in rows if value is not None)
+    height, parts = 10, []
+    for label, value in rows:
+        if value is None:
+            height += 14
+            parts.append(f'<text x="10" y="{height + 13}" font-weight="bold">{escape(label)}</text>')
+        else:
+            width, fill = 420 * value / longest, "#d9480f" if label.startswith("stretto") else "#74889c"
+            parts.append(f'<text x="200" y="{height + 13}" text-anchor="end">{escape(label)}</text>')
+            parts.append(f'<rect x="208" y="{height + 2}" width="{width:.1f}" height="14" fill="{fill}"/>')
+            parts.append(f'<text x="{214 + width:.1f}" y="{height + 13}">{value:.2f}x</text>')
+        height += 19
+    style = "font-family:system-ui,sans-serif;font-size:12px;fill:#333"
+    box = f'viewBox="0 0 700 {height + 10}" style="{style}"'
+    background = f'<rect width="700" height="{height + 10}" fill="#fff"/>'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>{background}{"".join(parts)}</svg>\n'

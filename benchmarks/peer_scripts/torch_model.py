@@ -1,0 +1,43 @@
+"""The model of all peers that are built on torch."""
+
+import torch
+from case import LEARNING_RATE, Case
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+
+class Model(nn.Module):
+    """An LSTM between an embedding (of tokens, if any) and a linear layer; batch first, as most scripts have it."""
+
+    def __init__(self, case: Case) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(case.vocabulary, case.num_inputs) if case.vocabulary else nn.Identity()
+        self.lstm = nn.LSTM(
+            case.num_inputs, case.hidden, case.layers, batch_first=True, bidirectional=case.is_bidirectional
+        )
+        self.head = nn.Linear(case.hidden * (2 if case.is_bidirectional else 1), case.num_outputs)
+        self.load_state_dict({name: torch.from_numpy(value) for name, value in case.weights().items()})
+
+    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
+        x = self.embedding(x)
+        if lengths is not None:
+            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            y, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=x.shape[1])
+        else:
+            y, _ = self.lstm(x)
+        return self.head(y)
+
+
+def loss_sum(y: Tensor, targets: Tensor) -> Tensor:
+    """Return the summed loss of the valid targets."""
+    return cross_entropy(y.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=-100)
+
+
+def batch(case: Case, rank: int, size: int) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Return inputs, targets and, if rows differ in length, lengths."""
+    inputs, targets, lengths = (torch.from_numpy(array) for array in case.batch(rank, size))
+    return inputs, targets, lengths if case.shortest else None
+
+
+def optimizer(module: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)

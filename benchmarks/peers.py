@@ -1,0 +1,239 @@
+"""The same training step by stretto and its peers, on one and two ranks of this machine.
+
+    python benchmarks/peers.py [--quick] [--page docs/project/peers.md] [--only torch stretto]
+
+Makes a venv for each peer (in `--venvs`, kept for the next run), starts all of them for a case, and lets them take
+turns: one thread per rank, gloo, all other processes asleep. All train the same weights on the same batch, so their
+losses must agree. Writes a page with table, picture, versions and date if asked to; the last line is one JSON object.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, field, replace
+from datetime import date
+from pathlib import Path
+from typing import IO
+
+from rich.console import Console
+from rich.progress import track
+
+from peer_scripts.case import Case
+from peer_scripts.page import write_page
+from stretto.launch.rank_environment import free_port
+from timing import show
+
+SCRIPTS = Path(__file__).parent / "peer_scripts"
+ROOT = Path(__file__).parents[1]
+TOLERANCE = 1e-3  # of losses, relative
+
+CASES = {
+    "deep": Case(rows=32, steps=128, layers=4, hidden=512),
+    "few rows": Case(rows=4, steps=512, layers=4, hidden=512),
+    "bidirectional": Case(rows=16, steps=128, layers=4, hidden=256, is_bidirectional=True),
+    "unequal lengths": Case(rows=32, steps=256, layers=4, hidden=256, shortest=16),
+    "word model": Case(rows=16, steps=64, layers=2, hidden=512, vocabulary=10_000),
+}
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A framework, and how it is installed and started."""
+
+    script: str
+    packages: tuple[str, ...] = ()  # besides torch, in a venv of its own; empty for this interpreter's
+    ranks: tuple[int, ...] = (1, 2)
+    cases: frozenset[str] = frozenset(CASES)
+    has_same_model: bool = True
+
+
+PEERS = {
+    "torch": Peer("torch_ddp.py"),
+    "torch pipelining": Peer("torch_pipelining.py", ranks=(2,), cases=frozenset({"deep", "few rows", "word model"})),
+    "Lightning": Peer("lightning_ddp.py", ("lightning==2.6.6",)),
+    "Accelerate": Peer("accelerate_ddp.py", ("accelerate==1.15.0",)),
+    "TensorFlow": Peer("tensorflow_mwms.py", ("tensorflow-cpu==2.21.0",)),
+    "Keras on torch": Peer("keras_torch.py", ("keras==3.15.1",), (1,), frozenset({"deep", "few rows", "word model"})),
+    "xlstm (mLSTM)": Peer("xlstm_ddp.py", ("xlstm==2.0.6",), cases=frozenset({"deep"}), has_same_model=False),
+    "stretto": Peer("stretto_layout.py"),
+}
+
+
+@dataclass
+class Contender:
+    """The running processes of a peer on a number of ranks, and what was measured."""
+
+    name: str
+    peer: Peer
+    num_ranks: int
+    processes: list["subprocess.Popen[str]"] = field(default_factory=list)
+    seconds: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    error: str = ""
+
+    def start(self, case: Case, python: Path, log: IO[str]) -> None:
+        port = free_port()
+        for rank in range(self.num_ranks):
+            variables = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+            if self.num_ranks > 1:
+                variables |= {
+                    "RANK": str(rank), "LOCAL_RANK": str(rank), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+                    "WORLD_SIZE": str(self.num_ranks), "LOCAL_WORLD_SIZE": str(self.num_ranks), "GROUP_RANK": "0",
+                    "TORCHELASTIC_RUN_ID": "peers", "STRETTO_SECRET": "only for this benchmark",
+                }  # fmt: skip
+            command = [str(python), str(SCRIPTS / self.peer.script), json.dumps(asdict(case))]
+            self.processes.append(
+                subprocess.Popen(
+                    command, env={**os.environ, **variables}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                    stderr=log, text=True, bufsize=1,
+                )
+            )  # fmt: skip
+        for process in self.processes:
+            assert process.stdout is not None
+            while (line := process.stdout.readline()).strip() != "ready":
+                if not line:
+                    self.fail("did not start")
+                    return
+
+    def step(self, is_counted: bool) -> None:
+        """Let all ranks take one step."""
+        if self.error:
+            return
+        try:
+            for process in self.processes:
+                assert process.stdin is not None
+                process.stdin.write("step\n")
+                process.stdin.flush()
+            answers = [self._answer(process) for process in self.processes]
+        except (OSError, ValueError) as error:
+            self.fail(f"failed in a step: {error}")
+            return
+        self.losses.append(sum(loss for _, loss in answers))
+        if is_counted:
+            self.seconds.append(max(seconds for seconds, _ in answers))
+
+    def _answer(self, process: "subprocess.Popen[str]") -> tuple[float, float]:
+        assert process.stdout is not None
+        while line := process.stdout.readline():
+            if line.startswith("["):
+                seconds, loss = json.loads(line)
+                return seconds, loss
+        raise ValueError("a rank ended")
+
+    def fail(self, what: str) -> None:
+        self.error = what
+        self.stop()
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+            process.wait()
+
+    @property
+    def label(self) -> str:
+        return f"{self.name}, {'one rank' if self.num_ranks == 1 else f'{self.num_ranks} ranks'}"
+
+
+def make_venv(folder: Path, peer: Peer) -> Path:
+    """Return the Python of a peer's venv, which is made if it does not exist."""
+    if not peer.packages:
+        return Path(sys.executable)
+    python = folder / peer.packages[0].split("=")[0] / "bin" / "python"
+    if not (python.parent / "complete").exists():
+        subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
+        needs_torch = "tensorflow" not in peer.packages[0]
+        subprocess.run([python, "-m", "pip", "install", "--quiet", "uv"], check=True)
+        install = [python.parent / "uv", "pip", "install", "--quiet", "--python", python, *peer.packages]
+        links = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "")}
+        subprocess.run([*install, *(["torch==2.13.0"] if needs_torch else [])], env={**os.environ, **links}, check=True)
+        (python.parent / "complete").touch()
+    return python
+
+
+def check_losses(contenders: list[Contender]) -> None:
+    """Name the contenders whose losses differ from those of torch on one device."""
+    reference = next(contender for contender in contenders if contender.peer.script == "torch_ddp.py")
+    for contender in contenders:
+        if contender.error or not contender.peer.has_same_model:
+            continue
+        pairs = list(zip(contender.losses, reference.losses, strict=False))[:3]
+        if any(abs(loss - expected) > TOLERANCE * abs(expected) for loss, expected in pairs):
+            contender.error = f"losses {contender.losses[:3]} differ from {reference.losses[:3]}"
+
+
+def run_case(name: str, case: Case, peers: dict[str, Peer], venvs: Path, rounds: int) -> list[Contender]:
+    """Start all peers, let them take turns, and return what was measured."""
+    contenders = [
+        Contender(peer_name, peer, num_ranks)
+        for peer_name, peer in peers.items()
+        if name in peer.cases
+        for num_ranks in peer.ranks
+    ]
+    console = Console(stderr=True)
+    with tempfile.TemporaryFile("w+") as log:
+        try:
+            for contender in track(contenders, f"{name}: starting", console=console, transient=True):
+                contender.start(case, make_venv(venvs, contender.peer), log)
+            for index in track(range(2 + rounds), f"{name}: measuring", console=console, transient=True):
+                for contender in contenders if index % 2 else reversed(contenders):
+                    contender.step(is_counted=index >= 2)
+        finally:
+            for contender in contenders:
+                contender.stop()
+            log.seek(0)
+            output = log.read()
+    check_losses(contenders)
+    if any(contender.error for contender in contenders):
+        console.print(output[-4000:], markup=False)
+    return contenders
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="The same training step by stretto and its peers.")
+    parser.add_argument("--quick", action="store_true", help="small models and few rounds: shows that all peers run")
+    parser.add_argument("--page", type=Path, help="write the results to this Markdown file, with a picture beside it")
+    parser.add_argument("--venvs", type=Path, default=Path.home() / ".cache" / "stretto-peers", help="folder of venvs")
+    parser.add_argument("--only", nargs="+", choices=PEERS, default=list(PEERS), help="peers to run; torch always does")
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=list(CASES), help="cases to run")
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = parse()
+    peers = {name: peer for name, peer in PEERS.items() if name in {"torch", *options.only}}
+    for peer in track(peers.values(), "Installing", console=Console(stderr=True), transient=True):
+        make_venv(options.venvs, peer)
+    results: dict[str, dict[str, float | str]] = {}
+    for name in options.cases:
+        case = CASES[name]
+        if options.quick:
+            case = replace(case, steps=max(16, case.steps // 8), hidden=64, vocabulary=case.vocabulary // 10,
+                           shortest=case.shortest // 8)  # fmt: skip
+        contenders = run_case(name, case, peers, options.venvs, 2 if options.quick else 6)
+        results[name] = {
+            contender.label: contender.error or statistics.median(contender.seconds) for contender in contenders
+        }
+    labels = list(dict.fromkeys(label for rows in results.values() for label in rows))
+    ratios = {
+        f"{name}: {label}": results[name]["torch, one rank"] / seconds
+        for name in results
+        for label, seconds in results[name].items()
+        if not isinstance(seconds, str)
+    }
+    if options.page:
+        versions = {name: list(peer.packages) or ["torch==2.13.0"] for name, peer in peers.items()}
+        write_page(options.page, {name: CASES[name] for name in results}, results, versions, date.today())
+    rows = [[label, *(_cell(results[name].get(label)) for name in results)] for label in labels]
+    show("Seconds per step", ["peer", *results], rows, ratios)
+
+
+def _cell(value: float | str | None) -> str:
+    return "-" if value is None else value if isinstance(value, str) else f"{value:.3f}"
+
+
+if __name__ == "__main__":
+    main()
