@@ -56,6 +56,24 @@ def test_a_loss_over_whole_rows_is_the_same_in_every_layout(loss: str, layout: L
     check(pools, layout, RowCase(loss))
 
 
+SPAN_LAYOUTS = [
+    Layout(spans=2),
+    Layout(spans=3, micro_batches=3, recompute=True),
+    Layout(spans=2, replicas=2, micro_batches=2),
+    Layout(spans=4, micro_batches=4),
+]
+
+
+@pytest.mark.parametrize("layout", SPAN_LAYOUTS, ids=str)
+@pytest.mark.parametrize("loss", ["ctc", "crf", "per step"])
+def test_a_loss_over_whole_rows_is_the_same_over_spans(loss: str, layout: Layout, pools: RankPools) -> None:
+    check(pools, layout, RowCase(loss, is_causal=False))
+
+
+def test_strided_blocks_train_with_ctc_over_spans(pools: RankPools) -> None:
+    check(pools, SPAN_LAYOUTS[1], RowCase("ctc", is_causal=False, window=29, strides=(2, 3, 1)))
+
+
 @pytest.mark.parametrize("layout", LAYOUTS, ids=str)
 def test_strided_blocks_train_with_ctc_in_every_layout(layout: Layout, pools: RankPools) -> None:
     check(pools, layout, RowCase("ctc", window=29, strides=(2, 3, 1)))

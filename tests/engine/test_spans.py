@@ -7,10 +7,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
+from helpers.layout_cases import Case, run_case
 from helpers.rank_pool import RankPools
 from helpers.span_cases import BLOCKS, LOOKING_AHEAD, SpanCase, run_alone, run_spans
-from stretto import Layout
+from stretto import Layout, World, make_engine
+from stretto.data import Window
+from stretto.nn import BidirectionalLSTM, CrossEntropy, Linear, Stack, initialize
 
 TOLERANCE = 1e-9  # of float64, relative to the largest gradient of a parameter
 
@@ -72,6 +76,10 @@ def test_three_spans_and_micro_batches_equal_one_device(is_ragged: bool, pools: 
     check(pools, case, Layout(spans=3, micro_batches=2, recompute=True))
 
 
+def test_a_state_of_integers_is_passed_on(pools: RankPools) -> None:
+    check(pools, SpanCase(("bilstm", "integer")), Layout(spans=2))
+
+
 def test_replicas_of_spans_equal_one_device(pools: RankPools) -> None:
     check(pools, SpanCase(("bilstm", "final"), one_target_per_row=True), Layout(spans=2, replicas=2, micro_batches=2))
 
@@ -80,3 +88,35 @@ def test_rows_that_end_before_the_last_spans_don_t_hang_them(pools: RankPools) -
     # A window of one or two time steps has nothing for the last spans.
     for seed in range(3):
         check(pools, SpanCase(("bilstm", "gru"), window=2, seed=seed), Layout(spans=4, micro_batches=3))
+
+
+def train_frozen(world: World, layout: Layout) -> dict[str, Tensor | None]:
+    """Train a model some of whose weights are frozen: all of a block's, and one of a block's."""
+    model = Stack([Linear(3, 4), BidirectionalLSTM(4, 2), BidirectionalLSTM(4, 2), Linear(4, 5)])
+    initialize(model, 1)
+    for name, parameter in model.named_parameters():
+        parameter.requires_grad_(not name.startswith(("blocks.0.", "blocks.1.")) and not name.endswith("weight_hh_l0"))
+    engine = make_engine(model, CrossEntropy(), layout, world)
+    generator = torch.Generator().manual_seed(1)
+    x, targets = torch.randn(6, 2, 3, generator=generator), torch.randint(5, (6, 2), generator=generator)
+    fresh = torch.ones(2, dtype=torch.bool)
+    engine.step(Window(6, torch.arange(2), torch.tensor([6, 6]), fresh, x, targets), None, 0)
+    return {name: parameter.grad for name, parameter in engine.stack.named_parameters()}
+
+
+def test_frozen_weights_get_no_gradient(pools: RankPools) -> None:
+    (expected,) = pools[1].run(train_frozen, Layout())
+    for gradients in pools[2].run(train_frozen, Layout(spans=2)):
+        for name, gradient in expected.items():
+            if gradient is None:
+                assert gradients[name] is None, name
+            else:
+                torch.testing.assert_close(gradients[name], gradient)
+
+
+def test_reduced_precision_equals_one_device_within_its_bits(pools: RankPools) -> None:
+    case = Case("noncausal", dtype=torch.float32, precision="bf16")
+    (alone,) = pools[1].run(run_case, case, Layout())
+    for result in pools[2].run(run_case, case, Layout(spans=2, micro_batches=2)):
+        # bf16 has 8 bits; a state is rounded where a span ends.
+        assert result.losses == pytest.approx(alone.losses, rel=8 * 2**-8)

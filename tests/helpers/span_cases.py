@@ -27,8 +27,10 @@ from stretto.nn import (
     MeanPool,
     PoolTime,
     Residual,
+    Rows,
     Stack,
     StackFrames,
+    State,
     WeightDropLSTM,
     WordDropEmbedding,
     initialize,
@@ -38,12 +40,26 @@ from stretto.testing import LocalEngine
 NUM_TOKENS, WIDTH = 11, 6  # WIDTH is even: both directions together have as many features
 HALF = WIDTH // 2
 
+
+class EverySecond(Block):
+    """Doubles every second time step: its state is an integer, and it does not say what it is later."""
+
+    def initial_state(self, rows: Rows) -> State:
+        return (torch.zeros(len(rows), dtype=torch.int64, device=rows.device),)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        (time,) = state
+        times = time + torch.arange(len(x)).unsqueeze(1)
+        return x * (1 + times % 2).unsqueeze(2), (time + len(x),)
+
+
 BLOCKS: dict[str, Callable[[], Block]] = {
     "bilstm": lambda: BidirectionalLSTM(WIDTH, HALF),
     "bilstm2": lambda: BidirectionalLSTM(WIDTH, HALF, 2),
     "bigru": lambda: BidirectionalGRU(WIDTH, HALF, bias=False),
     "residual": lambda: Residual(Stack([BidirectionalGRU(WIDTH, HALF), Residual(BidirectionalLSTM(WIDTH, HALF))])),
     "nested": lambda: Stack([Dropout(0.3), BidirectionalLSTM(WIDTH, HALF), LSTM(WIDTH, WIDTH)]),
+    "integer": EverySecond,
     "lstm": lambda: LSTM(WIDTH, WIDTH, 2),
     "gru": lambda: Residual(GRU(WIDTH, WIDTH)),
     "weight_drop": lambda: WeightDropLSTM(WIDTH, WIDTH),

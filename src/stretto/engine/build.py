@@ -51,7 +51,7 @@ def make_engine(
     Weights of the loss are those of the last stage, named `loss.<name>`.
     """
     loss, layout = as_loss(loss), layout or Layout()
-    _check_model_and_layout(model, loss, layout)
+    _check_model_and_layout(model, layout)
     check_widths(model, loss)
     given_model, model = model, attach_loss(model, loss)
     head_loss = check_vocab_parallel(model, loss, layout.stages) if layout.splits_vocab else None
@@ -62,6 +62,7 @@ def make_engine(
     world = world or World(rank=0, size=1, device=find_device("auto") if model.device.type == "meta" else model.device)
     all_stages = tuple(range(layout.stages))
     shared_by = [*holders.values(), *([] if head_loss is None else [all_stages])]
+    shared_by += [tuple(range(layout.spans))] if layout.spans > 1 and isinstance(loss, RowLoss) else []
     topology = Topology(layout.replicas, layout.stages, layout.adjacent, layout.spans)
     mesh = Mesh(world, topology, shared_by, is_ring=layout.is_interleaved)
     if not model.causal and (layout.stages == 1 or layout.splits_vocab):
@@ -104,7 +105,7 @@ def _make_stage_runs(stack: Stack, model: Stack, layout: Layout, parts: list[sli
     return [StageRun(*pair, chain=chain, model=model) for pair in zip(stacks, numbers, strict=True)]
 
 
-def _check_model_and_layout(model: object, loss: Loss, layout: Layout) -> None:
+def _check_model_and_layout(model: object, layout: Layout) -> None:
     if not isinstance(model, Stack):
         raise ConfigError(
             f"model is of type {type(model).__name__}, not a stretto.nn.Stack; build one from blocks, or convert a "
@@ -115,16 +116,11 @@ def _check_model_and_layout(model: object, loss: Loss, layout: Layout) -> None:
             "layout.auto has not been resolved; pass the layout from stretto.choose_layout, or use `stretto train`"
         )
     if layout.spans > 1:
-        check_spans(model, loss, layout)
+        check_spans(model, layout)
 
 
-def check_spans(model: Stack, loss: Loss, layout: Layout) -> None:
+def check_spans(model: Stack, layout: Layout) -> None:
     """Raise if the model can't be split over spans."""
-    if isinstance(loss, RowLoss):
-        raise ConfigError(
-            f"layout.spans={layout.spans} can't be combined with {type(loss).__name__}, a loss over whole rows; use "
-            "layout.replicas"
-        )
     if model.causal:
         raise ConfigError(
             f"layout.spans={layout.spans} is for models that look ahead in time, but all blocks of this one are "

@@ -31,6 +31,10 @@ class CutGraph:
         ]
         self._outputs = None if recompute or not has_backward else outputs
 
+    def release(self) -> None:
+        """Forget all tensors: no backward follows."""
+        self.inputs, self.outputs = [], []
+
     def backward(
         self, gradients: Sequence[Tensor | None], parameters: Sequence[nn.Parameter]
     ) -> tuple[list[Tensor | None], list[Tensor | None]]:

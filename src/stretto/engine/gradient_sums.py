@@ -45,7 +45,7 @@ class GradientSums:
                 # Not in place: oneDNN returns one tensor as the gradient of both biases.
                 self._sums[parameter] = gradient if before is None else before + gradient
         complete = []
-        for parameter in dict.fromkeys(parameters):
+        for parameter in dict.fromkeys(parameter for parameter in parameters if parameter.requires_grad):
             self._num_left[parameter] -= 1
             if not self._num_left[parameter]:
                 complete.append(parameter)

@@ -35,11 +35,13 @@ class StateSpec:
         return StateSpec(tuple(shape for shape, _ in pairs), tuple(dtype for _, dtype in pairs))
 
     def num_bytes(self, num_rows: int) -> int:
-        """Return the size of a message."""
-        return sum(_padded(size) for size in self._sizes(num_rows))
+        """Return the size of a message; one without tensors, of a state that has no floats, is not empty either."""
+        return max(_ALIGNMENT, sum(_padded(size) for size in self._sizes(num_rows)))
 
-    def pack(self, tensors: Sequence[Tensor]) -> Tensor:
+    def pack(self, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
         """Return the bytes of all tensors, as one message."""
+        if not self.shapes:
+            return torch.zeros(_ALIGNMENT, dtype=torch.uint8, device=device)
         parts = []
         for tensor, dtype in zip(tensors, self.dtypes, strict=True):
             part = tensor.detach().to(dtype).contiguous().view(-1).view(torch.uint8)
@@ -94,7 +96,7 @@ class SpanMessages:
         if receiver is None:
             return
         num_rows = self._num_rows(action, receiver)
-        message = self._spec(action).pack([tensor[:num_rows] for tensor in tensors])
+        message = self._spec(action).pack([tensor[:num_rows] for tensor in tensors], self._mesh.world.device)
         self._channel(receiver, is_sender=False).send(message)
 
     def receive(self, action: Action) -> State | None:

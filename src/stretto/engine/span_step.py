@@ -22,15 +22,18 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError
 from stretto.base.state import State, slice_rows
 from stretto.base.window import Rows, Window
 from stretto.blocks.head_loss import class_outputs
 from stretto.blocks.losses import Loss, LossSum
+from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.span_program import SpanProgram, join_sweeps
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import mark_ignored
 from stretto.config.layout import Layout
+from stretto.engine.boundary import BoundarySpec
 from stretto.engine.cut import WindowCut, cut_window
 from stretto.engine.cut_graph import CutGraph
 from stretto.engine.engine import BeforeLastBackward, OnOutputs, StepResult, step_result, window_tensor
@@ -38,6 +41,7 @@ from stretto.engine.gradient_sums import GradientSums
 from stretto.engine.precision import Precision, autocast
 from stretto.engine.recorder import ActionRecorder
 from stretto.engine.span_messages import SpanMessages, StateSpec
+from stretto.engine.span_row_loss import SpanRowLoss
 from stretto.engine.strided_targets import stride_window
 from stretto.mesh.mesh import Mesh
 from stretto.plan.actions import Action, ActionKind
@@ -85,6 +89,7 @@ class SpanModel:
     mesh: Mesh
     precision: Precision
     recorder: ActionRecorder
+    output_specs: list[BoundarySpec] = field(default_factory=list)  # that of the outputs, once it is known
 
     @cached_property
     def program(self) -> SpanProgram:
@@ -95,6 +100,24 @@ class SpanModel:
     def sweep_shapes(self) -> tuple[SweepShape, ...]:
         """The sweeps as a schedule knows them."""
         return tuple(SweepShape(sweep.layer, sweep.is_reverse) for sweep in self.program.sweeps)
+
+    @property
+    def row_loss(self) -> RowLoss | None:
+        """The loss, if it is one over whole rows."""
+        return self.loss if isinstance(self.loss, RowLoss) else None
+
+    @torch.no_grad()
+    def find_output_spec(self, window: Window) -> BoundarySpec:
+        """Return the features and dtype of the outputs, which a span needs that has no part of a micro-batch."""
+        if not self.output_specs:
+            is_training = self.stack.training
+            x = to_device(window_tensor(window, "inputs", self.stack.dtype)[:1, :1], self.device)
+            state = self.stack.begin(Rows.of(1, 1, device=self.device, dtype=self.stack.dtype))
+            with autocast(self.device, self.precision):
+                y, _ = self.stack.eval()(x, state)
+            self.stack.train(is_training)
+            self.output_specs.append(BoundarySpec(tuple(y.shape[2:]), y.dtype))
+        return self.output_specs[0]
 
     @property
     def device(self) -> torch.device:
@@ -137,11 +160,14 @@ class SpanStep:
         self.on_outputs = on_outputs
         self.has_backward = torch.is_grad_enabled()
         self.losses: list[LossSum] = []
-        if model.stack.stride > 1:
+        row_loss = model.row_loss
+        if model.stack.stride > 1 and (row_loss is None or row_loss.targets_per_step):
             window = stride_window(window, model.stack.stride)
         self.cut = model.cut(window)
+        if row_loss is not None:
+            self.output_spec = model.find_output_spec(window)
         self.window, offset = self._own_time(window)
-        self.window = self.cut.sort_window(self.window, model.device)
+        self.window = self.cut.sort_window(self.window, model.device, moves_targets=row_loss is None)
         self.rows = self.window.rows(key, model.device, model.stack.dtype)
         carried = None if carried is None else self.cut.sort_state(carried)
         self.parts: dict[int, _SpanPart] = {}  # by micro-batch; a short one may end before this span
@@ -154,8 +180,13 @@ class SpanStep:
             specs = specs or [StateSpec.of(sweep.initial_state(rows, state)) for sweep in self.program.sweeps]
             if self.span < len(shape.chunk_bounds):
                 self.parts[index] = self._part(index, rows, state, offset)
+        self.row_loss: SpanRowLoss | None = None
+        if row_loss is not None:
+            stride, targets = model.stack.stride, window_tensor(self.window, "targets")
+            lengths = self.rows.after_stride(stride).lengths
+            self.row_loss = SpanRowLoss(row_loss, model.mesh, self.cut.after_stride(stride), targets, lengths)
         spans = tuple(len(shape.chunk_bounds) for shape in self.cut.micro_batches)
-        self.grid = SpanGrid(model.sweep_shapes, model.mesh.num_spans, spans)
+        self.grid = SpanGrid(model.sweep_shapes, model.mesh.num_spans, spans, has_row_loss=row_loss is not None)
         self.schedules = span_schedules(self.grid, has_backward=self.has_backward)
         rows_per_span = [shape.rows_per_chunk for shape in self.cut.micro_batches]
         self.messages = SpanMessages(model.mesh, self.grid, self.schedules, specs, rows_per_span)
@@ -167,7 +198,9 @@ class SpanStep:
         first, stop = min((first for first, _ in bounds), default=0), max((stop for _, stop in bounds), default=0)
         stride = self.model.stack.stride
         inputs = window_tensor(window, "inputs", self.model.stack.dtype)[first:stop]
-        targets = window_tensor(window, "targets")[first // stride : -(-stop // stride)]
+        targets = window_tensor(window, "targets")
+        if self.model.row_loss is None:  # which needs the targets of whole rows
+            targets = targets[first // stride : -(-stop // stride)]
         return replace(window, inputs=inputs, targets=targets), (first, first // stride)
 
     def _part(self, index: int, rows: Rows, state: State, offset: tuple[int, int]) -> _SpanPart:
@@ -198,6 +231,8 @@ class SpanStep:
             with model.recorder.action(self.span, action):
                 if action.kind is ActionKind.FORWARD:
                     self._forward(action, received)
+                elif action.kind is ActionKind.HEAD:
+                    self._run_row_loss(action)
                 else:
                     self._backward(action, received)
         self.messages.flush()
@@ -209,6 +244,8 @@ class SpanStep:
 
     def _uses(self) -> Iterator[Sequence[nn.Parameter]]:
         """Yield the parameters of each backward of this step."""
+        if self.model.row_loss is not None:
+            yield from ([*self.model.row_loss.parameters()] for _ in self.cut.micro_batches)
         for _ in self.parts:
             yield from (sweep.parameters for sweep in self.program.sweeps)
             yield from (self._segment_parameters(index) for index in range(len(self.program.segments)))
@@ -216,7 +253,8 @@ class SpanStep:
     def _segment_parameters(self, index: int) -> list[nn.Parameter]:
         """Return the parameters of a segment; the last one includes the loss."""
         parameters = self.program.segments[index].parameters
-        if index == self.program.num_layers and self.model.stack.loss is not None:
+        is_last = index == self.program.num_layers
+        if is_last and self.model.row_loss is None and self.model.stack.loss is not None:
             parameters = [*parameters, *self.model.stack.loss.parameters()]
         return parameters
 
@@ -240,6 +278,10 @@ class SpanStep:
         if all(other in part.sweeps for other in layer):
             outputs = [part.sweeps[other].outputs[0] for other in layer]
             self._run_segment(part, sweep.layer + 1, [*outputs, *part.values[1:]])
+            if not self.has_backward:
+                for other in layer:
+                    part.sweeps[other].release()
+                part.segments.clear()
 
     def _received_state(self, received: State, initial: State) -> State:
         """Return the state of all rows: that of the rows that another span has, and the initial state of the others."""
@@ -262,7 +304,7 @@ class SpanStep:
             with autocast(self.model.device, self.model.precision):
                 return self.program.segments[index](values, part.state, part.first)
 
-        if index < self.program.num_layers:
+        if index < self.program.num_layers or self.row_loss is not None:
             part.segments[index] = self._graph(run, inputs)
             part.values = part.segments[index].outputs
             return
@@ -276,10 +318,30 @@ class SpanStep:
         part.segments[index] = self._graph(run_with_loss, inputs)
         self.losses.append(replace(losses[0], total=losses[0].total.detach()))
 
+    def _run_row_loss(self, action: Action) -> None:
+        """Compute the loss of some rows of a micro-batch; keep the gradient of this span's outputs."""
+        assert self.row_loss is not None and self.model.row_loss is not None
+        part = self.parts.get(action.micro_batch)
+        loss_scale = self.loss_scale if self.has_backward else None
+        result = self.row_loss.run(
+            action.micro_batch,
+            None if part is None else part.values[0],
+            self.output_spec,
+            on_outputs=self.on_outputs,
+            loss_scale=loss_scale,
+        )
+        self.losses += [] if result.loss is None else [result.loss]
+        if self.has_backward:
+            self.sums.add([*self.model.row_loss.parameters()], result.weight_gradients)
+            if part is not None:
+                part.value_gradients = [result.output_gradient]
+
     def _backward(self, action: Action, received: State | None) -> None:
         part, number = self.parts[action.micro_batch], action.chunk
         sweep = self.program.sweeps[number]
-        if not part.output_gradients:
+        if not part.output_gradients and self.row_loss is not None:
+            self._run_segment_backward(part, self.program.num_layers)
+        elif not part.output_gradients:
             total = part.segments[self.program.num_layers].outputs[0]
             part.value_gradients = [torch.full_like(total, self.loss_scale)]
             self._run_segment_backward(part, self.program.num_layers)

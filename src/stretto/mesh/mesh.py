@@ -109,7 +109,7 @@ class Mesh:
 
         Like the groups of neighbors: every rank creates the same number of groups.
         """
-        is_member = self.stage in stages
+        is_member = self._column in stages
         ranks = [self.topology.rank(self.replica, stage) for stage in stages] if is_member else [self.world.rank]
         group = self._create_group(ranks)
         if is_member:

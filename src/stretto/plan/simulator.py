@@ -23,11 +23,11 @@ _Peers = Callable[[Action, int], Sequence[tuple[int, Action]]]
 
 
 class MessageNeighbors(Protocol):
-    """Which actions wait for a message of the same action on a neighbor; both return None if there is none."""
+    """Which actions of other spans send a message to an action, or receive its message."""
 
-    def sender(self, action: Action, span: int, /) -> int | None: ...
+    def senders(self, action: Action, span: int, /) -> Sequence[tuple[int, Action]]: ...
 
-    def receiver(self, action: Action, span: int, /) -> int | None: ...
+    def receivers(self, action: Action, span: int, /) -> Sequence[tuple[int, Action]]: ...
 
 
 def simulate(
@@ -54,8 +54,8 @@ def simulate(
     stages = [_SimulatedStage(index, actions) for index, actions in enumerate(schedules)]
     speeds = [1.0, *(speed(num_busy) for num_busy in range(1, len(stages) + 1))]
     if neighbors is not None:
-        senders_of: _Peers = partial(_same_action, neighbors.sender)
-        receivers_of: _Peers = partial(_same_action, neighbors.receiver)
+        senders_of: _Peers = neighbors.senders
+        receivers_of: _Peers = neighbors.receivers
     elif chain is None:
         kinds = {action.kind for action in schedules[0]}
         has_head, is_tied = ActionKind.HEAD in kinds, ActionKind.EMBEDDING in kinds
@@ -65,14 +65,6 @@ def simulate(
         messages = ChainMessages(chain, _chunk_counts(schedules))
         senders_of, receivers_of = messages.senders, messages.receivers
     return _Simulator(stages, speeds, cost, message_cost, blocking, senders_of, receivers_of).run()
-
-
-def _same_action(
-    neighbor: Callable[[Action, int], int | None], action: Action, span: int
-) -> Sequence[tuple[int, Action]]:
-    """Return the neighbor with which a span exchanges the message of an action, which is the same action there."""
-    other = neighbor(action, span)
-    return () if other is None else ((other, action),)
 
 
 def _chunk_counts(schedules: Sequence[Sequence[Action]]) -> list[int]:

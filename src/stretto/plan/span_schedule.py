@@ -7,12 +7,15 @@ opposite directions and don't depend on each other. Two bidirectional layers (sw
     span 0   F0 F1 F2 F3 B3 B2 B1 B0
     span 1   F1 F0 F3 F2 B2 B3 B0 B1        no span ever waits: states and gradients are swapped after each action
 
+A loss over whole rows is one more action (H) of each micro-batch, which all spans run together: between the forwards
+and the backwards of the last layer.
+
 With more spans, a sweep takes longer to arrive at the other end, and several micro-batches fill the time. The schedules
 are those of a simulation in which each span runs, of the actions that are ready, the first by `_priority`.
 """
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
@@ -38,6 +41,7 @@ class SpanGrid:
     sweeps: tuple[SweepShape, ...]
     num_spans: int
     spans_per_micro_batch: tuple[int, ...]
+    has_row_loss: bool = False
 
     @cached_property
     def layers(self) -> tuple[tuple[int, ...], ...]:
@@ -56,25 +60,62 @@ class SpanGrid:
         """Return the span that waits for the action's message; None if there is none."""
         return self._neighbor(action, span, 1)
 
-    def local_dependencies(self, action: Action) -> Iterator[Action]:
-        """Yield the actions of the same span that must have run before."""
-        kind, micro_batch, layer = action.kind, action.micro_batch, self.sweeps[action.chunk].layer
+    def senders(self, action: Action, span: int) -> Sequence[tuple[int, Action]]:
+        """Return the actions of other spans whose messages an action waits for."""
+        return [(other, needed) for other, needed in self.dependencies(action, span) if other != span]
+
+    def receivers(self, action: Action, span: int) -> Sequence[tuple[int, Action]]:
+        """Return the actions of other spans that wait for the message of an action."""
+        receiver, micro_batch = self.receiver(action, span), action.micro_batch
+        targets = [] if receiver is None else [(receiver, action)]
+        if action.kind is ActionKind.HEAD:
+            others = [span_ for span_ in range(self.spans_per_micro_batch[micro_batch]) if span_ != span]
+            targets += [(other, needed) for other in others for needed in self._last(ActionKind.BACKWARD, micro_batch)]
+        elif self.has_row_loss and action in self._last(ActionKind.FORWARD, micro_batch):
+            head = Action(ActionKind.HEAD, micro_batch, 0)
+            targets += [(other, head) for other in range(self.num_spans) if other != span]
+        return targets
+
+    def dependencies(self, action: Action, span: int) -> Iterator[tuple[int, Action]]:
+        """Yield the (span, action) pairs that must have run before an action of a span."""
+        kind, micro_batch = action.kind, action.micro_batch
+        if kind is ActionKind.HEAD:
+            for other in range(self.spans_per_micro_batch[micro_batch]):
+                yield from ((other, needed) for needed in self._last(ActionKind.FORWARD, micro_batch))
+            if micro_batch:  # all spans run them in the same order
+                yield span, Action(kind, micro_batch - 1, 0)
+            return
+        sender = self.sender(action, span)
+        if sender is not None:
+            yield sender, action
+        layer = self.sweeps[action.chunk].layer
         if kind is ActionKind.FORWARD:
             before = self.layers[layer - 1] if layer else ()
+            yield from ((span, Action(kind, micro_batch, sweep)) for sweep in before)
         elif layer + 1 < len(self.layers):
-            before = self.layers[layer + 1]
+            yield from ((span, Action(kind, micro_batch, sweep)) for sweep in self.layers[layer + 1])
+        elif self.has_row_loss:
+            head = Action(ActionKind.HEAD, micro_batch, 0)
+            yield from ((other, head) for other in range(self.num_spans))
         else:
-            before, kind = self.layers[layer], ActionKind.FORWARD  # the loss needs all of the last layer
-        return (Action(kind, micro_batch, sweep) for sweep in before)
+            yield from ((span, needed) for needed in self._last(ActionKind.FORWARD, micro_batch))
 
     def actions(self, span: int, *, has_backward: bool) -> Iterator[Action]:
         """Yield the actions of one span, in any order."""
         kinds = (ActionKind.FORWARD, ActionKind.BACKWARD) if has_backward else (ActionKind.FORWARD,)
         for micro_batch, num_spans in enumerate(self.spans_per_micro_batch):
+            if self.has_row_loss:
+                yield Action(ActionKind.HEAD, micro_batch, 0)
             if span < num_spans:
                 yield from (Action(kind, micro_batch, sweep) for kind in kinds for sweep in range(len(self.sweeps)))
 
+    def _last(self, kind: ActionKind, micro_batch: int) -> list[Action]:
+        """Return the actions of the last layer."""
+        return [Action(kind, micro_batch, sweep) for sweep in self.layers[-1]]
+
     def _neighbor(self, action: Action, span: int, distance: int) -> int | None:
+        if action.kind is ActionKind.HEAD:
+            return None
         is_leftward = self.sweeps[action.chunk].is_reverse != (action.kind is ActionKind.BACKWARD)
         neighbor = span - distance if is_leftward else span + distance
         return neighbor if 0 <= neighbor < self.spans_per_micro_batch[action.micro_batch] else None
@@ -96,9 +137,7 @@ class _ListScheduler:
         self.dependents: dict[tuple[int, Action], list[tuple[int, Action]]] = {}
         for span in range(grid.num_spans):
             for action in grid.actions(span, has_backward=has_backward):
-                sender = grid.sender(action, span)
-                needed = [(span, local) for local in grid.local_dependencies(action)]
-                needed += [] if sender is None else [(sender, action)]
+                needed = list(grid.dependencies(action, span))
                 self.missing[span][action] = len(needed)
                 for dependency in needed:
                     self.dependents.setdefault(dependency, []).append((span, action))
@@ -110,13 +149,20 @@ class _ListScheduler:
         schedules: list[list[Action]] = [[] for _ in self.ready]
         running: list[tuple[float, int, Action]] = []  # a heap: (end, span, action)
         is_busy, now = [False] * len(self.ready), 0.0
+        at_head: dict[Action, list[int]] = {}  # the spans that have come to a head
         while True:
             for span, heap in enumerate(self.ready):
                 if heap and not is_busy[span]:
                     _, action = heapq.heappop(heap)
                     is_busy[span] = True
                     schedules[span].append(action)
-                    heapq.heappush(running, (now + self._cost(action), span, action))
+                    starting = [span]
+                    if action.kind is ActionKind.HEAD:
+                        at_head.setdefault(action, []).append(span)
+                        # All spans run a head together: it starts when the last one has come to it.
+                        starting = at_head[action] if len(at_head[action]) == len(self.ready) else []
+                    for other in starting:
+                        heapq.heappush(running, (now + self._cost(action), other, action))
             if not running:
                 return tuple(map(tuple, schedules))
             now = running[0][0]
@@ -137,13 +183,18 @@ class _ListScheduler:
 
     def _priority(self, span: int, action: Action) -> _Priority:
         """Return what orders the actions that are ready on a span; no two of them have the same."""
+        if action.kind is ActionKind.HEAD:
+            # First of all, so that between its being ready and its start no span begins what another one waits for.
+            return 0, action.micro_batch, 0, 0
         num_spans = self.grid.spans_per_micro_batch[action.micro_batch]
         receiver = self.grid.receiver(action, span)
         # The spans that still wait for this sweep: the more, the more urgent.
         num_waiting = 0 if receiver is None else (num_spans - receiver if receiver > span else receiver + 1)
         is_forward = action.kind is ActionKind.FORWARD  # backwards free memory, so they come first
-        return int(is_forward), action.micro_batch, -num_waiting, action.chunk
+        return 1 + is_forward, action.micro_batch, -num_waiting, action.chunk
 
     def _cost(self, action: Action) -> float:
+        if action.kind is ActionKind.HEAD:
+            return 1.0
         cost = self.grid.sweeps[action.chunk].cost
         return cost if action.kind is ActionKind.FORWARD else cost * _BACKWARD_COST

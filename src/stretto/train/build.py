@@ -204,7 +204,7 @@ def _check_layout(layout: Layout, model: Stack, loss: Loss, windows: WindowSourc
         check_vocab_parallel(model, loss, layout.stages)
     stage_parts(model, layout)  # raises if the blocks can't be split
     if layout.spans > 1:
-        check_spans(model, loss, layout)
+        check_spans(model, layout)
     if not windows.is_stateful:
         return
     if not model.causal:
