@@ -147,7 +147,7 @@ def make_venv(folder: Path, peer: Peer) -> Path:
         subprocess.run([sys.executable, "-m", "venv", python.parents[1]], check=True)
         needs_torch = "tensorflow" not in peer.packages[0]
         subprocess.run([python, "-m", "pip", "install", "--quiet", "uv"], check=True)
-        install = [python.parent / "uv", "pip", "install", "--quiet", "--python", python, *peer.packages]
+        install = [f"{python.parent}/uv", "pip", "install", "--quiet", "--python", str(python), *peer.packages]
         links = {"UV_FIND_LINKS": os.environ.get("PIP_FIND_LINKS", "")}
         subprocess.run([*install, *(["torch==2.13.0"] if needs_torch else [])], env={**os.environ, **links}, check=True)
         (python.parent / "complete").touch()
@@ -219,10 +219,10 @@ def main() -> None:
         }
     labels = list(dict.fromkeys(label for rows in results.values() for label in rows))
     ratios = {
-        f"{name}: {label}": results[name]["torch, one rank"] / seconds
+        f"{name}: {label}": base / seconds
         for name in results
         for label, seconds in results[name].items()
-        if not isinstance(seconds, str)
+        if not isinstance(seconds, str) and not isinstance(base := results[name]["torch, one rank"], str)
     }
     if options.page:
         versions = {name: list(peer.packages) or ["torch==2.13.0"] for name, peer in peers.items()}

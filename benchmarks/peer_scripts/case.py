@@ -66,7 +66,7 @@ class Case:
         """Return the weights, with the names and shapes of torch's modules: `lstm`, `head`, and `embedding` if any."""
         random = np.random.RandomState(2)
         directions = ("", "_reverse") if self.is_bidirectional else ("",)
-        shapes = {}
+        shapes: dict[str, tuple[int, ...]] = {}
         if self.vocabulary:
             shapes["embedding.weight"] = (self.vocabulary, self.num_inputs)
         for layer in range(self.layers):

@@ -63,14 +63,15 @@ def _cell(value: float | str | None, base: float | str) -> str:
 
 def draw(results: Results) -> str:
     """Draw how many times as fast as torch on one rank each peer is: a group of bars per case."""
-    rows = []
+    rows: list[tuple[str, float | None]] = []
     for name, measured in results.items():
         base = measured[BASE]
         assert not isinstance(base, str)
         rows.append((name, None))
         rows += [(label, base / value) for label, value in measured.items() if not isinstance(value, str)]
     longest = max(value for _, value in rows if value is not None)
-    height, parts = 10, []
+    height = 10
+    parts: list[str] = []
     for label, value in rows:
         if value is None:
             height += 14

@@ -1,6 +1,7 @@
 """Every layout's real calls, executed under a model of CUDA's and NCCL's rules: no deadlock, no mismatch."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -238,7 +239,7 @@ FEW = [
 @pytest.mark.short
 @pytest.mark.parametrize("layout", FEW, ids=str)
 @pytest.mark.parametrize("options", [{}, {"is_recorded": True}, {"is_evaluation": True}], ids=str)
-def test_the_calls_of_all_ranks_finish(layout: Layout, options: dict[str, bool]) -> None:
+def test_the_calls_of_all_ranks_finish(layout: Layout, options: dict[str, Any]) -> None:
     check(log_all(layout, **options))
 
 
@@ -254,7 +255,7 @@ INTERLEAVED = [
 @pytest.mark.parametrize("layout", INTERLEAVED, ids=str)
 @pytest.mark.parametrize("options", [{}, {"is_evaluation": True}], ids=str)
 def test_the_calls_of_all_ranks_finish_if_chunks_pass_the_stages_several_times(
-    layout: Layout, options: dict[str, bool]
+    layout: Layout, options: dict[str, Any]
 ) -> None:
     check(log_all(layout, **options))
 
@@ -277,7 +278,7 @@ def test_the_calls_of_every_interleaved_layout_finish(stages: int, interleave: i
 
 @pytest.mark.parametrize("layout", [layout for layout in FEW if layout.vocab_parallel], ids=str)
 @pytest.mark.parametrize("options", [{}, {"is_recorded": True}, {"is_evaluation": True}], ids=str)
-def test_the_calls_of_all_ranks_finish_with_a_tied_table(layout: Layout, options: dict[str, bool]) -> None:
+def test_the_calls_of_all_ranks_finish_with_a_tied_table(layout: Layout, options: dict[str, Any]) -> None:
     check(log_all(layout, is_tied=True, **options))
 
 

@@ -111,7 +111,8 @@ def test_interleaved_stages_of_replicas_equal_one_device(pools: RankPools) -> No
 
 @st.composite
 def look_ahead_layouts(draw: st.DrawFn) -> Layout:
-    stages, blocks = draw(st.integers(2, 4)), ()
+    stages = draw(st.integers(2, 4))
+    blocks: tuple[int, ...] = ()
     if draw(st.booleans()):
         cuts = sorted(draw(st.sets(st.integers(1, 6), min_size=stages - 1, max_size=stages - 1)))
         edges = [0, *cuts, 10]

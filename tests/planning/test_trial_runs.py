@@ -74,7 +74,7 @@ def test_trying_changes_neither_the_model_nor_random_numbers_nor_threads(corpus_
 
 
 def test_a_layout_that_runs_out_of_memory_gets_a_note(corpus_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_engine = trial_runs.make_engine
+    make_engine = trial_runs.make_engine  # type: ignore[attr-defined]
 
     def fail_for_slow(model: Stack, loss: CrossEntropy, layout: Layout, *arguments: World, **options: int) -> object:
         if layout == SLOW:
