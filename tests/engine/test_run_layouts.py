@@ -17,7 +17,7 @@ from stretto.base.position import Position
 from stretto.engine.build import stage_parts
 from stretto.engine.gather import gather_model
 from stretto.engine.pipeline import PipelineEngine
-from stretto.errors import PlanError
+from stretto.errors import ConfigError, PlanError
 from stretto.nn import CrossEntropy, Linear, Rows, Stack
 from stretto.plan.actions import Action, ActionKind
 
@@ -201,5 +201,5 @@ def test_what_interleaved_stages_cannot_do_is_refused() -> None:
         stage_parts(Stack(MODELS["gnmt"]()), Layout(stages=2, interleave=2))
     with pytest.raises(PlanError, match=r"layout.stages=2 x layout.interleave=2 exceeds .* use at most 3 runs"):
         stage_parts(Stack([Linear(2, 2)] * 3), Layout(stages=2, interleave=2))
-    with pytest.raises(ValueError, match="interleave=2 can't be combined with vocab_parallel"):
+    with pytest.raises(ConfigError, match="interleave=2 can't be combined with vocab_parallel"):
         Layout(stages=2, interleave=2, vocab_parallel=True)

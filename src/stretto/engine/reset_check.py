@@ -17,11 +17,6 @@ def check_resets(engine: Engine, window: Window) -> None:
             f"Window.resets is {window.resets.dtype} {tuple(window.resets.shape)} on {window.resets.device}; "
             f"use a bool tensor {shape} (time, batch) on the CPU"
         )
-    if engine.mesh.num_spans > 1:
-        raise ConfigError(
-            f"the window has resets, but layout.spans={engine.mesh.num_spans} has no way to start again within a span; "
-            "use stages or replicas, or make each episode a row of its own"
-        )
     reason = None
     if not engine.is_causal:
         reason = "has a block that looks ahead in time"
