@@ -66,7 +66,7 @@ def trial_to_dict(trial: Trial) -> dict[str, Any]:
 
 
 def trials_from_plan(plan_values: Mapping[str, Any]) -> tuple[Trial, ...]:
-    """Return the trials in a plan's JSON values; none if they are not valid."""
+    """Return the trials in a plan's JSON values; an empty tuple if they are not valid."""
     try:
         return parse_trials(json.dumps(plan_values.get("trials", [])))
     except ValueError:
