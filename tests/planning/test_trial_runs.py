@@ -14,6 +14,7 @@ from stretto import Layout, World, make_engine
 from stretto.base.position import Position
 from stretto.blocks.initialize import initialize
 from stretto.data import Corpus, Lanes
+from stretto.engine.precision import Precision
 from stretto.errors import PlanError
 from stretto.measure.profile_input import ProfileInput
 from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
@@ -74,12 +75,12 @@ def test_trying_changes_neither_the_model_nor_random_numbers_nor_threads(corpus_
 
 
 def test_a_layout_that_runs_out_of_memory_gets_a_note(corpus_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    make_engine = trial_runs.make_engine  # type: ignore[attr-defined]
-
-    def fail_for_slow(model: Stack, loss: CrossEntropy, layout: Layout, *arguments: World, **options: int) -> object:
+    def fail_for_slow(
+        model: Stack, loss: CrossEntropy, layout: Layout, world: World, *, seed: int, precision: Precision
+    ) -> object:
         if layout == SLOW:
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return make_engine(model, loss, layout, *arguments, **options)  # type: ignore[arg-type]
+        return make_engine(model, loss, layout, world, seed=seed, precision=precision)
 
     monkeypatch.setattr(trial_runs, "make_engine", fail_for_slow)
     slow, fast = try_layouts(input_of(corpus_path), ALONE, finalists_of(SLOW, FAST, seconds=0.4))

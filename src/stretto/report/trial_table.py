@@ -1,5 +1,6 @@
 """The layouts that were tried before a run, as rows of a table and as a part of an HTML page."""
 
+import math
 from collections.abc import Sequence
 
 from stretto.base.units import format_seconds
@@ -13,7 +14,7 @@ TRIAL_HEADERS = ("layout", "predicted", "measured", "measured / predicted", "ste
 
 def trial_rows(trials: Sequence[Trial]) -> list[tuple[str, ...]]:
     """Return the cells of each trial under TRIAL_HEADERS, the fastest layout first."""
-    ordered = sorted(trials, key=lambda trial: (trial.measured is None, trial.measured))
+    ordered = sorted(trials, key=lambda trial: math.inf if trial.measured is None else trial.measured)
     return [_cells(trial) for trial in ordered]
 
 
