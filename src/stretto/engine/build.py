@@ -62,9 +62,7 @@ def make_engine(
     world = world or World(rank=0, size=1, device=find_device("auto") if model.device.type == "meta" else model.device)
     all_stages = tuple(range(layout.stages))
     shared_by = [*holders.values(), *([] if head_loss is None else [all_stages])]
-    shared_by += [tuple(range(layout.spans))] if layout.spans > 1 and isinstance(loss, RowLoss) else []
-    topology = Topology(layout.replicas, layout.stages, layout.adjacent, layout.spans)
-    mesh = Mesh(world, topology, shared_by, is_ring=layout.is_interleaved)
+    mesh = _make_mesh(world, layout, loss, shared_by)
     if not model.causal and (layout.stages == 1 or layout.splits_vocab):
         # No other stage works on chunks meanwhile, or all have to work on the same ones.
         layout = layout.model_copy(update={"chunks": 1})
@@ -94,6 +92,14 @@ def make_engine(
     if head_loss is not None:
         engine.vocab_head = VocabHead(head, head_loss, mesh, mesh.stage_groups[all_stages], precision, embedding)
     return ReplicaEngine(engine, mesh, has_equal_weights=seed is not None) if layout.replicas > 1 else engine
+
+
+def _make_mesh(world: World, layout: Layout, loss: Loss, shared_by: list[tuple[int, ...]]) -> Mesh:
+    """Return the mesh of a layout; `shared_by` has the sets of stages that hold copies of the same weights."""
+    if layout.spans > 1 and isinstance(loss, RowLoss):
+        shared_by = [*shared_by, tuple(range(layout.spans))]  # the spans gather the outputs of whole rows
+    topology = Topology(layout.replicas, layout.stages, layout.adjacent, layout.spans)
+    return Mesh(world, topology, shared_by, is_ring=layout.is_interleaved)
 
 
 def _make_stage_runs(stack: Stack, model: Stack, layout: Layout, parts: list[slice], stage: int) -> list[StageRun]:
