@@ -108,6 +108,8 @@ def try_several(world: World, corpus: str) -> str:
     return str([trial.measured for trial in found])
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_layouts_with_fewer_ranks_run_on_the_first_ones_and_all_ranks_agree(pools: RankPools, corpus_path: str) -> None:
     answers = pools[3].run(try_several, corpus_path)
     assert len(set(answers)) == 1
@@ -125,6 +127,8 @@ def choose_with_wrong_profile(world: World, corpus: str, cache: str, try_finalis
     return choice.layout, list(choice.plan.trials)
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_a_layout_that_is_wrongly_predicted_to_be_fastest_loses(
     pools: RankPools, corpus_path: str, tmp_path: Path
 ) -> None:
