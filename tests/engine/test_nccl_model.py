@@ -132,7 +132,7 @@ def log_rank(
     return log.events
 
 
-def log_all(layout: Layout, *, ahead: tuple[int, ...] = (), **options: bool) -> list[list[Event]]:
+def log_all(layout: Layout, ahead: tuple[int, ...] = (), /, **options: bool) -> list[list[Event]]:
     return [log_rank(layout, rank, ahead=ahead, **options) for rank in range(layout.num_ranks)]
 
 
@@ -263,7 +263,7 @@ def test_the_calls_of_all_ranks_finish_if_chunks_pass_the_stages_several_times(
 @pytest.mark.parametrize("ahead", [(1,), (4,), (0, 7), (2, 3), (5,)], ids=str)
 @pytest.mark.parametrize("sizes", [(1, 5), (3, 4), (4, 1)], ids=str)
 def test_the_calls_of_all_ranks_finish_if_a_block_looks_ahead(ahead: tuple[int, ...], sizes: tuple[int, int]) -> None:
-    check(log_all(Layout(stages=3, micro_batches=sizes[0], chunks=sizes[1]), ahead=ahead))
+    check(log_all(Layout(stages=3, micro_batches=sizes[0], chunks=sizes[1]), ahead))
 
 
 @pytest.mark.slow
