@@ -35,10 +35,14 @@ def rank_environments(num_ranks: int, num_threads: int) -> list[dict[str, str]]:
     ]
 
 
+# Not that of `random.seed`: two programs with the same seed would take the same ports.
+_random = random.SystemRandom()
+
+
 def free_port() -> int:
     """Return a free port. It is below the ephemeral ports, so no connection takes it until rank 0 listens there."""
     while True:
-        port = random.randrange(10_000, 30_000)
+        port = _random.randrange(10_000, 30_000)
         try:
             socket.create_server(("127.0.0.1", port)).close()
         except OSError:
