@@ -68,3 +68,10 @@ def test_invalid_stacks_are_refused() -> None:
     with pytest.raises(ConfigError, match="6 features into 4"):
         residual = Residual(LSTM(6, 4))
         residual(torch.randn(2, 3, 6), residual.begin(Rows.of(3)))
+
+
+def test_a_slice_without_weights_has_the_dtype_of_the_model() -> None:
+    """A stage may hold nothing but dropout and penalties, whose states must not be rounded."""
+    stack = Stack([Linear(2, 2), Dropout(0.5), Linear(2, 2)]).double()
+    assert stack[1:2].dtype == stack.join([slice(1, 2)]).dtype == torch.float64
+    assert Stack([Dropout(0.5)]).dtype == torch.float32

@@ -49,6 +49,7 @@ class Stack(Block):
         # In a slice: the weights that are tied to one of a block before it. By name; the values are their first names.
         self._borrowed: dict[str, str] = {}
         self._shards: dict[int, VocabShard] = {}  # by the index of the block whose table is split
+        self._model_dtype: torch.dtype | None = None  # in a slice: that of the complete model
         # Set by an engine with several stages, which trains only some of the complete model's blocks on this rank.
         self.is_split = False
 
@@ -123,6 +124,7 @@ class Stack(Block):
     def _share(self, part: "Stack") -> "Stack":
         """Return a stack of some of this one's blocks, with what it has to know of the others."""
         part.is_split = self.is_split
+        part._model_dtype = self.dtype
         part._borrowed = {
             name: first_name
             for name, first_name in self.tied_names().items()
@@ -191,9 +193,9 @@ class Stack(Block):
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the weights, and so of floating-point states."""
+        """The dtype of the weights, and so of floating-point states; of a slice without weights, that of the model."""
         dtypes = (parameter.dtype for parameter in self.parameters() if parameter.is_floating_point())
-        return next(dtypes, torch.get_default_dtype())
+        return next(dtypes, self._model_dtype or torch.get_default_dtype())
 
     @property
     def device(self) -> torch.device:
