@@ -11,8 +11,10 @@ from stretto.prepare.record_parser import as_list, infer_list_type, parse_number
 from stretto.prepare.time_formats import find_time_formats, looks_like_time, parse_time
 
 # An `unparsed time` looks like a time, but its format is unknown: 01/03/2012 could be in January or in March.
-# A `category` is a boolean, or one of a few short texts.
-FieldType = Literal["text", "category", "number", "time", "unparsed time", "tokens", "channels", "empty", "other"]
+# A `category` is a boolean, or one of a few short texts. `words` are lists of texts.
+FieldType = Literal[
+    "text", "category", "number", "time", "unparsed time", "tokens", "channels", "words", "empty", "other"
+]
 
 _SEQUENCE_NAMES = ("inputs", "text", "tokens", "values")  # the usual names of a field that holds a sequence
 _MAX_CLASSES = 1000  # a field with more distinct values than this is not a label
@@ -42,7 +44,7 @@ class FieldSummary:
     @property
     def has_sequence_name(self) -> bool:
         """Whether the field has one of the usual names for a sequence."""
-        return self.name in _SEQUENCE_NAMES
+        return self.name in _SEQUENCE_NAMES or (self.type == "words" and self.name == "words")
 
     @property
     def may_be_unparsed_time(self) -> bool:
@@ -102,8 +104,9 @@ def _infer_field(name: str, values: Sequence[object], is_csv: bool, time_format:
         return replace(summary, type="time", num_unique=len({str(value) for value in present}))
     lists = [steps for value in present if (steps := as_list(value, is_csv)) is not None]
     if len(lists) == len(present):
-        value_type = infer_list_type(name, {type(step) for steps in lists for step in steps})
-        return replace(summary, type=value_type or "other", mean_length=fmean(map(len, lists)))
+        types = {type(step) for steps in lists for step in steps}
+        value_type: FieldType = "words" if types == {str} else infer_list_type(name, types) or "other"
+        return replace(summary, type=value_type, mean_length=fmean(map(len, lists)))
     texts = [value for value in present if isinstance(value, str)]
     if len(texts) < len(present):
         return summary

@@ -147,7 +147,7 @@ def _estimate_num_rows(listing: Listing, sample: RecordSample) -> int:
 
 
 def _infer_kind(sample: RecordSample, hints: DataHints) -> DataKind:
-    if hints.sequence or hints.label:
+    if hints.sequence or hints.label or any(sample.find(name).type == "words" for name in hints.inputs):
         return "sequences"
     if hints.time or hints.by or hints.time_format:
         return "series"

@@ -77,10 +77,10 @@ def prepare_sequences(
 
     Files are JSONL, CSV or Parquet, or `.npz` or `.npy`, in which a record is a row of the arrays. Each record is one
     sequence, in the field `options.sequence`. Text becomes tokens: bytes, characters or words (`level`). Unless
-    `read_as` is set, lists of integers are tokens, but channels in a field named `values`. Lists of other numbers and
-    lists of lists are channels, with null for a missing value; `inputs` names several fields with a list each, which
-    become channels. A field of `inputs` with a text or boolean per record, or a list of them, holds categories: at most
-    1,000, stored as codes.
+    `read_as` is set, lists of integers are tokens, but channels in a field named `values`. Lists of texts are words, a
+    token each. Lists of other numbers and lists of lists are channels, with null for a missing value; `inputs` names
+    several fields with a list each, which become channels. One of several `inputs` with a text or boolean per record,
+    or a list of them, holds categories: at most 1,000, stored as codes.
 
     `label` names the field with the class of a sequence. `targets` names fields of any kind of targets: a class (text,
     integer or boolean), a number or a list of numbers for the sequence, or a list with a class, a number or a list of
@@ -219,7 +219,7 @@ class _SequenceSettings:
 def _first_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> RecordParser:
     """Return a parser for the records, inferred from the first one that can be read."""
     texts = _find_text_fields(parts[0], options.inputs or ())
-    # A single field of texts is text, unless it is to be read as a channel.
+    # A single field of texts, or of lists of words, is text, unless it is to be read as a channel.
     if options.inputs is not None and (len(options.inputs) > 1 or (texts and options.read_as == "channels")):
         if options.read_as not in (None, "channels"):
             problem = f"read_as={options.read_as} is not possible with inputs={','.join(options.inputs)}"
@@ -266,7 +266,12 @@ def _complete_parser(
         vocabulary = shared.vocabulary
     if parser.value_type != "text":
         return parser, vocabulary
+    if parser.has_words and vocabulary is None and options.level is None and options.tokenizer is None:
+        options = replace(options, level="word")
     level = token_level(options, vocabulary)
+    if parser.has_words and level != "word":
+        problem = f"{parser.sequence!r} has lists of words, but a token is a {level}"
+        raise DataError(f"{problem}; use level=word, or join the words of each list with spaces into one text")
     return replace(parser, level=level), ByteVocabulary() if level == "byte" else vocabulary
 
 

@@ -33,6 +33,7 @@ class RecordParser:
     value_type: ValueType
     inputs: tuple[str, ...] = ()  # empty: all channels are in `sequence`
     level: Level = "byte"  # how text is split into tokens
+    has_words: bool = False  # a text is given as the list of its words
     num_tokens: int | None = None  # the vocabulary size; None: not known yet, or not tokens
     num_channels: int | None = None  # length of a step's list; None: a step is a plain number
     nan: NanPolicy = "error"
@@ -51,7 +52,7 @@ class RecordParser:
     def parse(self, record: Mapping[str, Any], is_csv: bool) -> Any:  # noqa: ANN401 - see the docstring
         """Return a record's text, tokens `[steps]` or channels `[steps, channels]`."""
         if self.value_type == "text":
-            return self._text(record)
+            return self._text(record, is_csv)
         if self.inputs:
             return self._columns(record, is_csv)
         steps = require_list(record, self.sequence, is_csv)
@@ -67,14 +68,16 @@ class RecordParser:
         """Return the number of time steps of a record's sequence, which is not checked; None if there is none."""
         try:
             if self.value_type == "text":
-                return self.count_steps(self._text(record))
+                return self.count_steps(self._text(record, is_csv))
             # A text of the whole sequence has no time steps.
             lists = [name for name in self.fields if name not in self.categories or as_list(record.get(name), is_csv)]
             return len(require_list(record, (lists or self.fields)[0], is_csv))
         except BadRowError:
             return None
 
-    def _text(self, record: Mapping[str, Any]) -> str:
+    def _text(self, record: Mapping[str, Any], is_csv: bool) -> str:
+        if self.has_words:
+            return self._joined_words(require_list(record, self.sequence, is_csv))
         value = require(record, self.sequence)
         if not isinstance(value, str):
             raise BadRowError(f"{self.sequence!r} is {shorten(value)}, not text")
@@ -82,6 +85,16 @@ class RecordParser:
             raise BadRowError(f"{self.sequence!r} has no words, only white space")
         check_text(value, self.sequence)
         return value
+
+    def _joined_words(self, words: list[Any]) -> str:
+        check_types(words, {str}, self.sequence, "a word")
+        for word in words:
+            if word.split() != [word]:
+                problem = f"{self.sequence!r} has {shorten(word)}, but a word is not empty and has no white space"
+                raise BadRowError(problem, "replace white space in it, as by _")
+        text = " ".join(words)
+        check_text(text, self.sequence)
+        return text
 
     def _tokens(self, steps: list[Any]) -> NDArray[np.int64]:
         check_types(steps, {int}, self.sequence, "an integer")
@@ -185,6 +198,11 @@ def infer_parser(
         expected = "'inputs', 'text', 'tokens' or 'values'" if sequence is None else repr(sequence)
         problem = f"it has no value in {expected} (its fields are {sorted(record)})"
         raise BadRowError(problem, "name the field with sequence=FIELD")
+    listed = as_list(record[name], is_csv)
+    if value_type in (None, "text") and are_words(listed):
+        return RecordParser(name, "text", level="word", has_words=True)
+    if value_type is None and listed == []:
+        raise BadRowError(f"{name!r} is an empty list")
     if value_type is None and name in ("tokens", "values"):
         value_type = "tokens" if name == "tokens" else "channels"
     if value_type is None and isinstance(record[name], str):
@@ -194,7 +212,8 @@ def infer_parser(
     steps = require_list(record, name, is_csv)
     value_type = value_type or infer_list_type(name, set(map(type, steps)))
     if value_type is None:
-        raise BadRowError(f"{name!r} is {shorten(steps)}, which is neither text nor a list of numbers")
+        problem = f"{name!r} is {shorten(steps)}, which is neither text nor a list of numbers or of words"
+        raise BadRowError(problem, "to read words, join them with spaces into one text and use level=word")
     is_nested = value_type == "channels" and isinstance(steps[0], list)
     if is_nested and not steps[0]:
         raise BadRowError(f"{name!r} has an empty list at a time step", "write the values of its channels")
@@ -212,6 +231,11 @@ def infer_list_type(name: str, types: set[type]) -> ValueType | None:
     if types == {int} and name != "values":
         return "tokens"
     return "channels" if types == {list} or (types and types <= _NUMBER_TYPES) else None
+
+
+def are_words(values: list[Any] | None) -> bool:
+    """Return whether this is a list of texts."""
+    return bool(values) and all(isinstance(value, str) for value in values or ())
 
 
 def require(record: Mapping[str, Any], name: str) -> object:

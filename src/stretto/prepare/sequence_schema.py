@@ -28,6 +28,7 @@ class SequenceSchema:
     sequence: str  # field with the sequence
     value_type: ValueType | None  # what a sequence consists of; None if the field can't be read as a sequence
     level: Level | None = None  # how text is split into tokens; None if the sequence is not text
+    has_words: bool = False  # the text is given as the list of its words
     label: str | None = None  # field with the label
     other_labels: tuple[str, ...] = ()  # other fields that could be the label
     inputs: tuple[str, ...] = ()  # if not empty, the fields with a channel each, in place of `sequence`
@@ -46,6 +47,7 @@ def infer_sequence_schema(sample: RecordSample, hints: DataHints) -> tuple[Seque
     inputs = hints.inputs if len(hints.inputs) > 1 else ()
     sequence = hints.sequence or next(iter(hints.inputs), None) or _choose_sequence(sample, {label, *targets})
     value_type = "channels" if inputs else _value_type(sample.find(sequence))
+    has_words = not inputs and sample.find(sequence).type == "words"
     # Of channels, parts of the sequence can be named too: those to forecast.
     if value_type == "channels" and all(name == sequence or name.startswith(f"{sequence}.") for name in targets):
         targets = ()
@@ -59,27 +61,35 @@ def infer_sequence_schema(sample: RecordSample, hints: DataHints) -> tuple[Seque
         use = "as the label (label=FIELD chooses" if label is not None else "to predict (targets=FIELD chooses"
         if label is not None or targets:
             notes.append(f"{label or targets[0]!r} is used {use} another, has_label=False uses none)")
-    level = _find_level(sample, sequence, hints.level, label, targets) if value_type == "text" else None
+    level: Level | None = None
+    if value_type == "text":
+        level = hints.level or ("word" if has_words else _find_level(sample, sequence, label, targets))
     if targets and kind is None and value_type is not None:
-        kind = _infer_kind(sample, RecordParser(sequence, value_type, level=level or "byte"), targets)
+        parser = RecordParser(sequence, value_type, level=level or "byte", has_words=has_words)
+        kind = _infer_kind(sample, parser, targets)
     if label is None and kind == "class_per_row":
         label, targets = targets[0], ()
     kind = kind if targets else None
     other_labels = tuple(name for name in label_fields if name != label)
     if unused := [name for name in sample.field_names if name not in {*used, label, *targets}]:
         notes.append(f"fields that are not used: {', '.join(unused)}")
-    return SequenceSchema(sequence, value_type, level, label, other_labels, inputs, targets, kind), notes
+    schema = SequenceSchema(sequence, value_type, level, has_words, label, other_labels, inputs, targets, kind)
+    return schema, notes
 
 
 def list_sequence_fields(sample: RecordSample) -> list[FieldSummary]:
     """Return the fields that look like sequences."""
-    return [
+    fields = [
         field
         for field in sample.fields
-        # Repeated short texts, and times, are sequences only in a field with a usual name.
-        if (field.has_sequence_name and field.type in ("category", "unparsed time"))
+        # Repeated short texts, times and lists of words are sequences only in a field with a usual name.
+        if (field.has_sequence_name and field.type in ("category", "unparsed time", "words"))
         or (field.type in ("text", "tokens", "channels") and not field.may_be_unparsed_time)
     ]
+    if fields or any(field.type == "number" for field in sample.fields):
+        return fields
+    # There is nothing else to read.
+    return [field for field in sample.fields if field.type == "words"]
 
 
 def list_category_fields(sample: RecordSample) -> list[FieldSummary]:
@@ -88,7 +98,7 @@ def list_category_fields(sample: RecordSample) -> list[FieldSummary]:
 
 
 def _value_type(field: FieldSummary) -> ValueType | None:
-    if field.type in ("text", "category", "unparsed time"):
+    if field.type in ("text", "category", "unparsed time", "words"):
         return "text"
     return field.type if field.type == "tokens" or field.type == "channels" else None
 
@@ -122,7 +132,7 @@ def _choose_targets(
     if usual:
         return usual[0], ()
     others = [field for field in sample.fields if field.name != sequence and field.name.lower() in _LABEL_NAMES]
-    others = [field for field in others if field.could_be_values or field.type == "other"]
+    others = [field for field in others if field.could_be_values or field.type in ("words", "other")]
     if others:
         return None, (others[0].name,)
     return _choose_label(sample, sequence, label_fields), ()
@@ -135,13 +145,9 @@ def _infer_kind(sample: RecordSample, parser: RecordParser, targets: tuple[str, 
     return infer_target_kind(records, num_steps, targets, sample.is_csv, parser.value_type)
 
 
-def _find_level(
-    sample: RecordSample, sequence: str, level: Level | None, label: str | None, targets: tuple[str, ...]
-) -> Level:
-    """Return what a token of text is: given, or such that there are as many as targets, or else a first choice."""
+def _find_level(sample: RecordSample, sequence: str, label: str | None, targets: tuple[str, ...]) -> Level:
+    """Return what a token of text is, such that there are as many as targets, or else a first choice."""
     pairs = [(str(record[sequence]), record) for record in sample.records if record.get(sequence)]
-    if level is not None:
-        return level
     lists = [as_list(record.get(name), sample.is_csv) for _, record in pairs for name in targets[:1]]
     for choice in ("word", "char", "byte") if lists and None not in lists else ():
         parser = RecordParser(sequence, "text", level=choice)

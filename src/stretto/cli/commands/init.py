@@ -261,8 +261,9 @@ class _Prompter:
             )
             new_hints = replace(hints, has_label=False) if choice == "none" else replace(hints, label=choice)
         level = schema.level if isinstance(schema, TextSchema | SequenceSchema) else None
-        is_bytes_only = isinstance(schema, TextSchema) and not schema.is_utf8
-        if level is not None and not is_bytes_only and hints.level is None and hints.tokenizer is None:
+        has_words = isinstance(schema, SequenceSchema) and schema.has_words
+        is_fixed = has_words or (isinstance(schema, TextSchema) and not schema.is_utf8)
+        if level is not None and not is_fixed and hints.level is None and hints.tokenizer is None:
             choice = self._ask_choice("What should a token be?", LEVELS, level)
             # For the type checker, `choice` is any string; an element of LEVELS has the right type.
             new_hints = replace(new_hints, level=next(level for level in LEVELS if level == choice))
@@ -363,7 +364,8 @@ def _describe_files(inspection: Inspection) -> str:
         label = "" if schema.label is None else f", label {schema.label!r}"
         targets = f", targets {', '.join(map(repr, schema.targets))}" if schema.targets else ""
         names = ", ".join(map(repr, schema.inputs or (schema.sequence,)))
-        return f"sequences: {files}, {rows}, {schema.value_type or 'no sequences'} in {names}{label}{targets}"
+        content = "words" if schema.has_words else schema.value_type or "no sequences"
+        return f"sequences: {files}, {rows}, {content} in {names}{label}{targets}"
     by = "" if schema.by is None else f", one series per {schema.by!r}"
     names = ", ".join(schema.numbers[:8]) + (", ..." if len(schema.numbers) > 8 else "")
     numbers = f", numbers in {names}" if names else ""
