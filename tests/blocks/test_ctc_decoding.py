@@ -106,6 +106,25 @@ def test_labels_of_probability_zero_are_never_returned() -> None:
     assert math.isclose(hypotheses[0].log_probability, 0.0, abs_tol=1e-12)
 
 
+def test_logits_and_arrays_give_what_log_probabilities_give() -> None:
+    log_probs = random_log_probs(8, 4, seed=2)
+    logits = log_probs + torch.randn(8, 1, generator=torch.Generator().manual_seed(3), dtype=torch.float64) * 100
+    array = logits.numpy().copy()
+    array.flags.writeable = False
+    expected = ctc_beam_search(log_probs, beam=6)
+    for scores in (logits, array):
+        assert ctc_greedy(scores) == ctc_greedy(log_probs)
+        hypotheses = ctc_beam_search(scores, beam=6)
+        assert [hypothesis.labels for hypothesis in hypotheses] == [hypothesis.labels for hypothesis in expected]
+        for hypothesis, other in zip(hypotheses, expected, strict=True):
+            assert math.isclose(hypothesis.log_probability, other.log_probability, rel_tol=1e-9)
+
+
+def test_a_time_step_without_any_probability_makes_all_labels_impossible() -> None:
+    (hypothesis,) = ctc_beam_search(torch.full((2, 3), -math.inf), beam=4)
+    assert hypothesis.log_probability == -math.inf
+
+
 def test_mistakes_are_named() -> None:
     with pytest.raises(ConfigError, match="beam=0 is less than 1"):
         ctc_beam_search(torch.zeros(2, 3), beam=0)

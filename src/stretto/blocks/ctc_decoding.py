@@ -1,10 +1,11 @@
-"""Decoding of CTC outputs: the labels that log-probabilities over time stand for, also while the time is running.
+"""Decoding of CTC outputs: the labels that scores over time stand for, also while the time is running.
 
 Each time step has a probability for every label and for the blank. A path, one symbol per time step, stands for the
 labels that are left when repeated symbols are merged and blanks are removed: `a a - a b b -` is `a a b`.
 """
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,14 +26,15 @@ class CtcHypothesis:
     log_probability: float
 
 
-def ctc_greedy(log_probs: Tensor, blank: int = 0) -> list[int]:
-    """Return the labels of the most likely path. `log_probs` is `[time, labels]`, of one row."""
+def ctc_greedy(log_probs: Tensor | NDArray[Any], blank: int = 0) -> list[int]:
+    """Return the labels of the most likely path. `log_probs` is `[time, labels]`, of one row; logits work as well."""
     return CtcGreedyDecoder(blank).add(log_probs)
 
 
-def ctc_beam_search(log_probs: Tensor, beam: int = 16, blank: int = 0) -> list[CtcHypothesis]:
+def ctc_beam_search(log_probs: Tensor | NDArray[Any], beam: int = 16, blank: int = 0) -> list[CtcHypothesis]:
     """Return the `beam` most likely labellings, best first, by prefix beam search over `log_probs`, `[time, labels]`.
 
+    A model's outputs can be given as they are, since `log_softmax` is applied, which does not change log-probabilities.
     The probability of a labelling is that of all its paths together. A beam wider than the number of labellings gives
     exact probabilities.
     """
@@ -42,7 +44,7 @@ def ctc_beam_search(log_probs: Tensor, beam: int = 16, blank: int = 0) -> list[C
 
 
 class CtcGreedyDecoder:
-    """Turns a stream of log-probabilities into the labels of the most likely path."""
+    """Turns a stream of log-probabilities, or of logits, into the labels of the most likely path."""
 
     num_state_tensors = 1
 
@@ -50,9 +52,9 @@ class CtcGreedyDecoder:
         self._blank = blank
         self._last = blank
 
-    def add(self, log_probs: Tensor) -> list[int]:
+    def add(self, log_probs: Tensor | NDArray[Any]) -> list[int]:
         """Return the labels that the next time steps add, `log_probs` being `[time, labels]`."""
-        _check(log_probs, self._blank)
+        log_probs = _as_tensor(log_probs, self._blank)
         path = log_probs.argmax(dim=-1).tolist()
         pairs = zip(path, [self._last, *path], strict=False)
         labels = [label for label, before in pairs if label not in (before, self._blank)]
@@ -75,7 +77,10 @@ class CtcGreedyDecoder:
 
 
 class CtcBeamDecoder:
-    """Prefix beam search over a stream of log-probabilities; it emits a label as soon as all hypotheses agree on it."""
+    """Prefix beam search over a stream of log-probabilities, or of logits.
+
+    It emits a label as soon as all hypotheses agree on it.
+    """
 
     num_state_tensors = 3
 
@@ -99,10 +104,12 @@ class CtcBeamDecoder:
         order = np.argsort(-totals, kind="stable")
         return [CtcHypothesis(self._prefixes[index], float(totals[index])) for index in order]
 
-    def add(self, log_probs: Tensor) -> list[int]:
+    def add(self, log_probs: Tensor | NDArray[Any]) -> list[int]:
         """Take the next time steps, `[time, labels]`; return the labels that are certain now within the beam."""
-        _check(log_probs, self._blank)
-        for frame in log_probs.detach().to("cpu", torch.float64).numpy():
+        log_probs = _as_tensor(log_probs, self._blank)
+        log_probs = log_probs.detach().to("cpu", torch.float64).log_softmax(dim=-1)
+        # NaN: all probabilities of a time step are zero.
+        for frame in log_probs.nan_to_num(nan=-np.inf, neginf=-np.inf).numpy():
             self._step(frame)
         return self._emit(_common_length(self._prefixes))
 
@@ -204,10 +211,14 @@ def _check_state(state: State, expected: list[tuple[torch.dtype, int]]) -> None:
         )
 
 
-def _check(log_probs: Tensor, blank: int) -> None:
+def _as_tensor(log_probs: Tensor | NDArray[Any], blank: int) -> Tensor:
+    """Return `log_probs` as a Tensor; raise unless they are those of one row."""
+    if not isinstance(log_probs, Tensor):
+        log_probs = torch.from_numpy(np.array(log_probs))  # a copy: torch warns of arrays that are read-only
     if log_probs.dim() != 2:
         shape = list(log_probs.shape)
         raise ConfigError(f"log_probs has the shape {shape}, not [time, labels]; decode one row at a time")
     if not 0 <= blank < log_probs.shape[1]:
         num_labels = log_probs.shape[1]
         raise ConfigError(f"blank={blank} is not one of the {num_labels} outputs; use 0 to {num_labels - 1}")
+    return log_probs

@@ -69,7 +69,10 @@ def predict_arrays(
     """
     decoder = find_row_decoder(model, beam) if isinstance(model, TrainedModel) and not per_step else None
     if beam is not None and decoder is None:
-        raise ConfigError(f"beam={beam} is for a TrainedModel that is decoded (per_step=False); leave it out")
+        raise ConfigError(
+            f"beam={beam} is for a TrainedModel that is decoded (per_step=False); leave it out, and decode each row's "
+            "outputs of per_step=True with stretto.serve.ctc_beam_search(outputs, beam)"
+        )
     if lengths is not None and isinstance(inputs, Items | RowInputs):
         raise DataError("lengths can't be combined with inputs that have lengths of their own; leave it out")
     if isinstance(inputs, Items):

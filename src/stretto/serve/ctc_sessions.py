@@ -18,7 +18,8 @@ class CtcSessions:
 
     `names` are those of the model's outputs, of which 0 is the blank, as in `load_model(RUN).data_spec.labels`. Without
     `beam`, a symbol is emitted when it begins on the most likely path, and a session needs only the last one. With it,
-    a symbol is emitted as soon as all hypotheses of the prefix beam search agree on it, and `close` returns the rest.
+    a symbol is emitted as soon as all hypotheses of the prefix beam search agree on it, often much later, and `close`
+    returns the rest. For live text, leave `beam` out.
     """
 
     def __init__(self, stack: Stack, names: Sequence[str], beam: int | None = None) -> None:
@@ -50,7 +51,7 @@ class CtcSessions:
                     self._sessions.close(started)
                 raise self._wrong_names(y.shape[-1])
             decoder = self._decoders.setdefault(name, self._make_decoder())
-            symbols[name] = self._named(_add(decoder, y))
+            symbols[name] = self._named(decoder.add(y))
         return symbols
 
     def state(self, name: Hashable) -> State:
@@ -77,7 +78,7 @@ class CtcSessions:
             return []
         # With strided blocks, the last time steps may still wait for more.
         y = self._sessions.finish(name)
-        labels = _add(decoder, y) if len(y) else []
+        labels = decoder.add(y) if len(y) else []
         return self._named([*labels, *decoder.finish()])
 
     def _wrong_names(self, num_outputs: int | None) -> ConfigError:
@@ -91,7 +92,3 @@ class CtcSessions:
 
     def _named(self, labels: list[int]) -> list[str]:
         return [self._names[label] for label in labels]
-
-
-def _add(decoder: CtcGreedyDecoder | CtcBeamDecoder, y: Tensor) -> list[int]:
-    return decoder.add(y.float().log_softmax(dim=-1))

@@ -36,10 +36,9 @@ class RowDecoder:
             # Not `crf.to(y.device)`, which would move the loss of the model itself.
             y = y.to(self.crf.transitions.device)
             return self._named(self.crf.decode(y.unsqueeze(1), torch.tensor([len(y)])).squeeze(1).tolist())
-        log_probs = y.float().log_softmax(dim=-1)
         if self.beam is None:
-            return self._named(ctc_greedy(log_probs))
-        best = ctc_beam_search(log_probs, self.beam)[0]
+            return self._named(ctc_greedy(y))
+        best = ctc_beam_search(y, self.beam)[0]
         return DecodedRow([self.names[label] for label in best.labels], best.log_probability)
 
     def _named(self, labels: list[int]) -> DecodedRow:
