@@ -86,5 +86,7 @@ def has_own_length(kind: TargetKind) -> bool:
 
 
 def target_name(kind: TargetKind) -> str:
-    """Return what targets of this kind are called when they are counted: tokens, labels or values."""
+    """Return what targets of this kind are called when they are counted: tokens, symbols, labels or values."""
+    if has_own_length(kind):
+        return "symbols"
     return "tokens" if kind == "next_token" else "labels" if has_classes(kind) else "values"

@@ -35,6 +35,7 @@ from stretto.train.data_spec import DataSpec, check_same_spec, data_spec_files, 
 from stretto.train.evaluate import Evaluation, OnWindow, evaluate
 from stretto.train.feed import Feed, is_scaled, open_feed, open_feeds
 from stretto.train.metrics.config_metrics import load_metrics
+from stretto.train.prepare_command import prepare_command
 from stretto.train.user_code import check_trusted
 from stretto.train.weights import load_weights, weight_names
 
@@ -101,6 +102,10 @@ class TrainedModel:
         """Evaluate on other prepared data, cut into windows like the run's own data."""
         check_location(location, "call stretto.evaluate(stretto.make_engine(trained.stack, loss), batches)")
         check_trusted(self.config, f"the metrics of {self.config.run.folder}", self.is_trusted, evaluates=True)
+        train = self.config.data.train
+        if train is not None and not is_remote(location) and Path(location).is_file():
+            command = prepare_command(location, self.data_spec, train)
+            raise DataError(f"{location} is a file, not a folder of prepared data; make one with `{command}`")
         feed = open_feed("data", location, self.config.data, Layout(), self.config.run.seed, is_validation=True)
         check_same_spec(self.data_spec, feed.data_spec, "the run", str(location))
         return self._evaluate_feed(feed, on_window)

@@ -16,14 +16,17 @@ from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.units import pluralize
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import show_fraction
+from stretto.cli.views.result_views import class_table
 from stretto.mesh.world import World
 from stretto.report.forecast_chart import ForecastCurve
 from stretto.report.forecast_page import render_forecast
 from stretto.serve.forecasting import SeriesForecast, forecast
 from stretto.serve.metrics import compute_metrics
 from stretto.serve.naive_scores import find_naive_scores
+from stretto.serve.named_metrics import compute_named_metrics
 from stretto.serve.prediction import write_predictions
 from stretto.serve.source import FieldNames
+from stretto.train.metrics.class_table import ClassTable
 from stretto.train.trained_model import TrainedModel
 
 _MAX_STEPS, _MAX_COLUMNS = 12, 8  # how much of a forecast is printed; the file has all of it
@@ -48,11 +51,22 @@ def predict_and_show(
         )
     if world.is_rank_zero:
         console.print(f"{out}: {pluralize(num_lines, 'line')}")
-        for name, value in compute_metrics(out).items():
-            console.print(f"  {name} {value:,.4f}")
+        _show_metrics(console, trained, out)
         naive = find_naive_scores(trained, data)
         if naive is not None:
             console.print(f"  {naive}", soft_wrap=True)
+
+
+def _show_metrics(console: Console, trained: TrainedModel, out: Path) -> None:
+    """Print the metrics of predictions, and those that the run names, if the true targets are known."""
+    for name, value in compute_metrics(out).items():
+        console.print(f"  {name} {value:,.4f}")
+    named = compute_named_metrics(out, trained.config.metrics.names, trained.data_spec.labels)
+    for name, metric in named.items():
+        if isinstance(metric, ClassTable):
+            console.print(class_table(metric))
+        else:
+            console.print(f"  {name.replace('_', ' ')} {metric:,.4f}")
 
 
 @dataclass(frozen=True)
