@@ -120,6 +120,15 @@ def test_items_can_be_pickled_and_their_digest_tells_data_apart() -> None:
             lambda: from_arrays(X, np.zeros((7, 5), int)),
             "values_per_row or sequence_per_row; set target_kind",
         ),
+        (
+            lambda: from_arrays(X, [["a", "b"]] * 7),
+            "targets are lists of texts, 2 in row 0, whose inputs have 4 time steps; set target_kind='sequence_per_row",
+        ),
+        (
+            lambda: from_arrays([["in", "Rome"], ["Anna"]], [["O", "B-LOC"], ["B-PER"]]),
+            r'inputs are texts; use integers for tokens, .* prepare_sequences\(\[\{"tokens": words, "tags": tags\}',
+        ),
+        (lambda: from_arrays(["a text", "b"], [0, 1]), "inputs are texts; use integers for tokens"),
         (lambda: from_arrays(X, np.zeros(6)), "targets have 6 rows, but inputs have 7; make them equal"),
         (lambda: from_arrays(X, -np.ones(7, int)), "targets has -1 .* count classes from 0, and use -100"),
         (lambda: from_arrays(X, np.arange(7), classes=6), "targets has 6 in row 6, but .* only 6 classes"),

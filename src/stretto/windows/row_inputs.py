@@ -12,6 +12,7 @@ from stretto.base.errors import DataError
 from stretto.store.sequences import IntArray
 from stretto.windows.items import pad
 from stretto.windows.row_arrays import Array, RowArrays, as_array
+from stretto.windows.target_classes import holds_text
 
 ArrayRows = ArrayLike | Tensor | Sequence[ArrayLike | Tensor]
 """A numpy array or torch Tensor whose first dim is the rows, or a list of arrays, one per row."""
@@ -28,6 +29,11 @@ class RowInputs:
     def of(cls, inputs: ArrayRows, lengths: ArrayLike | Tensor | None = None) -> "RowInputs":
         """Return the rows of arrays, checked; by default all time steps are valid."""
         rows = RowArrays.of(inputs, "inputs")
+        if holds_text(rows.dtype) and isinstance(rows[0].flat[0] if rows[0].size else None, str):
+            raise DataError(
+                "inputs are texts; use integers for tokens, such as vocabulary.encode(text), or train on a store: "
+                'prepare_sequences([{"tokens": words, "tags": tags}, ...], FOLDER, SequenceOptions(targets=("tags",)))'
+            )
         if rows.ndim not in (1, 2):
             shape = ", ".join(["rows", *map(str, rows[0].shape)])
             raise DataError(f"inputs have shape [{shape}]; use [rows, time, channels], or [rows, time] for one channel")

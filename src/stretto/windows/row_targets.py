@@ -129,6 +129,12 @@ def find_target_kind(targets: RowArrays, steps: NDArray[np.int64]) -> TargetKind
         return "class_per_step"
     if is_value and not has_step_sizes:
         return "values_per_row"
+    if holds_text(targets.dtype):
+        raise DataError(
+            f"targets are lists of texts, {targets.sizes[0]} in row 0, whose inputs have {steps[0]} time steps; set "
+            "target_kind='sequence_per_row' if they are sequences with lengths of their own, else give a text per "
+            "time step"
+        )
     what = f"{targets.sizes[0]} {'floats' if is_value else 'integers'} per row"
     choices = "values_per_row or values_per_step" if has_step_sizes else "values_per_row or sequence_per_row"
     raise DataError(
