@@ -53,8 +53,8 @@ def policy_gradient(logits: Tensor, turns: Tensor) -> nn.LossSum:
 
 
 @torch.no_grad()
-def play(model: nn.Stack, corridors: Corridors, state: nn.State) -> tuple[data.Window, nn.State]:
-    """Play one window in all lanes; return it, and the state after it."""
+def play(model: nn.Stack, corridors: Corridors, lanes: Tensor, state: nn.State) -> tuple[data.Window, nn.State]:
+    """Play one window in some lanes; return it, and the state after it."""
     inputs, targets, resets = [], [], []
     for _ in range(NUM_STEPS):
         inputs.append(corridors.observe())
@@ -65,12 +65,12 @@ def play(model: nn.Stack, corridors: Corridors, state: nn.State) -> tuple[data.W
         targets.append(torch.stack([actions, rewards], dim=1).masked_fill(~has_ended.unsqueeze(1), torch.nan))
         resets.append(has_ended)
         rows = nn.Rows.of(NUM_LANES)
-        state = model.begin(nn.Rows(rows.lanes, rows.lengths, has_ended, 0, rows.device, rows.dtype), state)
+        state = model.begin(nn.Rows(lanes, rows.lengths, has_ended, 0, rows.device, rows.dtype), state)
         corridors.step += 1
         corridors.start_again(has_ended)
     lengths, fresh = torch.full((NUM_LANES,), NUM_STEPS), torch.zeros(NUM_LANES, dtype=torch.bool)
     tensors = (torch.stack(steps) for steps in (inputs, targets, resets))
-    return data.Window(NUM_STEPS, torch.arange(NUM_LANES), lengths, fresh, *tensors), state
+    return data.Window(NUM_STEPS, lanes, lengths, fresh, *tensors), state
 
 
 def main() -> None:
@@ -81,11 +81,13 @@ def main() -> None:
         engine = stretto.make_engine(model, policy_gradient, layout, world, seed=1)
         optimizer = torch.optim.Adam(engine.stack.parameters(), lr=0.01)
         corridors = Corridors(torch.Generator().manual_seed(world.rank))  # each replica plays in corridors of its own
+        # Global indices: masks of dropout would depend on them.
+        lanes = world.rank * NUM_LANES + torch.arange(NUM_LANES)
         state = engine.stack.initial_state(nn.Rows.of(NUM_LANES))
         right = torch.zeros(NUM_UPDATES, 2)
         for update in range(NUM_UPDATES):
             engine.stack.eval()
-            window, state_after = play(engine.stack, corridors, state)
+            window, state_after = play(engine.stack, corridors, lanes, state)
             result = engine.step(window, state, update)  # .grad is that of the sum over all replicas
             torch.testing.assert_close(result.state, state_after)  # what was trained is what was played
             for weight in engine.stack.parameters():
