@@ -65,7 +65,8 @@ def predict_arrays(
     `TrainedModel` scales them as its run did, except the items of a store, which are scaled when they are read. Its
     predicted values, except forecasts, are in their units. If it was trained with CTC or a CRF, the result is a list
     with the names of each row's symbols or tags; CTC takes the most likely path, or the best of a prefix beam search of
-    the width `beam`. With `per_step`, nothing is decoded: `ctc_greedy` and `ctc_beam_search` take such outputs of a row.
+    the width `beam`. With `per_step`, nothing is decoded; `ctc_greedy` and `ctc_beam_search` take such outputs, row by
+    row.
     """
     decoder = find_row_decoder(model, beam) if isinstance(model, TrainedModel) and not per_step else None
     if beam is not None and decoder is None:
