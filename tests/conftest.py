@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
+from hypothesis import Phase, settings
 
 from helpers.rank_pool import RankPools
 from helpers.train_process import ReferenceRuns
@@ -14,8 +14,10 @@ from stretto.data import Corpus, TextOptions, prepare_text
 from stretto.mesh.join import BACKEND_VARIABLE
 from stretto.mesh.strict import STRICT
 
-# A wall-clock deadline per example would fail whenever the machine is busy; pytest's timeout still applies.
-settings.register_profile("no deadline", deadline=None)
+# A wall-clock deadline per example would fail whenever the machine is busy; pytest's timeout still applies. CI tries
+# fewer examples, and shrinks none: in tests with ranks, that takes minutes.
+PHASES = [phase for phase in Phase if phase is not Phase.shrink or "CI" not in os.environ]
+settings.register_profile("no deadline", deadline=None, max_examples=40 if "CI" in os.environ else 100, phases=PHASES)
 settings.load_profile("no deadline")
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 

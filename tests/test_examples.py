@@ -112,7 +112,6 @@ def prepare_manual(folder: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_a_layout_is_chosen_on_the_ranks_there_are_and_trained_in(tmp_path: Path) -> None:
     prepare_manual(tmp_path)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

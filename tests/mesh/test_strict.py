@@ -58,8 +58,8 @@ def post_receives_ahead() -> None:
     """Post receives before they are needed, as with gloo."""
     create = Channel.__init__
 
-    def ahead(self: Channel, *arguments: object) -> None:
-        create(self, *arguments)  # type: ignore[arg-type]
+    def ahead(self: Channel, *arguments: object, **options: bool) -> None:
+        create(self, *arguments, **options)  # type: ignore[arg-type]
         self._num_receives_ahead = 2
 
     Channel.__init__ = ahead  # type: ignore[assignment,method-assign]

@@ -8,7 +8,7 @@ from pytest import approx
 from stretto.serve.named_metrics import compute_named_metrics
 from stretto.train.metrics.class_table import ClassTable
 
-TAGGED = [
+TAGGED: list[dict[str, object]] = [
     {"labels": ["B-LOC", "I-LOC", "B-PER", "B-PER"], "true_labels": ["B-LOC", "I-LOC", None, "O"]},
     {"labels": ["O", "B-PER"], "true_labels": ["B-LOC", "B-PER"]},
     {"labels": ["B-PER"]},  # its true tags are not known
