@@ -1,6 +1,6 @@
 """The same training step by stretto and its peers, on one and two ranks of this machine.
 
-    python benchmarks/peers.py [--quick] [--page docs/project/peers.md] [--only torch stretto]
+    python benchmarks/peers.py [--quick] [--page docs/benchmarks.md] [--only torch stretto]
 
 Makes a venv for each peer (in `--venvs`, kept for the next run), starts all of them for a case, and lets them take
 turns: one thread per rank, gloo, all other processes asleep. All train the same weights on the same batch, so their

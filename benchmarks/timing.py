@@ -14,7 +14,25 @@ from rich.table import Table
 
 from stretto import World
 
+CPU_TIMES = Path("/proc/stat")
 WIKITEXT = Path(__file__).parents[2] / "shared" / "data" / "wikitext-2"
+
+
+def cpu_times() -> tuple[int, int]:
+    """Return the CPU time that was wanted, and what of it the host of a virtual machine gave to others, in ticks."""
+    if not CPU_TIMES.exists():
+        return 0, 0
+    user, nice, system, _, _, irq, softirq, steal, *_ = map(int, CPU_TIMES.read_text().split("\n")[0].split()[1:])
+    return user + nice + system + irq + softirq + steal, steal
+
+
+_TIMES_AT_START = cpu_times()
+
+
+def stolen_share() -> float:
+    """Return the share of the wanted CPU time that the host gave to others since this module was imported."""
+    wanted, stolen = (now - before for now, before in zip(cpu_times(), _TIMES_AT_START, strict=True))
+    return stolen / max(wanted, 1)
 
 
 def parse_quick(description: str) -> bool:
@@ -63,4 +81,6 @@ def show(title: str, columns: list[str], rows: list[list[str]], figures: dict[st
     for row in rows:
         table.add_row(*row)
     console.print(table)
+    # Two ranks want both cores of this machine, and lose more than one device does.
+    figures = {**figures, "stolen_cpu": stolen_share()}
     print(json.dumps({name: float(f"{value:.4g}") for name, value in figures.items()}))
