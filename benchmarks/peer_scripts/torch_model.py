@@ -1,9 +1,13 @@
-"""The model of all peers that are built on torch."""
+"""The model of all peers that are built on torch, and its training by hand."""
+
+from collections.abc import Callable
 
 import torch
-from case import LEARNING_RATE, Case
+import torch.distributed as dist
+from case import LEARNING_RATE, Case, read_case, serve
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
 
 
 class Model(nn.Module):
@@ -41,3 +45,25 @@ def batch(case: Case, rank: int, size: int) -> tuple[Tensor, Tensor, Tensor | No
 
 def optimizer(module: nn.Module) -> torch.optim.Optimizer:
     return torch.optim.SGD(module.parameters(), lr=LEARNING_RATE)
+
+
+def serve_ddp(make_model: Callable[[Case], nn.Module]) -> None:
+    """Train on one device, or with DistributedDataParallel, one step whenever asked."""
+    torch.set_num_threads(1)
+    case, rank, size = read_case()
+    model = make_model(case)
+    if size > 1:
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(model)
+    sgd = optimizer(model)
+    inputs, targets, lengths = batch(case, rank, size)
+
+    def step() -> float:
+        sgd.zero_grad()
+        y = model(inputs) if lengths is None else model(inputs, lengths)
+        loss = loss_sum(y, targets) / case.num_targets
+        (loss * size).backward()  # DDP takes the mean over ranks, but ranks may have different numbers of targets
+        sgd.step()
+        return float(loss.detach())
+
+    serve(step)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from helpers.layout_cases import Case, RandomWindows, Result, run_case, run_single_device
 from helpers.rank_pool import RankPools
+from helpers.relative import assert_equal
 from helpers.short_params import some_short
 from stretto import Layout, World, make_engine
 from stretto.base.position import Position
@@ -25,13 +26,6 @@ def run(pools: RankPools, layout: Layout, case: Case) -> list[Result]:
     return sorted(results, key=lambda result: (result.replica, result.stage))
 
 
-def assert_equal(actual: Tensor, expected: Tensor, tolerance: float, name: str) -> None:
-    """Relative to the largest value: a different order of summation changes the last digits of the largest term."""
-    difference = (actual.double() - expected.double()).abs().max() if actual.numel() else torch.zeros(())
-    assert actual.shape == expected.shape, name
-    assert difference <= tolerance * max(float(expected.double().abs().max()), 1e-3), f"{name}: {difference:.1e}"
-
-
 def check(pools: RankPools, layout: Layout, case: Case, tolerance: float) -> None:
     alone, results = run_single_device(case), run(pools, layout, case)
     for result in results:
@@ -42,8 +36,8 @@ def check(pools: RankPools, layout: Layout, case: Case, tolerance: float) -> Non
             # An unused weight has no gradient on one device, and a zero gradient from the reducer.
             expected = alone.gradients.get(name, torch.zeros_like(weight))
             gradient = result.gradients.get(name, torch.zeros_like(weight))
-            assert_equal(gradient, expected, tolerance, f"gradient of {name}")
-            assert_equal(result.weights[name], alone.weights[name], tolerance, name)
+            assert_equal(gradient, expected, f"gradient of {name}", tolerance)
+            assert_equal(weight, alone.weights[name], name, tolerance)
     names = [name for result in results[: layout.stages] for name in result.weights]
     assert names == list(alone.weights), "the stages hold each parameter once"
     for replica in range(layout.replicas):
@@ -52,10 +46,7 @@ def check(pools: RankPools, layout: Layout, case: Case, tolerance: float) -> Non
         for index, (actual, expected) in enumerate(
             zip([tensor for stage in stages for tensor in stage.state], alone.state, strict=True)
         ):
-            if actual.is_floating_point():
-                assert_equal(actual, expected[rows], tolerance, f"state {index} of replica {replica}")
-            else:
-                assert torch.equal(actual, expected[rows])
+            assert_equal(actual, expected[rows], f"state {index} of replica {replica}", tolerance)
 
 
 @st.composite

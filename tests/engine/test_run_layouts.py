@@ -12,6 +12,7 @@ from torch import Tensor
 
 from helpers.layout_cases import MODELS, Case, RandomWindows, Result, run_case, run_single_device
 from helpers.rank_pool import RankPools
+from helpers.relative import assert_equal
 from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, make_engine
 from stretto.base.position import Position
 from stretto.engine.build import stage_parts
@@ -20,16 +21,6 @@ from stretto.engine.pipeline import PipelineEngine
 from stretto.errors import ConfigError, PlanError
 from stretto.nn import CrossEntropy, Linear, Rows, Stack
 from stretto.plan.actions import Action, ActionKind
-
-
-def assert_close(actual: Tensor, expected: Tensor, name: str) -> None:
-    """Within 1e-9 of the largest value."""
-    assert actual.shape == expected.shape, name
-    if not actual.is_floating_point():
-        assert torch.equal(actual, expected), name
-    elif actual.numel():
-        difference = float((actual - expected).abs().max())
-        assert difference <= 1e-9 * max(float(expected.abs().max()), 1e-3), f"{name}: {difference:.1e}"
 
 
 def join_states(stages: list[Result], model: Stack, layout: Layout) -> list[Tensor]:
@@ -55,16 +46,16 @@ def check(pools: RankPools, layout: Layout, case: Case) -> None:
         assert result.norms == pytest.approx(alone.norms, rel=1e-9)
         for name, weight in result.weights.items():
             first_name = first_names.get(name, name)
-            assert_close(weight, alone.weights[first_name], name)
+            assert_equal(weight, alone.weights[first_name], name)
             gradient = result.gradients.get(name, torch.zeros_like(weight))
-            assert_close(gradient, alone.gradients.get(first_name, torch.zeros_like(weight)), f"gradient of {name}")
+            assert_equal(gradient, alone.gradients.get(first_name, torch.zeros_like(weight)), f"gradient of {name}")
     held = {first_names.get(name, name) for result in results[: layout.stages] for name in result.weights}
     assert held == set(alone.weights)
     for replica in range(layout.replicas):
         stages = results[replica * layout.stages : (replica + 1) * layout.stages]
         rows = slice(case.num_rows * replica // layout.replicas, case.num_rows * (replica + 1) // layout.replicas)
         for index, (actual, expected) in enumerate(zip(join_states(stages, model, layout), alone.state, strict=True)):
-            assert_close(actual, expected[rows], f"state {index}")
+            assert_equal(actual, expected[rows], f"state {index}")
 
 
 CASES = {
@@ -107,6 +98,10 @@ def test_interleaved_stages_equal_one_device(model: str, pools: RankPools) -> No
 
 def test_interleaved_stages_of_replicas_equal_one_device(pools: RankPools) -> None:
     check(pools, Layout(replicas=2, stages=2, interleave=3, chunks=4), Case())
+
+
+def test_resets_within_windows_of_interleaved_stages_equal_one_device(pools: RankPools) -> None:
+    check(pools, Layout(stages=2, interleave=2, chunks=3), Case(reset_rate=0.2))
 
 
 @st.composite

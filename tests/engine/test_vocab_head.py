@@ -69,6 +69,10 @@ def test_a_split_table_of_embedding_and_head_trains_as_on_one_device(layout: Lay
     check(pools, layout, Case("tied"), tolerance=1e-9)
 
 
+def test_resets_within_windows_equal_one_device(pools: RankPools) -> None:
+    check(pools, TIED_LAYOUTS[0], Case("tied", reset_rate=0.2), tolerance=1e-9)
+
+
 def test_a_split_table_trains_with_recomputation(pools: RankPools) -> None:
     layout = Layout(stages=2, micro_batches=2, chunks=3, recompute=True, vocab_parallel=True)
     check(pools, layout, Case("tied"), tolerance=1e-9)

@@ -8,7 +8,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from stretto.mesh.world import World, group_timeout
+from stretto.mesh.world import World
 
 _NUM_WARM_UPS, _NUM_REPEATS = 2, 9
 
@@ -44,9 +44,7 @@ def time_all_reduces(world: World, num_ranks: int, sizes: Sequence[int]) -> list
     ranks = list(range(num_ranks)) if world.rank < num_ranks else [world.rank]
     seconds = []
     with world.explain_errors("measuring links"):
-        group = dist.new_group(
-            ranks, timeout=group_timeout(dist.get_backend(), world.timeout), use_local_synchronization=True
-        )
+        group = world.new_group(ranks)
         for size in sizes:
             all_reduce = partial(dist.all_reduce, torch.zeros(max(size // 4, 1), device=world.device), group=group)
             seconds.append(_median_seconds(world, all_reduce) if world.rank < num_ranks else 0.0)

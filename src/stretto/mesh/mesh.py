@@ -11,7 +11,7 @@ from stretto.base.errors import MeshError
 from stretto.mesh.channel import Channel
 from stretto.mesh.stage_group import StageGroup
 from stretto.mesh.topology import Topology
-from stretto.mesh.world import World, group_timeout
+from stretto.mesh.world import World
 
 
 class Mesh:
@@ -161,9 +161,4 @@ class Mesh:
 
     def _create_group(self, ranks: list[int]) -> dist.ProcessGroup:
         self.num_groups += 1
-        # With local synchronization only the group's members call this, so no rank waits for groups it is not in.
-        group = dist.new_group(
-            ranks, timeout=group_timeout(dist.get_backend(), self.world.timeout), use_local_synchronization=True
-        )
-        assert isinstance(group, dist.ProcessGroup)
-        return group
+        return self.world.new_group(ranks)

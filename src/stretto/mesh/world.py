@@ -1,7 +1,7 @@
 """World: this rank among all ranks of the job, the collectives over all of them, and the errors for lost peers."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
@@ -86,12 +86,7 @@ class World:
             return self
         if num_ranks == 1:
             return World(0, 1, self.device)
-        group = dist.new_group(
-            list(range(num_ranks)),
-            timeout=group_timeout(dist.get_backend(), self.timeout),
-            use_local_synchronization=True,
-        )
-        assert isinstance(group, dist.ProcessGroup)
+        group = self.new_group(range(num_ranks))
         return replace(self, size=num_ranks, local_size=min(self.local_size, num_ranks), group=group)
 
     def add_own_groups(self, num_groups: int) -> None:
@@ -100,7 +95,14 @@ class World:
         torch names a group after its ranks and the number of groups that exist on the rank, so these must be equal.
         """
         for _ in range(num_groups):
-            dist.new_group([self.rank], use_local_synchronization=True)
+            self.new_group([self.rank])
+
+    def new_group(self, ranks: Iterable[int]) -> dist.ProcessGroup:
+        """Create a group of ranks. Only its members call this, so no rank waits for groups it is not in."""
+        timeout = group_timeout(dist.get_backend(), self.timeout)
+        group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+        assert isinstance(group, dist.ProcessGroup)
+        return group
 
     def barrier(self) -> None:
         """Wait until every rank has called this."""
