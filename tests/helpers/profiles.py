@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from stretto.plan.profile import AllReduceCost, CostPoint, KindCosts, Link, Profile, RankSpeed, TiedBlocks
+from stretto.plan.profile import AllReduceCost, CostPoint, KindCosts, Link, Profile, RankSpeed, SweepCosts, TiedBlocks
 
 
 def kind(
@@ -51,6 +51,17 @@ def profile(
         speeds=speeds, all_reduces=all_reduces, overlap=overlap, action_overhead=action_overhead,
         fused_blocks=fused_blocks, communicator_bytes=communicator_bytes, tied=tied,
     )  # fmt: skip
+
+
+def bidirectional(profile: Profile) -> Profile:
+    """The same profile, if each block were a bidirectional layer."""
+    blocks = range(len(profile.blocks))
+    sweeps = tuple(
+        SweepCosts(block=block, layer=block, is_reverse=is_reverse, state_bytes=16)
+        for block in blocks
+        for is_reverse in (False, True)
+    )
+    return profile.model_copy(update={"look_ahead_blocks": tuple(blocks), "sweeps": sweeps})
 
 
 @st.composite

@@ -109,7 +109,7 @@ def test_a_profile_is_read_as_it_was_written(measured: list[Profile], tmp_path: 
         load_profile(tmp_path / "bad.json")
     old = measured[0].model_dump(mode="json") | {"version": 0, "a field that version 3 lacks": 1}
     (tmp_path / "old.json").write_text(json.dumps(old))
-    with pytest.raises(PlanError, match="version: 0 is not 9; make it with"):
+    with pytest.raises(PlanError, match="version: 0 is not 10; make it with"):
         load_profile(tmp_path / "old.json")
 
 

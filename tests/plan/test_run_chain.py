@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 
 from helpers.profiles import kind, profile
 from stretto import Layout
-from stretto.errors import PlanError
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
@@ -160,9 +159,3 @@ def test_interleaved_stages_are_balanced_by_stage() -> None:
     parts = interleaved_partition([4.0, 1.0, 1.0, 1.0, 1.0, 4.0], 2, 2)
     costs = [sum([4.0, 1.0, 1.0, 1.0, 1.0, 4.0][part]) for part in parts]
     assert sum(costs[::2]) == sum(costs[1::2]) == 6
-
-
-def test_interleaving_is_not_predicted() -> None:
-    layout = Layout(stages=2, chunks=4, interleave=2, blocks=(1, 1, 1, 1))
-    with pytest.raises(PlanError, match=r"layout\.interleave=2 is not predicted"):
-        predict(CostModel(profile([kind()] * 4)), Workload.of(8, 16), layout, Cluster(2))

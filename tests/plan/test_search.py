@@ -4,7 +4,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.profiles import kind, profile, profiles
+from helpers.profiles import bidirectional, kind, profile, profiles
 from stretto import Layout
 from stretto.errors import PlanError
 from stretto.plan.advice import advise
@@ -13,21 +13,24 @@ from stretto.plan.cost_model import CostModel
 from stretto.plan.hardware import KNOWN_HARDWARE, BlockShape, derive_profile
 from stretto.plan.predict import predict
 from stretto.plan.profile import Link, Profile, RankSpeed
-from stretto.plan.search import _LayoutSearch, balance, find_plan
+from stretto.plan.search import _grid, _LayoutSearch, balance, find_plan
 from stretto.plan.workload import Workload
 
 LOAD = Workload.of(8, 16)
 
 
 @pytest.mark.long
-@given(profiles(), st.integers(1, 6), st.lists(st.integers(1, 20), min_size=4, max_size=9))
+@given(profiles(), st.integers(1, 6), st.lists(st.integers(1, 20), min_size=4, max_size=9), st.booleans())
 @settings(max_examples=40, deadline=None, suppress_health_check=list(HealthCheck))
-def test_a_layout_that_is_not_simulated_is_not_among_the_best(drawn: Profile, devices: int, lengths: list[int]) -> None:
-    workload = Workload([lengths, lengths[::2]])
+def test_a_layout_that_is_not_simulated_is_not_among_the_best(
+    drawn: Profile, devices: int, lengths: list[int], is_bidirectional: bool
+) -> None:
+    drawn = bidirectional(drawn) if is_bidirectional else drawn
+    workload = Workload([lengths, lengths[::2]], is_causal=not is_bidirectional)
     cluster = Cluster(devices, 2 if devices % 2 == 0 else 1)
     search = _LayoutSearch(CostModel(drawn), workload, cluster, uses_all=False)
     everything = []
-    for layout in search._layouts():
+    for layout in search.candidates:
         fitted = search.fit(layout)
         if fitted is not None:
             everything.append(predict(CostModel(drawn), workload, fitted, cluster))
@@ -44,16 +47,15 @@ def test_a_layout_that_is_not_simulated_is_not_among_the_best(drawn: Profile, de
     assert plan.num_simulated <= len(everything)
     fastest = min(prediction.seconds for prediction in everything)
     assert plan.chosen.seconds <= fastest * 1.05
+    grids = {_grid(one.layout) for one in everything}
+    times = {grid: min(one.seconds for one in everything if _grid(one.layout) == grid) for grid in grids}
     for prediction in plan.best:
-        grid = prediction.layout.replicas, prediction.layout.stages
-        seconds = [one.seconds for one in everything if (one.layout.replicas, one.layout.stages) == grid]
-        assert prediction.seconds == min(seconds)
-    grids = {(one.layout.replicas, one.layout.stages) for one in everything}
-    times = {
-        grid: min(one.seconds for one in everything if (one.layout.replicas, one.layout.stages) == grid)
-        for grid in grids
-    }
-    tied = [replicas * stages for (replicas, stages), seconds in times.items() if seconds <= fastest * 1.05]
+        assert prediction.seconds == times[_grid(prediction.layout)]
+    tied = [
+        replicas * stages * spans
+        for (replicas, stages, spans, _), seconds in times.items()
+        if seconds <= fastest * 1.05
+    ]
     assert plan.chosen.layout.num_ranks == min(tied), "about as fast, on the fewest devices"
     # After the chosen one come the best of the other grids.
     others = sorted(times.values())
@@ -131,7 +133,8 @@ def test_four_ranks_on_two_cores_are_no_better_than_two() -> None:
 def test_a_heavy_last_block_gets_a_stage_of_its_own() -> None:
     kinds = [kind(0, 0), *[kind(0.1, 0.2)] * 4, kind(0.4, 0.8)]
     plan = find_plan(profile(kinds), LOAD, Cluster(2), uses_all=True)
-    (halves,) = [prediction.layout for prediction in plan.best if prediction.layout.stages == 2]
+    stages = [prediction.layout for prediction in plan.best if prediction.layout.stages == 2]
+    (halves,) = [layout for layout in stages if not layout.is_interleaved]
     assert halves.blocks == (5, 1)
     assert balance(profile(kinds), LOAD, Cluster(2), Layout(stages=2, chunks=4)).blocks == (5, 1)
 

@@ -96,6 +96,14 @@ class Layout(StrictModel):
         """The number of micro-batches in a global batch: replicas x micro_batches."""
         return self.replicas * self.micro_batches
 
+    @property
+    def sizes(self) -> str:
+        """The numbers in short: `1 x 2 x 1 x 8` (replicas x stages x micro-batches x chunks), `1 x 2 spans x 1`."""
+        if self.spans > 1:
+            return f"{self.replicas} x {self.spans} spans x {self.micro_batches}"
+        text = f"{self.replicas} x {self.stages} x {self.micro_batches} x {self.chunks}"
+        return f"{text}, interleave {self.interleave}" if self.is_interleaved else text
+
     def _repr_html_(self) -> str:
         """Return a table for notebooks: all sizes, and the other fields that are set."""
         sizes = ("replicas", "stages", "micro_batches", "chunks")

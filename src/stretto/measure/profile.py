@@ -24,6 +24,7 @@ from stretto.measure.block_kinds import measure_fused_kinds, measure_kinds, name
 from stretto.measure.link_costs import measure_all_reduce, measure_bare_all_reduce, measure_links
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.rank_speeds import guess_rank_speeds, measure_rank_speeds
+from stretto.measure.span_sweeps import find_sweeps
 from stretto.measure.tied_blocks import find_tied_blocks
 from stretto.measure.timing import fastest_time
 from stretto.mesh.device import find_device
@@ -122,6 +123,7 @@ def _measure_single_rank(profile_input: ProfileInput, world: World, progress: Pr
         blocks=tuple(name_kinds(profile_input.model)),
         fused_blocks=find_fused(list(profile_input.model)),
         look_ahead_blocks=tuple(index for index, block in enumerate(profile_input.model) if not block.causal),
+        sweeps=find_sweeps(profile_input.model),
         tied=find_tied_blocks(profile_input.model),
         loss=loss,
         vocab_rows=find_vocab_rows(profile_input.model, profile_input.loss),

@@ -71,10 +71,12 @@ def layout_name(layout: Layout) -> str:
     parts = {
         "replicas": layout.replicas,
         "stages": layout.stages,
+        "spans": layout.spans,
         "micro-batches": layout.micro_batches,
         "chunks": layout.chunks,
     }
     name = " x ".join(f"{count} {part}" for part, count in parts.items() if count > 1) or "one device"
+    name += f", interleave {layout.interleave}" if layout.is_interleaved else ""
     name += ", with a split output layer" if layout.splits_vocab else ""
     return f"{name}, with recomputation" if layout.recompute else name
 
@@ -110,9 +112,10 @@ def _idle_devices(plan: Plan) -> str:
 
 def _bottleneck(plan: Plan, prediction: Prediction) -> str:
     """Return a clause about the largest overhead, or about the compute time if its poor scaling costs more."""
+    ranks = "spans" if prediction.layout.spans > 1 else "stages"
     overheads = {
         "waiting for the all-reduce of gradients takes {:.0%} of a step": prediction.all_reduce,
-        "stages wait for each other for {:.0%} of a step": prediction.bubble * prediction.pipeline,
+        f"{ranks} wait for each other for {{:.0%}} of a step": prediction.bubble * prediction.pipeline,
         "the optimizer takes {:.0%} of a step": prediction.optimizer,
         "reading data and other overhead take {:.0%} of a step": prediction.other,
     }

@@ -24,6 +24,7 @@ class LowerBounds:
         total = 0.0
         # A block that looks ahead takes all chunks at once, which is cheaper.
         chunks = 1 if any(costs.looks_ahead(layout)) else layout.chunks
+        chunks = max(chunks, layout.spans)
         for shapes in self.workload.count_chunks(layout.replicas, layout.micro_batches, chunks):
             for (rows, steps), count in shapes.items():
                 chunk = costs.chunk_cost(0, num_blocks, rows, steps)
@@ -31,11 +32,12 @@ class LowerBounds:
         mean = total / len(self.workload.batches)
         # A short batch can have fewer chunks than `layout.chunks`, but has at least one per micro-batch.
         overhead = 2 * costs.profile.action_overhead * layout.micro_batches
-        return ((mean + costs.optimizer_seconds(0, num_blocks)) / layout.stages + overhead) / self._solo_speed(layout)
+        optimizer = costs.optimizer_seconds(0, num_blocks) / layout.stages  # each span updates all weights
+        return (mean / (layout.stages * layout.spans) + optimizer + overhead) / self._solo_speed(layout)
 
     def tight_bound(self, layout: Layout) -> float:
         """Return a bound for a layout with `blocks`, as if stages waited only while the pipeline fills or drains."""
-        if any(self.costs.looks_ahead(layout)):
+        if any(self.costs.looks_ahead(layout)) or layout.spans > 1:
             return self.loose_bound(layout)
         speed = self._solo_speed(layout)
         # The result is divided by the speed, but a message takes equally long at any speed: multiply its latency here.
@@ -43,7 +45,8 @@ class LowerBounds:
         batches = self.workload.count_chunks(layout.replicas, layout.micro_batches, layout.chunks)
         total = sum(self._pipeline_bound(layout, shapes, latency) for shapes in batches)
         parts = partition_from_counts(layout.blocks)
-        optimizer = max(stage_total(self.costs, layout, part, self.costs.optimizer_seconds) for part in parts)
+        updates = [stage_total(self.costs, layout, part, self.costs.optimizer_seconds) for part in parts]
+        optimizer = max(sum(updates[stage :: layout.stages]) for stage in range(layout.stages))
         return (total / len(self.workload.batches) + optimizer) / speed
 
     def _solo_speed(self, layout: Layout) -> float:
@@ -55,7 +58,7 @@ class LowerBounds:
 
         With several micro-batches, only earlier stages count. `shapes` counts the batch's chunks by (rows, time steps).
         """
-        work, transit = [], []  # seconds per stage: for all chunks; for one, forward and backward with messages
+        work, transit = [], []  # seconds per run of blocks: for all chunks; for one, forward and backward with messages
         num_forwards = 2 if layout.recompute else 1
         num_chunks, overhead = shapes.total(), self.costs.profile.action_overhead
         for part in partition_from_counts(layout.blocks):
@@ -68,12 +71,18 @@ class LowerBounds:
             # The chunks of the first forward and the last backward can have different shapes, so take the cheapest.
             cheapest = min(cost.forward for cost in chunk_costs) + min(cost.backward for cost in chunk_costs)
             transit.append(cheapest + 2 * overhead + 2 * latency)
+        # A stage can have several runs of blocks. Chunks come to it through the first runs of the stages before it.
+        num_stages = layout.stages
+        stage_work = [sum(work[stage::num_stages]) for stage in range(num_stages)]
         if layout.splits_vocab:
-            return max(work)  # stages work on the head while the pipeline fills
+            return max(stage_work)  # stages work on the head while the pipeline fills
+        waits = [sum(transit[:stage]) for stage in range(num_stages)]
         if layout.micro_batches == 1:
-            return max(seconds + sum(transit) - transit[stage] for stage, seconds in enumerate(work))
+            # Between its forwards and its backwards, a stage waits for the last runs of the stages after it.
+            last = transit[len(transit) - num_stages :]
+            waits = [wait + sum(last[stage + 1 :]) for stage, wait in enumerate(waits)]
         # With several micro-batches, a stage can work on one while the stages after it work on another.
-        return max(seconds + sum(transit[:stage]) for stage, seconds in enumerate(work))
+        return max(seconds + wait for seconds, wait in zip(stage_work, waits, strict=True))
 
     def _head_bound(self, layout: Layout, shapes: Counter[tuple[int, int]]) -> float:
         """Return a stage's share of the work on an output layer that all stages share, for all chunks; 0 if none is."""

@@ -40,20 +40,27 @@ class Cluster:
         """Return how many ranks the fullest node has."""
         return min(self.devices_per_node, layout.num_ranks)
 
-    def crosses_nodes(self, layout: Layout, stage: int) -> bool:
-        """Return whether any replica has its stages `stage` and `stage + 1` on different nodes."""
-        per_node = self.devices_per_node
+    def crosses_nodes(self, layout: Layout, column: int) -> bool:
+        """Return whether any replica has its stages (or spans) `column` and `column + 1` on different nodes.
+
+        After the last comes the first: if stages are interleaved, they are neighbors too.
+        """
+        per_node, num_columns = self.devices_per_node, layout.stages * layout.spans
         if layout.num_ranks <= per_node:
             return False
+        distance = (column + 1) % num_columns - column
         if layout.adjacent == "stages":
             # Positions within nodes repeat after `per_node` replicas, so checking that many is enough.
-            ranks, distance = range(stage, min(layout.replicas, per_node) * layout.stages, layout.stages), 1
+            ranks = range(column, min(layout.replicas, per_node) * num_columns, num_columns)
         else:
-            ranks, distance = range(stage * layout.replicas, (stage + 1) * layout.replicas), layout.replicas
+            ranks = range(column * layout.replicas, (column + 1) * layout.replicas)
+            distance *= layout.replicas
         return any(rank // per_node != (rank + distance) // per_node for rank in ranks)
 
     def num_nodes_of_stage(self, layout: Layout) -> int:
-        """Return the largest number of nodes that the replicas of one stage are spread over."""
+        """Return the largest number of nodes that the copies of one stage are spread over."""
+        if layout.spans > 1:  # every rank has a copy of all blocks
+            return ceil(layout.num_ranks / self.devices_per_node)
         if layout.adjacent == "stages":
             return min(layout.replicas, ceil(layout.num_ranks / self.devices_per_node))
         # The replicas of a stage can start in the middle of a node and end on another.

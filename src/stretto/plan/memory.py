@@ -13,7 +13,7 @@ from stretto.plan.partition import RangeCosts, range_costs
 from stretto.plan.schedule import max_live_chunks
 
 # Message buffers per boundary of a stage: one in use, and 2 (MAX_PENDING) for receives posted ahead or sends.
-_NUM_MESSAGE_BUFFERS = 3
+NUM_MESSAGE_BUFFERS = 3
 
 
 @dataclass(frozen=True)
@@ -34,17 +34,18 @@ class RankMemory:
         return model + self.activations + self.messages + self.communicators
 
 
-def num_communicators(layout: Layout, stage: int) -> int:
-    """Return how many communicators a rank of a stage has.
+def num_communicators(layout: Layout, column: int) -> int:
+    """Return how many communicators a rank of a stage, or of a span, has.
 
-    One for all ranks; one for the replicas of its stage; one for the stages that share a split head; and two for each
-    neighboring stage, one per direction. If stages are interleaved, the first and the last are neighbors too.
+    One for all ranks; one for all that hold the same blocks; one for the stages that share a split head; and two for
+    each neighboring stage or span, one per direction. If stages are interleaved, the first and the last are neighbors.
     """
     if layout.num_ranks == 1:
         return 0
-    num_neighbors = (stage > 0) + (stage < layout.stages - 1)
-    num_neighbors += layout.is_interleaved and stage in (0, layout.stages - 1)
-    return 1 + (layout.replicas > 1) + layout.splits_vocab + 2 * num_neighbors
+    last = layout.stages * layout.spans - 1
+    num_neighbors = (column > 0) + (column < last)
+    num_neighbors += layout.is_interleaved and column in (0, last)
+    return 1 + (layout.replicas * layout.spans > 1) + layout.splits_vocab + 2 * num_neighbors
 
 
 def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows: int, steps: int) -> RankMemory:
@@ -80,7 +81,7 @@ def rank_memory(costs: CostModel, layout: Layout, stage: int, part: slice, rows:
         + (num_live * (inputs + state) + recomputed if layout.recompute else num_live * (saved + state))
         + (num_live * _row_loss_bytes(costs, layout, rows, steps) if part.stop == costs.num_blocks else 0.0),
         # Of vectors and their gradients, too, at most three chunks are pending.
-        messages=_NUM_MESSAGE_BUFFERS * (received + sent + vectors),
+        messages=NUM_MESSAGE_BUFFERS * (received + sent + vectors),
         communicators=num_communicators(layout, stage) * costs.profile.communicator_bytes,
     )
 
@@ -101,7 +102,7 @@ def all_memory_totals(costs: CostModel, layout: Layout, rows: int, steps: int) -
     fixed = range_costs(np.array(model_bytes))
     if costs.profile.tied:
         fixed -= copies * np.array([[costs.repeated_bytes(start, stop) for stop in edges] for start in edges])
-    fixed += _NUM_MESSAGE_BUFFERS * (boundary[:, None] + boundary[None, :])
+    fixed += NUM_MESSAGE_BUFFERS * (boundary[:, None] + boundary[None, :])
 
     def totals(stage: int) -> RangeCosts:
         num_live = max_live_chunks(stage, layout.stages, layout.micro_batches, layout.chunks)

@@ -15,7 +15,7 @@ from stretto.base.disk import write_atomic
 from stretto.base.errors import PlanError
 from stretto.base.strict_model import StrictModel, first_error
 
-VERSION = 9
+VERSION = 10
 
 # Every real figure is within these bounds. Without them a plan could divide by zero or overflow.
 Seconds = Annotated[float, Field(ge=0, le=1e6, allow_inf_nan=False)]
@@ -86,6 +86,22 @@ class TiedBlocks(StrictModel):
     weight_bytes: int = Field(ge=0, le=10**18)
 
 
+class SweepCosts(StrictModel):
+    """What passes the spans of a window one after the other: a direction of a bidirectional layer, or a causal block.
+
+    Its time and memory are an equal share of its block's.
+    """
+
+    block: int = Field(ge=0)
+    """The index of the block that it is a part of."""
+    layer: int = Field(ge=0)
+    """Sweeps of the same layer don't depend on each other; each layer needs the one before it."""
+    is_reverse: bool
+    """Whether it runs from the last span to the first."""
+    state_bytes: Bytes
+    """Bytes of one row's state, which it passes on to the next span."""
+
+
 class Link(StrictModel):
     """The latency and bandwidth of messages between two devices."""
 
@@ -141,6 +157,8 @@ class Profile(StrictModel):
     """The indices of the blocks that run in one call with the block before them, if both are in the same stage."""
     look_ahead_blocks: tuple[int, ...] = Field((), strict=False)
     """The indices of the blocks that look ahead in time: they need all chunks of a micro-batch at once."""
+    sweeps: tuple[SweepCosts, ...] = Field((), strict=False)
+    """What `layout.spans` passes from span to span, layer by layer; empty if spans can't split the model."""
     tied: tuple[TiedBlocks, ...] = Field((), strict=False)
     """The weights that several blocks share; the costs of each kind include them."""
     loss: KindCosts
@@ -188,6 +206,12 @@ class Profile(StrictModel):
         unknown_ahead = [index for index in self.look_ahead_blocks if not 0 <= index < len(self.blocks)]
         if unknown_ahead:
             raise ValueError(f"look_ahead_blocks has {unknown_ahead[0]}, which is not the index of a block")
+        unknown_sweeps = [sweep.block for sweep in self.sweeps if sweep.block >= len(self.blocks)]
+        if unknown_sweeps:
+            raise ValueError(f"sweeps has {unknown_sweeps[0]}, which is not the index of a block")
+        layers = [sweep.layer for sweep in self.sweeps]
+        if layers != sorted(layers) or sorted(set(layers)) != list(range(len(set(layers)))):
+            raise ValueError(f"sweeps has layers {layers}; number them 0, 1, 2 and so on, in order")
         unknown_blocks = [index for tie in self.tied for index in tie.blocks if not 0 <= index < len(self.blocks)]
         if unknown_blocks:
             raise ValueError(f"tied has {unknown_blocks[0]}, which is not the index of a block")

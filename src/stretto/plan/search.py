@@ -16,24 +16,33 @@ from stretto.base.html_table import html_table
 from stretto.base.units import format_bytes, format_seconds, pluralize
 from stretto.config.layout import Layout
 from stretto.plan.bounds import LowerBounds
-from stretto.plan.cluster import Cluster, divisors
+from stretto.plan.candidates import CandidateLayouts
+from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
+from stretto.plan.layout_memory import layout_memory
 from stretto.plan.memory import all_memory_totals, rank_memory
-from stretto.plan.partition import RangeCosts, look_ahead_share, partition_by_cost, range_costs
+from stretto.plan.partition import (
+    RangeCosts,
+    interleaved_partition,
+    look_ahead_share,
+    partition_by_cost,
+    range_costs,
+)
 from stretto.plan.predict import Prediction, predict
 from stretto.plan.profile import Profile
 from stretto.plan.trial import Trial
 from stretto.plan.workload import Workload
 
-# The maximum of micro-batches times chunks; with that many, the bubble is already negligible.
-_MAX_CHUNKS_PER_STEP = 256
 # Layouts slower than the fastest by more than this factor are not listed, except the fastest on several devices.
 _MAX_SLOWDOWN = 2.0
 # A layout that is slower than the fastest by less than this fraction is preferred if it needs fewer devices.
 _TIE_TOLERANCE = 0.05
 
-_BestByGrid = dict[tuple[int, int], Prediction]
-"""The prediction for the best layout of each grid of (replicas, stages)."""
+_Grid = tuple[int, int, int, bool]
+"""What layouts are compared by: replicas, stages, spans, and whether stages are interleaved."""
+
+_BestByGrid = dict[_Grid, Prediction]
+"""The prediction for the best layout of each grid."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,7 @@ class Plan:
     num_layouts: int  # that were considered
     num_simulated: int  # the others were ruled out by their lower bounds, or don't fit in memory
     has_dropout_between_layers: bool  # so that each layer runs in a call of its own, also on one device
+    variants: tuple[Prediction, ...] = ()  # of the fastest layout, with fewer and with more chunks or micro-batches
     trials: tuple[Trial, ...] = ()  # what steps in the finalists took, if they were tried
 
     @property
@@ -75,19 +85,18 @@ class Plan:
         headers = ("replicas x stages x micro-batches x chunks", "devices", "per step", "speed-up")
         rows = []
         for prediction in self.best:
-            layout = prediction.layout
-            sizes = f"{layout.replicas} x {layout.stages} x {layout.micro_batches} x {layout.chunks}"
-            speed_up = f"{self.speed_up(prediction):.2f}"
-            rows.append((sizes, layout.num_ranks, format_seconds(prediction.seconds), speed_up))
+            layout, speed_up = prediction.layout, f"{self.speed_up(prediction):.2f}"
+            rows.append((layout.sizes, layout.num_ranks, format_seconds(prediction.seconds), speed_up))
         return html_table(headers, rows)
 
 
 def find_plan(
     profile: Profile, workload: Workload, cluster: Cluster, *, uses_all: bool = False, num_best: int = 10
 ) -> Plan:
-    """Return a plan with up to `num_best` layouts: the best one for each combination of replicas and stages.
+    """Return a plan with up to `num_best` layouts: the best one for each combination of replicas and stages or spans.
 
-    The chosen one is first. With `uses_all`, only layouts that use every device are considered.
+    Interleaved stages count as another combination. The chosen layout is first. With `uses_all`, only layouts that use
+    every device are considered.
     """
     if cluster.nodes > 1 and profile.inter_node is None:
         raise PlanError(
@@ -104,8 +113,12 @@ def find_plan(
 
 def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> Layout:
     """Return `layout` with the best `blocks` and, if needed, `recompute`; raise PlanError if it can't fit in memory."""
-    if layout.is_interleaved:
-        raise PlanError(f"layout.interleave={layout.interleave} is not planned; set layout.blocks yourself")
+    ahead = profile.look_ahead_blocks
+    if layout.is_interleaved and ahead:
+        raise PlanError(
+            f"layout.interleave={layout.interleave} needs causal blocks, but block {ahead[0]} looks ahead in time; "
+            "leave it out"
+        )
     search = _LayoutSearch(CostModel(profile), workload, cluster)
     fitted = search.fit(layout.model_copy(update={"blocks": ()}))
     if fitted is None:
@@ -114,39 +127,43 @@ def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layo
 
 
 class _LayoutSearch:
-    """A search for layouts, which also records the layouts that it rejects."""
+    """A search for layouts; its candidates also record why others are rejected."""
 
     def __init__(self, costs: CostModel, workload: Workload, cluster: Cluster, uses_all: bool = False) -> None:
         self.costs = costs
         self.workload = workload
         self.cluster = cluster
-        self.uses_all = uses_all
+        self.candidates = CandidateLayouts(costs.profile, workload, cluster, uses_all)
         self.bounds = LowerBounds(costs, workload, cluster)
-        self.rejected: dict[tuple[str, str], None] = {}  # (layouts, reason), an ordered set
-        self.oversized: dict[int, float] = {}  # memory limit in bytes, by number of stages of a layout that exceeds it
-        self.fitting: set[int] = set()  # numbers of stages for which a layout fits
+        # Memory limits in bytes, by the numbers of stages and spans of a layout that exceeds it.
+        self.oversized: dict[tuple[int, int], float] = {}
+        self.fitting: set[tuple[int, int]] = set()  # numbers of stages and spans for which a layout fits
         self._cached_partition = cache(self._partition)  # a cache per instance, unlike @cache
+        self._cached_interleaved_partition = cache(self._interleaved_partition)
 
     def run(self, num_best: int) -> Plan:
-        layouts = list(self._layouts())
+        layouts = list(self.candidates)
         best_by_grid, num_simulated = self._simulate_best(layouts, num_best)
         self._reject_oversized()
         if not best_by_grid:
             raise self._no_layout_error()
         limit = self._max_listed_seconds(best_by_grid)
         listed = sorted((best for best in best_by_grid.values() if best.seconds <= limit), key=_sort_key)
-        on_one_device, _ = self._simulate_best(self._layouts_of_grid(1, 1), num_best=1)
+        best = tuple(_put_chosen_first(listed)[:num_best])
+        on_one_device, _ = self._simulate_best(self.candidates.stage_layouts(1, 1), num_best=1)
         # If no layout fits on one device, compare with a device of unlimited memory.
         unsplit = Layout(blocks=(self.costs.num_blocks,))
         return Plan(
             cluster=self.cluster,
-            best=tuple(_put_chosen_first(listed)[:num_best]),
-            single_device=on_one_device.get((1, 1)) or predict(self.costs, self.workload, unsplit, self.cluster),
+            best=best,
+            single_device=next(iter(on_one_device.values()), None)
+            or predict(self.costs, self.workload, unsplit, self.cluster),
             fits_single_device=bool(on_one_device),
-            rejected=tuple(Rejection(layouts, reason) for layouts, reason in self.rejected),
+            rejected=tuple(Rejection(layouts, reason) for layouts, reason in self.candidates.rejected),
             num_layouts=len(layouts),
             num_simulated=num_simulated,
             has_dropout_between_layers=self.costs.profile.has_dropout_between_layers,
+            variants=tuple(self._variants(best[0].layout)),
         )
 
     def _simulate_best(self, layouts: Iterable[Layout], num_best: int) -> tuple[_BestByGrid, int]:
@@ -158,7 +175,7 @@ class _LayoutSearch:
         best_by_grid: _BestByGrid = {}
         while queue:
             bound, index, layout = heapq.heappop(queue)
-            grid = layout.replicas, layout.stages
+            grid = _grid(layout)
             if self._can_stop(best_by_grid, num_best, bound):
                 break
             if grid in best_by_grid and bound > best_by_grid[grid].seconds:
@@ -172,13 +189,14 @@ class _LayoutSearch:
         return best_by_grid, num_simulated
 
     def _reject_oversized(self) -> None:
-        """Reject the numbers of stages for which every layout that was tried needs too much memory."""
-        for stages, memory_limit in sorted(self.oversized.items()):
-            if stages not in self.fitting:
-                self._reject(pluralize(stages, "stage"), f"a rank needs more than {format_bytes(memory_limit)}")
+        """Reject the numbers of stages or spans for which every layout that was tried needs too much memory."""
+        for (stages, spans), memory_limit in sorted(self.oversized.items()):
+            if (stages, spans) not in self.fitting:
+                layouts = pluralize(spans, "span") if spans > 1 else pluralize(stages, "stage")
+                self.candidates.reject(layouts, f"a rank needs more than {format_bytes(memory_limit)}")
 
     def _no_layout_error(self) -> PlanError:
-        reasons = "; ".join(f"{layouts}: {reason}" for layouts, reason in list(self.rejected)[:3])
+        reasons = "; ".join(f"{layouts}: {reason}" for layouts, reason in list(self.candidates.rejected)[:3])
         remedy = "use more devices or memory, or a smaller model" if self.oversized else "use fewer devices"
         return PlanError(f"no layout is possible with devices={self.cluster.devices} ({reasons}); {remedy}")
 
@@ -195,43 +213,19 @@ class _LayoutSearch:
         distributed = (best.seconds for best in best_by_grid.values() if best.layout.num_ranks > 1)
         return max(fastest * _MAX_SLOWDOWN, min(distributed, default=np.inf) if self.cluster.devices > 1 else 0.0)
 
-    def _layouts(self) -> Iterator[Layout]:
-        """Yield the layouts to consider; reject those with more stages than blocks or more replicas than rows."""
-        num_rows, num_blocks = self.workload.min_rows, self.costs.num_blocks
-        for num_ranks in _numbers_of_ranks(self.cluster.devices, self.uses_all):
-            for stages in divisors(num_ranks):
-                replicas = num_ranks // stages
-                if stages > num_blocks:
-                    self._reject(f"stages > {num_blocks}", "each stage needs at least one block")
-                elif replicas > num_rows:
-                    self._reject(f"replicas > {num_rows}", "each replica needs at least one row")
-                else:
-                    yield from self._layouts_of_grid(replicas, stages)
+    def _variants(self, layout: Layout) -> Iterator[Prediction]:
+        """Yield predictions for a layout with half as many chunks and with half as many more.
 
-    def _layouts_of_grid(self, replicas: int, stages: int) -> Iterator[Layout]:
-        placement_matters = stages > 1 and replicas > 1 and replicas * stages > self.cluster.devices_per_node
-        # Blocks that look ahead hold up their own stage only.
-        has_others = stages > 1 and 0 < len(self.costs.profile.look_ahead_blocks) < self.costs.num_blocks
-        max_chunks = self.workload.num_outputs if has_others else self.workload.max_chunks
-        for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, _MAX_CHUNKS_PER_STEP)):
-            for chunks in _chunk_counts(min(max_chunks, _MAX_CHUNKS_PER_STEP // micro_batches)):
-                for adjacent in ("stages", "replicas") if placement_matters else ("stages",):
-                    can_split = self._can_split_vocab(stages) and chunks <= self.workload.max_chunks
-                    for vocab_parallel in (False, True) if can_split else (False,):
-                        yield Layout(
-                            replicas=replicas,
-                            stages=stages,
-                            micro_batches=micro_batches,
-                            chunks=chunks,
-                            adjacent=adjacent,
-                            # With one stage, chunks help only together with recomputation.
-                            recompute=stages == 1 and chunks > 1,
-                            vocab_parallel=vocab_parallel,
-                        )
-
-    def _can_split_vocab(self, stages: int) -> bool:
-        """Return whether each stage can have some rows of the output layer's table, and a block of its own."""
-        return 1 < stages <= min(self.costs.profile.vocab_rows, self.costs.num_blocks - 1)
+        Without stages, the number of micro-batches changes.
+        """
+        name = "chunks" if layout.stages > 1 else "micro_batches"
+        count = getattr(layout, name)
+        largest = self.workload.num_outputs if layout.stages > 1 else self.workload.min_rows // layout.replicas
+        for changed in dict.fromkeys((count // 2, count * 3 // 2)):
+            if 1 <= changed <= largest and changed != count:
+                fitted = self.fit(layout.model_copy(update={name: changed, "blocks": ()}))
+                if fitted is not None:
+                    yield predict(self.costs, self.workload, fitted, self.cluster)
 
     def fit(self, layout: Layout) -> Layout | None:
         """Return the layout with `blocks` set, with recomputation if needed; None if it doesn't fit in memory."""
@@ -239,13 +233,15 @@ class _LayoutSearch:
             candidate = layout.model_copy(update={"recompute": recompute})
             parts = self._find_parts(candidate)
             if parts is not None:
-                self.fitting.add(layout.stages)
+                self.fitting.add((layout.stages, layout.spans))
                 return candidate.model_copy(update={"blocks": tuple(part.stop - part.start for part in parts)})
-        self.oversized[layout.stages] = self._memory_limit(layout)
+        self.oversized[layout.stages, layout.spans] = self._memory_limit(layout)
         return None
 
     def _find_parts(self, layout: Layout) -> list[slice] | None:
         """Return the best partition whose stages all fit in memory, or None."""
+        if layout.spans > 1 or layout.is_interleaved:
+            return self._find_runs(layout)
         rows, steps = self.workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
         crossing = tuple(self.cluster.crosses_nodes(layout, stage) for stage in range(layout.stages - 1))
         if layout.splits_vocab:
@@ -267,6 +263,23 @@ class _LayoutSearch:
             layout.stages,
             lambda stage: np.where(totals(stage) <= memory_limit, seconds(stage), np.inf),
         )
+
+    def _find_runs(self, layout: Layout) -> list[slice] | None:
+        """Return the blocks of each run of interleaved stages, or all blocks for spans; None if they don't fit."""
+        parts = [slice(0, self.costs.num_blocks)]
+        if layout.is_interleaved:
+            shape = self.workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
+            parts = self._cached_interleaved_partition(layout.stages, layout.interleave, *shape, layout.recompute)
+        held_blocks = [parts[stage :: layout.stages] for stage in range(layout.stages)]
+        ranks = layout_memory(self.costs, layout, held_blocks, self.workload)
+        return parts if max(memory.total for memory in ranks) <= self._memory_limit(layout) else None
+
+    def _interleaved_partition(
+        self, stages: int, interleave: int, rows: int, steps: int, recompute: bool
+    ) -> list[slice]:
+        chunks = [self.costs.chunk_cost(index, index + 1, rows, steps) for index in range(self.costs.num_blocks)]
+        seconds = [(2 if recompute else 1) * chunk.forward + chunk.backward for chunk in chunks]
+        return interleaved_partition(seconds, stages, interleave)
 
     def _parts_with_split_head(self, layout: Layout, rows: int, steps: int, crossing: tuple[bool, ...]) -> list[slice]:
         """Return the best partition of all blocks but the last, which is listed with the last stage."""
@@ -327,13 +340,14 @@ class _LayoutSearch:
     def _look_ahead_share(self, layout: Layout) -> float:
         return look_ahead_share(layout.micro_batches) if any(self.costs.looks_ahead(layout)) else 1.0
 
-    def _reject(self, layouts: str, reason: str) -> None:
-        self.rejected[layouts, reason] = None
+
+def _grid(layout: Layout) -> _Grid:
+    return layout.replicas, layout.stages, layout.spans, layout.is_interleaved
 
 
 def _sort_key(prediction: Prediction) -> tuple[float, int, int]:
     layout = prediction.layout
-    return prediction.seconds, layout.num_ranks, layout.micro_batches * layout.chunks
+    return prediction.seconds, layout.num_ranks, layout.micro_batches * layout.chunks * layout.interleave
 
 
 def _put_chosen_first(predictions: list[Prediction]) -> list[Prediction]:
@@ -342,19 +356,3 @@ def _put_chosen_first(predictions: list[Prediction]) -> list[Prediction]:
     tied = [prediction for prediction in predictions if prediction.seconds <= max_seconds]
     chosen = min(tied, key=lambda prediction: (prediction.layout.num_ranks, *_sort_key(prediction)))
     return [chosen, *(prediction for prediction in predictions if prediction is not chosen)]
-
-
-def _numbers_of_ranks(devices: int, uses_all: bool) -> list[int]:
-    """Return the numbers of ranks to try: with `uses_all` only `devices`, else 1 to 16 and the divisors of it."""
-    if uses_all:
-        return [devices]
-    return sorted({*range(1, min(devices, 16) + 1), *divisors(devices)})
-
-
-def _powers_of_two(maximum: int) -> list[int]:
-    return [2**exponent for exponent in range(maximum.bit_length())]
-
-
-def _chunk_counts(maximum: int) -> list[int]:
-    """Return 1, 2, 3, 4, 6, 8, 12, 16, ... up to a maximum; the best count is never far from one of these."""
-    return sorted({count for n in _powers_of_two(maximum) for count in (n, n * 3 // 2) if count <= maximum})

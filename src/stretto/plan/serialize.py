@@ -54,7 +54,7 @@ def prediction_to_dict(plan: Plan, prediction: Prediction) -> dict[str, Any]:
         "traffic": prediction.traffic,
         "parts": {name: getattr(prediction, name) for name in ("pipeline", "all_reduce", "optimizer", "other")},
         "stages": [
-            {"blocks": list(stage.blocks), "busy": stage.busy, "memory": stage.memory.total}
+            {"runs": [list(run) for run in stage.runs], "busy": stage.busy, "memory": stage.memory.total}
             for stage in prediction.stages
         ],
     }
@@ -91,14 +91,15 @@ def timeline_from_plan(plan_values: Mapping[str, Any], layout: Layout) -> Timeli
     """Return the timeline in a plan's JSON values; None if they have no valid one for this layout."""
     try:
         values = plan_values["timeline"]
-        if values["layout"] != _layout_to_dict(layout):
+        if not is_same_layout(values["layout"], layout):
             return None
         timed_actions = tuple(map(_parse_action, values["actions"]))
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
-    if not timed_actions or any(not 0 <= timed.stage < layout.stages for timed in timed_actions):
+    num_columns = layout.stages * layout.spans
+    if not timed_actions or any(not 0 <= timed.stage < num_columns for timed in timed_actions):
         return None
-    return Timeline(layout.stages, timed_actions)
+    return Timeline(num_columns, timed_actions)
 
 
 def _parse_action(line: str) -> TimedAction:
@@ -109,6 +110,17 @@ def _parse_action(line: str) -> TimedAction:
 
 def _layout_to_dict(layout: Layout) -> dict[str, Any]:
     return layout.model_dump(mode="json", exclude={"auto", "elastic"})  # these don't affect how a step is split
+
+
+def is_same_layout(values: object, layout: Layout, *, compares_blocks: bool = True) -> bool:
+    """Return whether the JSON values of a plan's layout, which an older version may have written, are this layout."""
+    try:
+        written = Layout.model_validate(values)
+    except ValueError:
+        return False
+    if compares_blocks:
+        return _layout_to_dict(written) == _layout_to_dict(layout)
+    return _layout_to_dict(written) | {"blocks": ()} == _layout_to_dict(layout) | {"blocks": ()}
 
 
 def layout_toml(layout: Layout) -> str:

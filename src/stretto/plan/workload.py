@@ -13,15 +13,22 @@ from stretto.plan.micro_batches import MicroBatchShape, RowLengths, split_rows
 class Workload:
     """The row lengths of some global batches that represent all of the data; each batch is one training step.
 
-    `stride` is the model's: chunks start at multiples of it.
+    `stride` is the model's: chunks start at multiples of it. Without `can_cut_time`, a layout has neither chunks nor
+    spans, because metrics need the outputs of whole rows at once.
     """
 
     def __init__(
-        self, batches: Iterable[Sequence[int] | RowLengths], *, is_causal: bool = True, stride: int = 1
+        self,
+        batches: Iterable[Sequence[int] | RowLengths],
+        *,
+        is_causal: bool = True,
+        stride: int = 1,
+        can_cut_time: bool = True,
     ) -> None:
         self.batches = [np.sort(np.asarray(lengths, np.int64))[::-1] for lengths in batches]
         self.is_causal = is_causal  # False for a model that looks ahead, which can't be split in time
         self.stride = stride
+        self.can_cut_time = can_cut_time
         if not self.batches or min(map(len, self.batches)) == 0:
             raise PlanError("a workload needs at least one batch, and each batch at least one row; use more data")
         sizes = [len(lengths) for lengths in self.batches]
@@ -29,7 +36,7 @@ class Workload:
         self.min_rows, self.max_rows = min(sizes), max(sizes)
         self.num_steps = max(1, *(int(lengths[0]) for lengths in self.batches))  # time steps of the longest row
         self.num_outputs = -(-self.num_steps // stride)  # of the longest row
-        self.max_chunks = self.num_outputs if is_causal else 1
+        self.max_chunks = self.num_outputs if is_causal and can_cut_time else 1
         # The time steps of all rows of an average batch.
         self.tokens = sum(float(lengths.sum()) for lengths in self.batches) / len(self.batches)
         self.split = cache(self._split)  # a cache per instance, unlike @cache

@@ -18,6 +18,7 @@ from stretto.config.toml import dump_config
 from stretto.launch.local import launch_local
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.shapes import block_shapes
+from stretto.measure.span_sweeps import find_sweeps
 from stretto.measure.tied_blocks import find_tied_blocks
 from stretto.mesh.device import find_device
 from stretto.plan.hardware import derive_profile, find_hardware
@@ -105,6 +106,7 @@ def derive_from_data_sheet(hardware: str, profile_input: ProfileInput) -> Profil
     return profile.model_copy(
         update={
             "look_ahead_blocks": tuple(index for index, block in enumerate(profile_input.model) if not block.causal),
+            "sweeps": find_sweeps(profile_input.model),
             "tied": find_tied_blocks(profile_input.model),
             "vocab_rows": find_vocab_rows(profile_input.model, profile_input.loss),
             "row_loss": isinstance(profile_input.loss, RowLoss),

@@ -70,8 +70,8 @@ def try_on_this_machine(
 def leaves_room(profile: Profile, finalists: Sequence[Finalist]) -> bool:
     """Return whether a run fits in memory after trials on its own ranks: their communicators stay until these end."""
     counts = [
-        max(num_communicators(finalist.layout, stage) for stage in range(finalist.layout.stages))
-        for finalist in finalists
+        max(num_communicators(layout, column) for column in range(layout.stages * layout.spans))
+        for layout in (finalist.layout for finalist in finalists)
     ]
     kept = sum(counts) * profile.communicator_bytes
     return kept + max(finalist.memory for finalist in finalists) <= profile.memory

@@ -44,9 +44,9 @@ def bars_from_timeline(timeline: Timeline) -> list[Bar]:
     return bars
 
 
-def stage_names(timeline: Timeline) -> list[str]:
-    """Return the row names of a timeline."""
-    return [f"stage {stage}" for stage in range(timeline.num_stages)]
+def stage_names(timeline: Timeline, row_name: str = "stage") -> list[str]:
+    """Return the row names of a timeline; with spans instead of stages, `row_name` is `span`."""
+    return [f"{row_name} {stage}" for stage in range(timeline.num_stages)]
 
 
 def bars_from_trace(trace: Trace, max_ranks: int) -> tuple[list[str], list[Bar]]:

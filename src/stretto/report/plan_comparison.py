@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from stretto.base.units import format_bytes, format_seconds
 from stretto.config.layout import Layout
-from stretto.plan.serialize import trials_from_plan
+from stretto.plan.serialize import is_same_layout, trials_from_plan
 from stretto.report.formatting import format_percent
 from stretto.report.markup import Html, tag
 from stretto.report.page import note, section, table
@@ -24,14 +24,17 @@ def find_prediction(record: Record) -> JsonObject | None:
     """Return the plan's prediction for the layout of a run; None if there is none."""
     if record.plan is None or record.config is None:
         return None
-    layout = record.config.layout.model_dump(mode="json", exclude={"auto", "elastic"})  # as in a plan
+    layout = record.config.layout
     best = record.plan.get("best")
     listed = [*(best if isinstance(best, list) else []), record.plan.get("one_device")]
     predictions = [prediction for prediction in listed if isinstance(prediction, Mapping)]
-    same = [prediction for prediction in predictions if prediction.get("layout") == layout]
+    same = [prediction for prediction in predictions if is_same_layout(prediction.get("layout"), layout)]
     # If the config leaves out `blocks`, the plan fills it in. So also accept a layout that differs only in its blocks.
-    blockless = _without_blocks(layout)
-    similar = [prediction for prediction in predictions if _without_blocks(prediction.get("layout")) == blockless]
+    similar = [
+        prediction
+        for prediction in predictions
+        if is_same_layout(prediction.get("layout"), layout, compares_blocks=False)
+    ]
     return next(iter([*same, *similar]), None)
 
 
@@ -99,7 +102,3 @@ def _row(name: str, planned: float, measured: float, format_value: Callable[[flo
 def _median_step_seconds(steps: StepHistory) -> float:
     seconds = [value for value in steps.series.mean("step_seconds").tolist() if math.isfinite(value)]
     return statistics.median(seconds) if seconds else math.nan
-
-
-def _without_blocks(layout: object) -> object:
-    return {name: value for name, value in layout.items() if name != "blocks"} if isinstance(layout, Mapping) else None

@@ -33,8 +33,9 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
         parts.append(section("trials", "Trials", *trial_table(plan.trials)))
     if layout_has_fields(plan.chosen.layout):
         parts.append(section("toml", "Config of the chosen layout", tag("pre", layout_toml(plan.chosen.layout))))
-    if plan.chosen.layout.stages > 1:
-        chart = gantt(layout_name(plan.chosen.layout), stage_names(timeline), bars_from_timeline(timeline))
+    if timeline.num_stages > 1:
+        names = stage_names(timeline, _row_name(plan.chosen))
+        chart = gantt(layout_name(plan.chosen.layout), names, bars_from_timeline(timeline))
         parts += [
             section("balance", "Load balance", figure(_balance_chart(plan.chosen, profile), "full-width")),
             section("timeline", "Step timeline of one replica", figure(chart.to_html(), "full-width")),
@@ -89,14 +90,20 @@ def _phases_chart(plan: Plan) -> Html:
 def _balance_chart(prediction: Prediction, profile: Profile) -> Html:
     names, values = [], []
     for index, stage in enumerate(prediction.stages):
-        start, stop = stage.blocks
-        kinds = list(dict.fromkeys(profile.blocks[start:stop]))
-        blocks = f"block {start}" if stop == start + 1 else f"blocks {start} to {stop - 1}"
-        names.append(f"stage {index}: {blocks} ({', '.join(kinds[:4])})")
+        kinds = list(dict.fromkeys(name for start, stop in stage.runs for name in profile.blocks[start:stop]))
+        runs = [
+            f"block {start}" if stop == start + 1 else f"blocks {start} to {stop - 1}" for start, stop in stage.runs
+        ]
+        names.append(f"{_row_name(prediction)} {index}: {', '.join(runs)} ({', '.join(kinds[:4])})")
         values.append(f"{format_seconds(stage.busy)}, {format_bytes(stage.memory.total)}")
     busy = [stage.busy for stage in prediction.stages]
-    title, parts = "Compute time and memory of each stage", [StackedPart("compute", "c0", busy)]
+    title = f"Compute time and memory of each {_row_name(prediction)}"
+    parts = [StackedPart("compute", "c0", busy)]
     return stacked_bar_chart(title, step_time_unit(max(busy)), names, parts, format_seconds, values)
+
+
+def _row_name(prediction: Prediction) -> str:
+    return "span" if prediction.layout.spans > 1 else "stage"
 
 
 def layout_cells(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
@@ -105,7 +112,7 @@ def layout_cells(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
         format_seconds(prediction.seconds),
         f"{prediction.tokens_per_second:,.0f}",
         f"{plan.speed_up(prediction):.2f}",
-        f"{prediction.bubble:.0%}" if prediction.layout.stages > 1 else "-",
+        f"{prediction.bubble:.0%}" if len(prediction.stages) > 1 else "-",
         format_bytes(prediction.memory),
         format_bytes(prediction.traffic) if prediction.layout.num_ranks > 1 else "-",
     )

@@ -43,7 +43,8 @@ def step_section(record: Record) -> Html:
     else:
         parts += [note(_explain(trace)), _gantt_figure(f"Step {trace.step:,}, measured", names, bars, max_seconds)]
     if timeline is not None:
-        names, bars = stage_names(timeline)[:_MAX_ROWS], bars_from_timeline(timeline)
+        row_name = "span" if record.config is not None and record.config.layout.spans > 1 else "stage"
+        names, bars = stage_names(timeline, row_name)[:_MAX_ROWS], bars_from_timeline(timeline)
         parts += [_gantt_figure("Step of one replica, planned", names, bars, max_seconds), note(origin)]
     if record.steps.seconds:
         parts.append(figure(_phases_chart(record.steps), "full-width"))
@@ -97,6 +98,7 @@ def _timeline_from_busy_times(prediction: JsonObject | None, layout: Layout) -> 
     num_forwards = layout.micro_batches * layout.chunks * layout.num_runs // layout.stages
     if (
         layout.splits_vocab
+        or layout.spans > 1
         or len(busy) != layout.stages
         or layout.stages > _MAX_STAGES
         or layout.stages * num_forwards > _MAX_FORWARDS

@@ -36,6 +36,10 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
         console.print("* recomputes activations")
     if any(layout.splits_vocab for layout in layouts):
         console.print("^ splits the output layer over the stages (vocab_parallel)")
+    if any(layout.is_interleaved for layout in layouts):
+        console.print("interleave: chunks pass the stages several times; each has as many runs of blocks")
+    if any(layout.spans > 1 for layout in layouts):
+        console.print("spans: replicas x spans x micro-batches; each rank has all blocks and a part of the time")
     if any(layout.adjacent == "replicas" for layout in layouts):
         console.print("+ adjacent ranks hold the same stage of different replicas")
     for rejected in plan.rejected[:_MAX_REJECTED]:
@@ -43,13 +47,14 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
     if plan.trials:
         console.print(_trials_table(plan))
     chosen = plan.chosen
-    if chosen.layout.stages > 1:
-        console.print("\nload balance of the stages")
-        console.print("\n".join(_stage_bars(chosen, profile)))
-    if 1 < chosen.layout.stages <= _MAX_STAGES_DRAWN:
+    row_name = "span" if chosen.layout.spans > 1 else "stage"
+    if timeline.num_stages > 1:
+        console.print(f"\nload balance of the {row_name}s")
+        console.print("\n".join(_stage_bars(chosen, profile, row_name)))
+    if 1 < timeline.num_stages <= _MAX_STAGES_DRAWN:
         width = max(40, min(console.width, 140) - 12)  # the stage labels take 10 columns; 2 stay free
         console.print(f"\na step of one replica, {format_seconds(timeline.seconds)}: F forward, B backward, . waiting")
-        console.print(draw_text(timeline, width), soft_wrap=True)
+        console.print(draw_text(timeline, width, row_name=row_name), soft_wrap=True)
     console.print(f"\n{advise(plan)}", soft_wrap=True)
     if layout_has_fields(chosen.layout):
         console.print(f"\n{layout_toml(chosen.layout)}", soft_wrap=True)
@@ -80,20 +85,18 @@ def _trials_table(plan: Plan) -> Table:
 
 
 def _short_name(layout: Layout) -> str:
-    sizes = f"{layout.replicas} x {layout.stages} x {layout.micro_batches} x {layout.chunks}"
     marks = f"{'*' if layout.recompute else ''}{'+' if layout.adjacent == 'replicas' else ''}"
     marks += "^" if layout.splits_vocab else ""
-    return f"{sizes} {marks}".strip()
+    return f"{layout.sizes} {marks}".strip()
 
 
-def _stage_bars(prediction: Prediction, profile: Profile) -> list[str]:
+def _stage_bars(prediction: Prediction, profile: Profile, row_name: str) -> list[str]:
     max_busy = max(stage.busy for stage in prediction.stages)
     lines = []
     for index, stage in enumerate(prediction.stages):
         bar = "█" * max(1, round(_BAR_WIDTH * stage.busy / max_busy))
-        start, stop = stage.blocks
-        names = profile.blocks[start:stop]
-        blocks = ", ".join(names) if len(names) < 3 else f"{names[0]} ... {names[-1]}"
+        runs = [profile.blocks[start:stop] for start, stop in stage.runs]
+        blocks = " | ".join(", ".join(names) if len(names) < 3 else f"{names[0]} ... {names[-1]}" for names in runs)
         cost = f"{format_seconds(stage.busy):>8}  {format_bytes(stage.memory.total):>8}"
-        lines.append(f"stage {index:<3} {bar:<{_BAR_WIDTH}} {cost}  {blocks}")
+        lines.append(f"{row_name} {index:<3} {bar:<{_BAR_WIDTH}} {cost}  {blocks}")
     return lines

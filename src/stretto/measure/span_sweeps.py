@@ -1,0 +1,28 @@
+"""find_sweeps: what a model's blocks pass from span to span, for plans with `layout.spans`."""
+
+from stretto.base.errors import ConfigError
+from stretto.base.window import Rows
+from stretto.blocks.span_program import SpanProgram
+from stretto.blocks.stack import Stack
+from stretto.config.layout import Layout
+from stretto.engine.build import check_spans
+from stretto.plan.profile import SweepCosts
+
+
+def find_sweeps(model: Stack) -> tuple[SweepCosts, ...]:
+    """Return the sweeps of all blocks in order; an empty tuple if the engine can't split the model over spans."""
+    try:
+        check_spans(model, Layout(spans=2))
+    except ConfigError:
+        return ()
+    row = Rows.of(1, 1, device=model.device, dtype=model.dtype)
+    sweeps: list[SweepCosts] = []
+    for index in range(len(model)):
+        # Layers are numbered block by block, so the program of each block by itself tells which of them are its own.
+        block, first_layer = model[index : index + 1], 1 + max((sweep.layer for sweep in sweeps), default=-1)
+        state = block.initial_state(row)
+        for sweep in SpanProgram.of(block).sweeps:
+            num_bytes = sum(tensor.nbytes for tensor in sweep.initial_state(row, state))
+            layer = first_layer + sweep.layer
+            sweeps.append(SweepCosts(block=index, layer=layer, is_reverse=sweep.is_reverse, state_bytes=num_bytes))
+    return tuple(sweeps)

@@ -1,0 +1,126 @@
+"""CandidateLayouts: the layouts that a search considers, all of which the engine accepts."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal
+
+from stretto.config.layout import Layout
+from stretto.plan.cluster import Cluster, divisors
+from stretto.plan.profile import Profile
+from stretto.plan.workload import Workload
+
+# The maximum of micro-batches times chunks; with that many, the bubble is already negligible.
+_MAX_CHUNKS_PER_STEP = 256
+# Runs of blocks per stage to try. More runs mean more messages, and stages hardly wait any more.
+_INTERLEAVES = (2, 3, 4)
+# With this many chunks per stage and run, stages wait for less than a thirtieth of the time.
+_MAX_INTERLEAVED_CHUNKS = 32
+# With more spans the first and the last wait long for each other, and need ever more micro-batches.
+_MAX_SPANS = 16
+
+
+class CandidateLayouts:
+    """The layouts of all numbers of ranks, without `blocks`; `rejected` says why others are impossible."""
+
+    def __init__(self, profile: Profile, workload: Workload, cluster: Cluster, uses_all: bool = False) -> None:
+        self.profile = profile
+        self.num_blocks = len(profile.blocks)
+        self.workload = workload
+        self.cluster = cluster
+        self.uses_all = uses_all
+        self.rejected: dict[tuple[str, str], None] = {}  # (layouts, reason), an ordered set
+
+    def reject(self, layouts: str, reason: str) -> None:
+        """Note that some layouts are impossible."""
+        self.rejected[layouts, reason] = None
+
+    def __iter__(self) -> Iterator[Layout]:
+        num_rows, num_blocks = self.workload.min_rows, self.num_blocks
+        for num_ranks in self._numbers_of_ranks():
+            for columns in divisors(num_ranks):  # stages, or spans, of a replica
+                replicas = num_ranks // columns
+                if replicas <= num_rows:
+                    yield from self._span_layouts(replicas, spans=columns)
+                if columns > num_blocks:
+                    self.reject(f"stages > {num_blocks}", "each stage needs at least one block")
+                elif replicas > num_rows:
+                    self.reject(f"replicas > {num_rows}", "each replica needs at least one row")
+                else:
+                    yield from self.stage_layouts(replicas, stages=columns)
+                    yield from self._interleaved_layouts(replicas, stages=columns)
+
+    def stage_layouts(self, replicas: int, stages: int) -> Iterator[Layout]:
+        """Yield layouts whose stages have one run of blocks each."""
+        # Blocks that look ahead hold up their own stage only.
+        has_others = stages > 1 and 0 < len(self.profile.look_ahead_blocks) < self.num_blocks
+        can_cut = has_others and self.workload.can_cut_time
+        max_chunks = self.workload.num_outputs if can_cut else self.workload.max_chunks
+        for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, _MAX_CHUNKS_PER_STEP)):
+            for chunks in _chunk_counts(min(max_chunks, _MAX_CHUNKS_PER_STEP // micro_batches)):
+                for adjacent in self._placements(replicas, stages):
+                    can_split = self._can_split_vocab(stages) and chunks <= self.workload.max_chunks
+                    for vocab_parallel in (False, True) if can_split else (False,):
+                        yield Layout(
+                            replicas=replicas,
+                            stages=stages,
+                            micro_batches=micro_batches,
+                            chunks=chunks,
+                            adjacent=adjacent,
+                            # With one stage, chunks help only together with recomputation.
+                            recompute=stages == 1 and chunks > 1,
+                            vocab_parallel=vocab_parallel,
+                        )
+
+    def _can_split_vocab(self, stages: int) -> bool:
+        """Return whether each stage can have some rows of the output layer's table, and a block of its own."""
+        return 1 < stages <= min(self.profile.vocab_rows, self.num_blocks - 1)
+
+    def _interleaved_layouts(self, replicas: int, stages: int) -> Iterator[Layout]:
+        """Yield layouts whose stages have several runs of blocks, where the engine accepts them."""
+        if stages == 1 or self.profile.look_ahead_blocks or not self.workload.is_causal:
+            return
+        for interleave in _INTERLEAVES:
+            if stages * interleave > self.num_blocks:
+                return
+            # Chunks pass the stages in groups of one per stage.
+            max_total = min(_MAX_INTERLEAVED_CHUNKS * stages, _MAX_CHUNKS_PER_STEP) // interleave
+            for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, max_total)):
+                for chunks in _chunk_counts(min(self.workload.max_chunks, max_total // micro_batches)):
+                    if micro_batches * chunks < stages:
+                        continue
+                    for adjacent in self._placements(replicas, stages):
+                        yield Layout(
+                            replicas=replicas,
+                            stages=stages,
+                            micro_batches=micro_batches,
+                            chunks=chunks,
+                            interleave=interleave,
+                            adjacent=adjacent,
+                        )
+
+    def _span_layouts(self, replicas: int, spans: int) -> Iterator[Layout]:
+        """Yield layouts whose ranks each have a part of the time, where the engine accepts them."""
+        max_spans = min(self.workload.num_outputs, _MAX_SPANS) if self.workload.can_cut_time else 1
+        if not self.profile.sweeps or not 1 < spans <= max_spans:
+            return
+        # One micro-batch for each two spans keeps all of them busy.
+        for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, 2 * spans)):
+            yield Layout(replicas=replicas, spans=spans, micro_batches=micro_batches)
+
+    def _placements(self, replicas: int, stages: int) -> Sequence[Literal["stages", "replicas"]]:
+        """Return the values of `adjacent` to try."""
+        placement_matters = stages > 1 and replicas > 1 and replicas * stages > self.cluster.devices_per_node
+        return ("stages", "replicas") if placement_matters else ("stages",)
+
+    def _numbers_of_ranks(self) -> list[int]:
+        """Return the numbers of ranks to try: with `uses_all` only all devices, else 1 to 16 and the divisors of it."""
+        devices = self.cluster.devices
+        return [devices] if self.uses_all else sorted({*range(1, min(devices, 16) + 1), *divisors(devices)})
+
+
+def _powers_of_two(maximum: int) -> list[int]:
+    return [2**exponent for exponent in range(maximum.bit_length())]
+
+
+def _chunk_counts(maximum: int) -> list[int]:
+    """Return 1, 2, 3, 4, 6, 8, 12, 16, ... up to a maximum; the best count is never far from one of these."""
+    return sorted({count for n in _powers_of_two(maximum) for count in (n, n * 3 // 2) if count <= maximum})

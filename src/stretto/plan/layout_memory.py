@@ -1,0 +1,104 @@
+"""layout_memory: the peak memory of each rank of a replica, in any layout."""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.config.layout import Layout
+from stretto.plan.actions import ActionKind
+from stretto.plan.cost_model import CostModel
+from stretto.plan.memory import NUM_MESSAGE_BUFFERS, RankMemory, num_communicators, rank_memory
+from stretto.plan.run_chain import RunChain
+from stretto.plan.schedule import chain_schedule
+from stretto.plan.span_costs import SpanCosts
+from stretto.plan.span_schedule import span_schedules
+from stretto.plan.workload import Workload
+
+
+def layout_memory(
+    costs: CostModel, layout: Layout, held_blocks: Sequence[Sequence[slice]], workload: Workload
+) -> list[RankMemory]:
+    """Return the memory of each stage or span; `held_blocks` has its ranges of blocks."""
+    num_chunks = max(layout.chunks, layout.spans)
+    chunk = workload.largest_chunk(layout.replicas, layout.micro_batches, num_chunks)
+    if layout.spans > 1:
+        return _span_memory(costs, layout, *chunk)
+    if not layout.is_interleaved:
+        return [rank_memory(costs, layout, stage, part, *chunk) for stage, (part,) in enumerate(held_blocks)]
+    return [_interleaved_memory(costs, layout, stage, runs, *chunk) for stage, runs in enumerate(held_blocks)]
+
+
+def _interleaved_memory(
+    costs: CostModel, layout: Layout, stage: int, runs: Sequence[slice], rows: int, steps: int
+) -> RankMemory:
+    """Return the memory of a stage with several runs of blocks: that of each run, if one chunk of it were live."""
+    one_chunk = layout.model_copy(update={"chunks": 1, "micro_batches": 1})
+    by_run = [rank_memory(costs, one_chunk, stage, run, rows, steps) for run in runs]
+    # One run of blocks is recomputed at a time, so what it saves meanwhile counts once.
+    recomputed = [layout.recompute * costs.chunk_cost(run.start, run.stop, rows, steps).saved for run in runs]
+    live = np.array([memory.activations - saved for memory, saved in zip(by_run, recomputed, strict=True)])
+    counts = _live_counts(layout.stages, layout.interleave, stage, layout.micro_batches, layout.chunks)
+    return RankMemory(
+        weights=sum(memory.weights for memory in by_run),
+        casts=sum(memory.casts for memory in by_run),
+        gradients=sum(memory.gradients for memory in by_run),
+        optimizer=sum(memory.optimizer for memory in by_run),
+        activations=float((counts @ live).max()) + max(recomputed),
+        # All runs use the same channels to the neighbors.
+        messages=max(memory.messages for memory in by_run),
+        communicators=num_communicators(layout, stage) * costs.profile.communicator_bytes,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _live_counts(
+    num_stages: int, interleave: int, stage: int, num_micro_batches: int, num_chunks: int
+) -> NDArray[np.float64]:
+    """Return how many chunks of each run of a stage await their backward, after each action of its schedule."""
+    actions = chain_schedule(RunChain.of(num_stages, interleave), stage, num_micro_batches, num_chunks)
+    changes = np.zeros((len(actions), interleave))
+    for index, action in enumerate(actions):
+        changes[index, action.run] = 1 if action.kind is ActionKind.FORWARD else -1
+    return changes.cumsum(axis=0)
+
+
+def _span_memory(costs: CostModel, layout: Layout, rows: int, steps: int) -> list[RankMemory]:
+    """Return the memory of each span: all weights, and the activations of its own time, as its schedule holds them."""
+    span_costs, num_blocks = SpanCosts(costs, layout), costs.num_blocks
+    weights = costs.weight_bytes(0, num_blocks)
+    state = max(sweep.state_bytes for sweep in span_costs.sweeps) * rows
+    grid = span_costs.grid(layout.spans, [layout.spans] * layout.micro_batches)
+    outputs = costs.sent_bytes(num_blocks) * rows * steps
+    memory = []
+    for span, actions in enumerate(span_schedules(grid)):
+        segments, kept = span_costs.segments(actions), []
+        largest = 0.0  # what one action saves, if activations are recomputed
+        for action in actions:
+            if action.kind is ActionKind.HEAD:
+                kept.append(0.0)
+                continue
+            own_segments = segments[action]
+            saved = span_costs.sweep(action.chunk, rows, steps).saved
+            saved += sum(span_costs.segment(index, rows, steps).saved for index in own_segments)
+            if layout.recompute:
+                largest = max(largest, saved)
+                saved = span_costs.input_bytes(action, own_segments) * rows * steps
+            kept.append(saved if action.kind is ActionKind.FORWARD else -saved)
+        # A loss over whole rows has the outputs of some rows over all time, and their gradients.
+        row_loss = 2 * outputs if costs.profile.row_loss else 0.0
+        num_neighbors = (span > 0) + (span < layout.spans - 1)
+        memory.append(
+            RankMemory(
+                weights=weights,
+                casts=costs.cast_bytes(0, num_blocks),
+                gradients=weights,
+                optimizer=weights * costs.profile.optimizer_state_ratio,
+                activations=max(accumulate(kept)) + largest + row_loss,
+                messages=NUM_MESSAGE_BUFFERS * num_neighbors * state,
+                communicators=num_communicators(layout, span) * costs.profile.communicator_bytes,
+            )
+        )
+    return memory
