@@ -1,10 +1,11 @@
-"""Predicted against measured step times: four models in layouts of up to four processes, measured in turns.
+"""Predicted against measured step times: five models in layouts of up to four processes, measured in turns.
 
     python benchmarks/planner.py [--quick] [--try N]
 
 The planner tries the layouts that it predicts to be fastest. `chosen_over_best` is the time of the layout that it
 chooses after that, relative to the fastest one; `predicted_over_best` is that of the layout that it would choose by
-prediction alone. For these two figures the finalists, and all that came close, are measured again, in turns.
+prediction alone. For these two figures the finalists, and all that came close, are measured again, in turns. A full run
+takes about ten minutes: the number of rounds depends on the time of a step.
 
 One thread per rank. Four processes share the cores of this machine, which the profile accounts for. A shared machine
 changes its speed by a quarter within minutes, and a profile takes minutes, so times are compared relative to one
@@ -16,20 +17,23 @@ import statistics
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from rich.console import Console
 from rich.progress import track
 
 from stretto import Layout, TrainConfig, Trainer, World, make_engine
-from stretto.data import Corpus, Lanes, prepare_text
+from stretto.blocks.losses import Loss
+from stretto.data import Batches, Corpus, Lanes, from_arrays, prepare_text
 from stretto.measure.profile import measure_profile
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.workload import find_workload
-from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
+from stretto.nn import LSTM, BidirectionalLSTM, CrossEntropy, Embedding, Linear, SquaredError, Stack
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.finalists import choose_by_trials, find_finalists
@@ -40,6 +44,7 @@ from stretto.plan.trial import Finalist, Trial
 from stretto.plan.workload import Workload
 from stretto.planning.trial_runs import try_layouts
 from stretto.train.named_optimizer import optimizer_factory
+from stretto.windows.loader import WindowSource
 from timing import WIKITEXT, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -57,35 +62,63 @@ class Shape:
     hidden: int
     lanes: int
     window: int
-    symbols: int  # vocabulary of embedding and softmax, which may exceed the text's
+    symbols: int  # vocabulary of embedding and softmax, which may exceed the text's; 0 for a bidirectional regression
+
+    @property
+    def is_causal(self) -> bool:
+        return self.symbols > 0
 
     def model(self) -> Stack:
-        layers = [LSTM(self.hidden, self.hidden) for _ in range(self.layers)]
-        return Stack([Embedding(self.symbols, self.hidden), *layers, Linear(self.hidden, self.symbols)])
+        if self.is_causal:
+            layers = [LSTM(self.hidden, self.hidden) for _ in range(self.layers)]
+            return Stack([Embedding(self.symbols, self.hidden), *layers, Linear(self.hidden, self.symbols)])
+        sizes = [self.hidden, *[2 * self.hidden] * (self.layers - 1)]
+        return Stack([*(BidirectionalLSTM(size, self.hidden) for size in sizes), Linear(2 * self.hidden, 1)])
+
+    def loss(self) -> Loss:
+        return CrossEntropy() if self.is_causal else SquaredError()
+
+    def windows(self, corpus: Path) -> WindowSource:
+        """Lanes of text or, as a model that looks ahead can't use them, batches of random numbers."""
+        if self.is_causal:
+            return Lanes(Corpus.open(corpus), self.lanes, self.window)
+        numbers = np.random.default_rng(1).standard_normal((8 * self.lanes, self.window, self.hidden), np.float32)
+        return Batches(from_arrays(numbers, numbers[..., :1]), max_rows=self.lanes)
+
+    def workload(self, corpus: Path) -> Workload:
+        return find_workload(self.windows(corpus), is_causal=self.is_causal)
 
 
-SHAPES = [
-    Shape("narrow and deep", 8, 128, 32, 128, 256),
-    Shape("wide and shallow", 2, 1024, 16, 32, 256),
-    Shape("words", 4, 768, 16, 48, 30_000),
-    Shape("tiny", 2, 32, 4, 16, 256),
-]
-LONG = Shape("words, long windows", 4, 768, 16, 256, 30_000)
-CUTS = {
-    "narrow and deep": ((1, 1, 1), (2, 1, 1), (1, 2, 4), (1, 2, 8), (4, 1, 1), (2, 2, 8), (1, 4, 8)),
-    "wide and shallow": ((1, 1, 1), (2, 1, 1), (1, 2, 2), (1, 2, 4), (4, 1, 1), (2, 2, 4)),
-    "words": ((1, 1, 1), (2, 1, 1), (1, 2, 2), (1, 2, 4), (4, 1, 1), (2, 2, 4)),
+ONE, TWO_REPLICAS, FOUR_REPLICAS = Layout(), Layout(replicas=2), Layout(replicas=4)
+SHAPES = {
+    Shape("narrow and deep", 8, 128, 32, 128, 256): (
+        ONE, TWO_REPLICAS, Layout(stages=2, chunks=4), Layout(stages=2, chunks=8),
+        Layout(stages=2, chunks=6, interleave=2), FOUR_REPLICAS, Layout(replicas=2, stages=2, chunks=8),
+        Layout(stages=4, chunks=8),
+    ),
+    Shape("wide and shallow", 2, 1024, 16, 32, 256): (
+        ONE, TWO_REPLICAS, Layout(stages=2, chunks=2), Layout(stages=2, chunks=4),
+        Layout(stages=2, chunks=4, interleave=2), FOUR_REPLICAS, Layout(replicas=2, stages=2, chunks=4),
+    ),
+    Shape("words", 4, 384, 16, 32, 10_000): (
+        ONE, TWO_REPLICAS, Layout(stages=2, chunks=2), Layout(stages=2, chunks=4),
+        Layout(stages=2, chunks=4, interleave=2), FOUR_REPLICAS, Layout(replicas=2, stages=2, chunks=4),
+    ),
+    Shape("bidirectional", 3, 192, 4, 192, 0): (
+        ONE, TWO_REPLICAS, Layout(spans=2), Layout(stages=2, micro_batches=2), FOUR_REPLICAS,
+        Layout(replicas=2, spans=2), Layout(spans=4, micro_batches=2),
+    ),
     # One device is fastest here, and the planner should say so.
-    "tiny": ((1, 1, 1), (2, 1, 1), (1, 2, 2)),
-}
+    Shape("tiny", 2, 32, 4, 16, 256): (ONE, TWO_REPLICAS, Layout(stages=2, chunks=2)),
+}  # fmt: skip
+LONG = Shape("words, long windows", 4, 384, 16, 128, 10_000)
 # Layouts whose first measurement is within this factor of the fastest are measured again.
 RIVAL_FACTOR = 1.15
+# The seconds that all rounds of a shape should take, and the most rounds, in the first and the second measurement.
+FIRST_ROUNDS, SECOND_ROUNDS = (30.0, 9), (40.0, 18)
+QUICK_ROUNDS = 3
 # Each rank keeps its trainers between turns.
 _TRAINERS: dict[tuple[str, str], Trainer] = {}
-
-
-def feed(corpus: Path, shape: Shape) -> Lanes:
-    return Lanes(Corpus.open(corpus), shape.lanes, shape.window)
 
 
 def measure(world: World, corpus: Path, shape: Shape) -> Profile:
@@ -93,15 +126,16 @@ def measure(world: World, corpus: Path, shape: Shape) -> Profile:
     with torch.device("meta"):
         model = shape.model()
     optimizer = optimizer_factory(TRAIN)
-    return measure_profile(model, CrossEntropy(), feed(corpus, shape), world=world, optimizer=optimizer, threads=1)
+    windows = shape.windows(corpus)
+    return measure_profile(model, shape.loss(), windows, world=world, optimizer=optimizer, threads=1)
 
 
 def try_finalists(world: World, corpus: Path, shape: Shape, finalists: tuple[Finalist, ...]) -> tuple[Trial, ...]:
     """Try the finalists of a plan, as `layout = "auto"` does."""
     with torch.device("meta"):
         model = shape.model()
-    windows, optimizer = feed(corpus, shape), optimizer_factory(TRAIN)
-    profile_input = ProfileInput(model, CrossEntropy(), windows, optimizer, world.device, threads=1)
+    windows, optimizer = shape.windows(corpus), optimizer_factory(TRAIN)
+    profile_input = ProfileInput(model, shape.loss(), windows, optimizer, world.device, threads=1)
     return try_layouts(profile_input, world, finalists)
 
 
@@ -111,8 +145,8 @@ def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: i
     if key not in _TRAINERS:
         with torch.device("meta"):
             model = shape.model()
-        engine = make_engine(model, CrossEntropy(), layout, world, seed=1)
-        _TRAINERS[key] = Trainer(engine, feed(corpus, shape), TRAIN)
+        engine = make_engine(model, shape.loss(), layout, world, seed=1)
+        _TRAINERS[key] = Trainer(engine, shape.windows(corpus), TRAIN)
         _TRAINERS[key].advance()
     if world.size > 1:
         dist.barrier()
@@ -126,10 +160,13 @@ def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: i
 
 def layouts_of(shape: Shape, profile: Profile, workload: Workload) -> list[Layout]:
     """The layouts to compare, each with the planner's partition."""
-    return [
-        balance(profile, workload, Cluster(4), Layout(replicas=replicas, stages=stages, chunks=chunks))
-        for replicas, stages, chunks in CUTS[shape.name]
-    ]
+    return [balance(profile, workload, Cluster(4), layout) for layout in SHAPES[shape]]
+
+
+def num_rounds(limits: tuple[float, int], predicted: Iterable[float], steps: int) -> int:
+    """Return how many rounds fit in the seconds of `limits`, at least three and at most its second number."""
+    seconds, most = limits
+    return min(most, max(3, int(seconds / (steps * sum(predicted)))))
 
 
 @dataclass(frozen=True)
@@ -168,13 +205,14 @@ class ShapeResult:
         return row.again / min(other.again for other in self.rows if other.again is not None)
 
 
-def run_shape(shape: Shape, corpus: Path, rounds: int, num_tried: int) -> ShapeResult:
+def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> ShapeResult:
     """Predict, try and measure the layouts of one shape."""
-    console = Console(stderr=True)
+    console, started = Console(stderr=True), time.perf_counter()
     console.print(f"{shape.name}: measuring the profile")
     ranks = {size: RankPool(size) for size in (1, 2, 4)}
     profile = ranks[4].run(measure, corpus, shape, seconds=600)[0]
-    workload = find_workload(feed(corpus, shape))
+    console.print(f"{shape.name}: measured the profile after {time.perf_counter() - started:.0f} s")
+    workload = shape.workload(corpus)
     cluster = Cluster(4)
     predicted_plan = find_plan(profile, workload, cluster)
     plan = try_plan(predicted_plan, ranks[4], corpus, shape, num_tried)
@@ -183,7 +221,8 @@ def run_shape(shape: Shape, corpus: Path, rounds: int, num_tried: int) -> ShapeR
     layouts = list(dict.fromkeys([*layouts_of(shape, profile, workload), by_prediction, *tried]))
     costs = CostModel(profile)
     predicted = [predict(costs, workload, layout, cluster).seconds for layout in layouts]
-    steps = max(1, round(0.6 / max(predicted)))
+    steps = max(1, round(0.4 / max(predicted)))
+    rounds = QUICK_ROUNDS if is_quick else num_rounds(FIRST_ROUNDS, predicted, steps)
     measured = take_turns(ranks, corpus, shape, layouts, rounds, steps)
     limit = RIVAL_FACTOR * min(measured)
     rivals = [
@@ -191,10 +230,13 @@ def run_shape(shape: Shape, corpus: Path, rounds: int, num_tried: int) -> ShapeR
         for layout, seconds in zip(layouts, measured, strict=True)
         if seconds <= limit or layout in (by_prediction, *tried)
     ]
-    again = dict(zip(rivals, take_turns(ranks, corpus, shape, rivals, 2 * rounds, steps), strict=True))
+    seconds_of_rivals = [measured[layouts.index(layout)] for layout in rivals]
+    rounds = 2 * QUICK_ROUNDS if is_quick else num_rounds(SECOND_ROUNDS, seconds_of_rivals, steps)
+    again = dict(zip(rivals, take_turns(ranks, corpus, shape, rivals, rounds, steps), strict=True))
     gain = partition_gain(ranks, corpus, profile) if shape.name == "words" else 0.0
     for pool in ranks.values():
         pool.close()
+    console.print(f"{shape.name}: done after {time.perf_counter() - started:.0f} s")
     # The first layout is one device.
     drift = measured[0] / predicted[0]
     rows = [
@@ -231,7 +273,7 @@ def take_turns(
 def partition_gain(ranks: dict[int, RankPool], corpus: Path, profile: Profile) -> float:
     """The speed of the planner's partition relative to equal numbers of blocks: two stages, long windows."""
     cut = Layout(stages=2, chunks=8)
-    ours = balance(profile, find_workload(feed(corpus, LONG)), Cluster(2), cut)
+    ours = balance(profile, LONG.workload(corpus), Cluster(2), cut)
     equal = cut.model_copy(update={"blocks": (3, 3)})
     ours_seconds, equal_seconds = take_turns(ranks, corpus, LONG, [ours, equal], 4, steps=1)
     print(f"{LONG.name}: blocks {ours.blocks} {ours_seconds:.2f} s, blocks {equal.blocks} {equal_seconds:.2f} s")
@@ -250,18 +292,18 @@ def main() -> None:
     parser.add_argument("--shape", help="only this shape")
     parser.add_argument("--try", dest="num_tried", type=int, default=3, help="how many layouts are tried (default: 3)")
     options = parser.parse_args()
-    shapes = [shape for shape in SHAPES if options.shape in (None, shape.name)]
+    shapes, started = [shape for shape in SHAPES if options.shape in (None, shape.name)], time.perf_counter()
     if options.quick and not options.shape:
         shapes = [shapes[0], shapes[-1]]
     results: list[ShapeResult] = []
     with tempfile.TemporaryDirectory() as folder:
         prepare_text([WIKITEXT / "valid.txt"], Path(folder) / "bytes")
         for shape in shapes:
-            results.append(run_shape(shape, Path(folder) / "bytes", 3 if options.quick else 9, options.num_tried))
-    report(results)
+            results.append(run_shape(shape, Path(folder) / "bytes", options.num_tried, is_quick=options.quick))
+    report(results, (time.perf_counter() - started) / 60)
 
 
-def report(results: list[ShapeResult]) -> None:
+def report(results: list[ShapeResult], minutes: float) -> None:
     """Print the table and the figures."""
     rows = [row for result in results for row in result.rows]
     trials = [trial for result in results for trial in result.trials]
@@ -274,7 +316,7 @@ def report(results: list[ShapeResult]) -> None:
         [
             [
                 row.shape,
-                str(row.layout).split(" (")[0],
+                row.layout.sizes,
                 "|".join(map(str, row.layout.blocks)),
                 f"{row.predicted * 1e3:.1f}",
                 f"{row.measured * 1e3:.1f}",
@@ -306,6 +348,7 @@ def report(results: list[ShapeResult]) -> None:
                 and all(row.is_chosen == (row.layout.num_ranks == 1) for row in tiny)
                 and min(tiny, key=lambda row: row.measured).layout.num_ranks == 1
             ),
+            "minutes": minutes,
         },
     )
 

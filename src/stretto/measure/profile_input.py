@@ -48,6 +48,7 @@ class ProfileInput:
     precision: Precision = "fp32"
     seed: int = 1
     threads: int = 0  # per rank on a CPU; 0 for an equal share of the cores
+    can_cut_time: bool = True  # whether a plan may have chunks or spans
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", as_loss(self.loss))
@@ -60,7 +61,8 @@ class ProfileInput:
     @cached_property
     def workload(self) -> Workload:
         """The row lengths of the first global batches, a sample of all the data: see `find_workload`."""
-        return find_workload(self.windows, is_causal=self.model.causal, stride=self.model.stride)
+        causal, stride = self.model.causal, self.model.stride
+        return find_workload(self.windows, is_causal=causal, stride=stride, can_cut_time=self.can_cut_time)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -12,8 +12,9 @@ from stretto.plan.workload import Workload
 _MAX_CHUNKS_PER_STEP = 256
 # Runs of blocks per stage to try. More runs mean more messages, and stages hardly wait any more.
 _INTERLEAVES = (2, 3, 4)
-# With this many chunks per stage and run, stages wait for less than a thirtieth of the time.
-_MAX_INTERLEAVED_CHUNKS = 32
+# Chunks pass interleaved stages in groups of one per stage. With this many groups times runs, stages wait for less than
+# a thirtieth of the time.
+_MAX_GROUPS = 32
 # With more spans the first and the last wait long for each other, and need ever more micro-batches.
 _MAX_SPANS = 16
 
@@ -81,21 +82,24 @@ class CandidateLayouts:
         for interleave in _INTERLEAVES:
             if stages * interleave > self.num_blocks:
                 return
-            # Chunks pass the stages in groups of one per stage.
-            max_total = min(_MAX_INTERLEAVED_CHUNKS * stages, _MAX_CHUNKS_PER_STEP) // interleave
-            for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, max_total)):
-                for chunks in _chunk_counts(min(self.workload.max_chunks, max_total // micro_batches)):
-                    if micro_batches * chunks < stages:
-                        continue
-                    for adjacent in self._placements(replicas, stages):
-                        yield Layout(
-                            replicas=replicas,
-                            stages=stages,
-                            micro_batches=micro_batches,
-                            chunks=chunks,
-                            interleave=interleave,
-                            adjacent=adjacent,
-                        )
+            for micro_batches, chunks in self._group_sizes(replicas, stages, interleave):
+                for adjacent in self._placements(replicas, stages):
+                    yield Layout(
+                        replicas=replicas,
+                        stages=stages,
+                        micro_batches=micro_batches,
+                        chunks=chunks,
+                        interleave=interleave,
+                        adjacent=adjacent,
+                    )
+
+    def _group_sizes(self, replicas: int, stages: int, interleave: int) -> Iterator[tuple[int, int]]:
+        """Yield numbers of micro-batches and chunks that make whole groups of one chunk per stage."""
+        for num_groups in _chunk_counts(min(_MAX_GROUPS, _MAX_CHUNKS_PER_STEP // stages) // interleave):
+            total = num_groups * stages
+            for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, total)):
+                if total % micro_batches == 0 and total // micro_batches <= self.workload.max_chunks:
+                    yield micro_batches, total // micro_batches
 
     def _span_layouts(self, replicas: int, spans: int) -> Iterator[Layout]:
         """Yield layouts whose ranks each have a part of the time, where the engine accepts them."""

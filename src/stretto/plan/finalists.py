@@ -4,34 +4,35 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from stretto.config.layout import Layout
-from stretto.plan.predict import Prediction
 from stretto.plan.search import Plan
 from stretto.plan.trial import Finalist, Trial
 
 # Layouts that are predicted to be slower than the fastest by more than this factor are not tried.
 _MAX_SLOWDOWN = 1.5
-# Predictions of different kinds of layouts can be this factor too high or too low, relative to each other.
-_KIND_TOLERANCE = 1.15
+# How much faster than the chosen layout others may be, relative to their predictions. Those of different kinds have
+# different costs, which can all be wrong; with another number of chunks, most of the costs are the same.
+_KIND_ERROR, _GRID_ERROR, _VARIANT_ERROR = 1.3, 1.1, 1.05
 
 
 def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
-    """Return up to `num_tried` layouts of a plan to try: the chosen one, and those that may be as fast.
+    """Return up to `num_tried` layouts of a plan to try: the chosen one, and those that are most likely to be faster.
 
-    Predictions are least certain between kinds of layouts. So the best of each kind that comes close is tried first,
-    and then the others, among them the chosen one with fewer and with more chunks, by their predicted times. A single
-    one need not be tried, so there are none or at least two.
+    These are worth telling apart: the best of each other kind, other numbers of replicas and stages, and the chosen
+    one with fewer and with more chunks. A single one need not be tried, so there are none or at least two.
     """
     fastest = min(prediction.seconds for prediction in plan.best)
-    leaders: dict[str, Prediction] = {}
-    for prediction in (plan.chosen, *sorted(plan.best, key=_seconds)):
-        if prediction is plan.chosen or prediction.seconds <= _KIND_TOLERANCE * fastest:
-            leaders.setdefault(_kind(prediction.layout), prediction)
-    others = sorted((*plan.best, *plan.variants), key=_seconds)
-    candidates = {prediction.layout: prediction for prediction in (*leaders.values(), *others)}
-    close = [prediction for prediction in candidates.values() if prediction.seconds <= _MAX_SLOWDOWN * fastest]
+    known_kinds = {_kind(plan.chosen.layout)}
+    ranked = [(0.0, plan.chosen)]  # with the shortest time that each may take
+    for prediction in sorted(plan.best, key=lambda prediction: prediction.seconds):
+        if prediction is not plan.chosen:
+            kind = _kind(prediction.layout)
+            ranked.append((prediction.seconds / (_GRID_ERROR if kind in known_kinds else _KIND_ERROR), prediction))
+            known_kinds.add(kind)
+    ranked += [(variant.seconds / _VARIANT_ERROR, variant) for variant in plan.variants]
+    ranked = [(seconds, prediction) for seconds, prediction in ranked if prediction.seconds <= _MAX_SLOWDOWN * fastest]
     finalists = tuple(
         Finalist(layout=prediction.layout, predicted=prediction.seconds, memory=prediction.memory)
-        for prediction in close[:num_tried]
+        for _, prediction in sorted(ranked, key=lambda item: item[0])[:num_tried]
     )
     return finalists if len(finalists) > 1 else ()
 
@@ -54,7 +55,3 @@ def _kind(layout: Layout) -> str:
     if layout.stages > 1:
         return "interleaved stages" if layout.is_interleaved else "stages"
     return "replicas" if layout.replicas > 1 else "one device"
-
-
-def _seconds(prediction: Prediction) -> float:
-    return prediction.seconds

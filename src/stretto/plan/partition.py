@@ -50,12 +50,20 @@ def interleaved_partition(costs: Sequence[float], num_stages: int, interleave: i
     best, has_improved = score(edges), True
     while has_improved:  # move single blocks to a neighboring range
         has_improved = False
-        for index in range(1, num_parts):
+        for index in _worst_edges(edges, sums, num_stages):
             for step in (-1, 1):
                 moved = [*edges[:index], edges[index] + step, *edges[index + 1 :]]
-                if moved[index - 1] < moved[index] < moved[index + 1] and score(moved) < best:
-                    edges, best, has_improved = moved, score(moved), True
+                if moved[index - 1] < moved[index] < moved[index + 1] and (value := score(moved)) < best:
+                    edges, best, has_improved = moved, value, True
     return [slice(start, stop) for start, stop in pairwise(edges)]
+
+
+def _worst_edges(edges: Sequence[int], sums: Sequence[float], num_stages: int) -> list[int]:
+    """Return the edges of the ranges of the most expensive stage and of the most expensive range: only these matter."""
+    parts = [sums[stop] - sums[start] for start, stop in pairwise(edges)]
+    costs = [sum(parts[stage::num_stages]) for stage in range(num_stages)]
+    worst = {*range(costs.index(max(costs)), len(parts), num_stages), parts.index(max(parts))}
+    return sorted({edge for part in worst for edge in (part, part + 1) if 0 < edge < len(parts)})
 
 
 def range_costs(sums: NDArray[np.float64]) -> RangeCosts:

@@ -24,6 +24,7 @@ from stretto.mesh.device import find_device
 from stretto.plan.hardware import derive_profile, find_hardware
 from stretto.plan.profile import Profile, load_profile
 from stretto.train.build import build_inputs
+from stretto.train.metrics.row_metric import needs_whole_rows
 from stretto.train.named_optimizer import optimizer_factory
 
 _log = logging.getLogger(__name__)
@@ -54,6 +55,7 @@ def profile_input_from_config(
         config.run.precision,
         config.run.seed,
         threads,
+        can_cut_time=isinstance(inputs.loss, RowLoss) or not needs_whole_rows(inputs.metrics.metrics),
     )
 
 

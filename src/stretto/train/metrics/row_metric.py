@@ -109,6 +109,11 @@ def make_row_metric(name: str, metric: str, class_names: Sequence[str], num_clas
     return SymbolMetric(rates[metric], names)
 
 
+def needs_whole_rows(metrics: Mapping[str, object]) -> bool:
+    """Return whether a metric needs the outputs of whole rows at once: then neither chunks nor spans can cut them."""
+    return any(isinstance(metric, str) and metric == ENTITY_F1 for metric in metrics.values())
+
+
 def check_row_metrics(
     metrics: Mapping[str, object], class_names: Sequence[str], *, has_whole_rows: bool, is_stateful: bool
 ) -> None:
@@ -118,7 +123,7 @@ def check_row_metrics(
     }
     for name, metric in row_metrics.items():
         make_row_metric(name, metric, class_names, len(class_names))
-    if ENTITY_F1 not in row_metrics.values():
+    if not needs_whole_rows(metrics):
         return
     if is_stateful:
         raise ConfigError(
