@@ -7,6 +7,7 @@ from stretto import Layout
 from stretto.errors import PlanError
 from stretto.plan.actions import ActionKind
 from stretto.plan.advice import layout_name
+from stretto.plan.candidates import CandidateLayouts
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.predict import predict, predict_timeline
@@ -116,7 +117,7 @@ def test_the_search_finds_interleaved_stages_where_they_win() -> None:
     assert (
         f"interleave {layout.interleave}" in layout_name(layout) and f"interleave {layout.interleave}" in layout.sizes
     )
-    (plain,) = [one for one in plan.best if one.layout.stages == 4 and not one.layout.is_interleaved]
+    (plain,) = [one for one in plan.variants if not one.layout.is_interleaved]
     assert plan.chosen.seconds < 0.95 * plain.seconds
     assert balance(deep, LOAD, Cluster(4), layout).blocks == layout.blocks
 
@@ -133,14 +134,14 @@ def test_interleaved_stages_that_the_engine_refuses_are_never_proposed() -> None
         drawn = profile([kind(0.1, 0.2, start=0.02)] * kinds).model_copy(update={"vocab_rows": vocab_rows})
         if is_ahead:
             drawn = drawn.model_copy(update={"look_ahead_blocks": (0,)})
-        plan = find_plan(drawn, Workload([[16] * 8], is_causal=not is_ahead), Cluster(devices), num_best=100)
-        for one in plan.best:
-            assert not (one.layout.is_interleaved and one.layout.vocab_parallel)
-        return {(one.layout.stages, one.layout.interleave) for one in plan.best if one.layout.is_interleaved}
+        workload = Workload([[16] * 8], is_causal=not is_ahead)
+        layouts = list(CandidateLayouts(drawn, workload, Cluster(devices)))
+        assert any(layout.vocab_parallel for layout in layouts) == (vocab_rows > 0)
+        return {(layout.stages, layout.interleave) for layout in layouts if layout.interleave > 1}
 
-    assert interleaved(8, 4, vocab_rows=100)
+    assert interleaved(8, 4, vocab_rows=100) == {(2, 2), (2, 3), (2, 4), (3, 2), (4, 2)}
     assert not interleaved(3, 4), "three blocks are not four runs"
-    assert all(stages * interleave <= 5 for stages, interleave in interleaved(5, 4))
+    assert interleaved(6, 3) == {(2, 2), (2, 3), (3, 2)}
     assert not interleaved(8, 4, is_ahead=True)
     with pytest.raises(PlanError, match=r"layout\.interleave=2 needs causal blocks, but block 0 looks ahead"):
         balance(bidirectional(profile([kind()] * 8)), LOAD, Cluster(2), Layout(stages=2, interleave=2))

@@ -161,9 +161,9 @@ def test_finalists_are_those_that_may_be_fastest() -> None:
 
 
 def test_finalists_are_of_different_kinds_where_predictions_are_close() -> None:
-    # Three layouts of stages are predicted to be faster than replicas, which are close: two of a kind would be left.
-    slow = AllReduceCost(ranks=2, latency=0.02, bandwidth=1e12)
-    costs = profile([kind(0.1, 0.2, start=0.002)] * 8, all_reduces=(slow,))
+    # Four layouts of stages are predicted to be faster than replicas, which are close.
+    slow = AllReduceCost(ranks=2, latency=1.2, bandwidth=1e12)
+    costs = profile([kind(0.1, 0.2, start=0.005)] * 8, all_reduces=(slow,))
     plan = find_plan(costs, Workload.of(8, 64), Cluster(2))
     assert plan.chosen.layout.stages == 2 and plan.variants
     layouts = [finalist.layout for finalist in find_finalists(plan, 3)]

@@ -21,19 +21,22 @@ class LowerBounds:
     def loose_bound(self, layout: Layout) -> float:
         """Return a bound that holds for every partition of the blocks, as if stages could share the work evenly."""
         costs, num_blocks = self.costs, self.costs.num_blocks
-        total = 0.0
+        overhead, host = costs.profile.action_overhead, self._host_seconds
         # A block that looks ahead takes all chunks at once, which is cheaper.
         chunks = 1 if any(costs.looks_ahead(layout)) else layout.chunks
-        chunks = max(chunks, layout.spans)
-        for shapes in self.workload.count_chunks(layout.replicas, layout.micro_batches, chunks):
+        total = 0.0
+        for shapes in self.workload.count_chunks(layout.replicas, layout.micro_batches, max(chunks, layout.spans)):
+            work = 0.0
             for (rows, steps), count in shapes.items():
                 chunk = costs.chunk_cost(0, num_blocks, rows, steps)
-                total += count * (chunk.forward + chunk.backward)
-        mean = total / len(self.workload.batches)
-        # A short batch can have fewer chunks than `layout.chunks`, but has at least one per micro-batch.
-        overhead = 2 * costs.profile.action_overhead * layout.micro_batches
+                work += count * (chunk.forward + chunk.backward)
+            # A stage runs each chunk forward and backward, once per run of blocks; a span has one of each micro-batch.
+            num_chunks = layout.micro_batches if layout.spans > 1 else shapes.total()
+            num_actions = 2 * num_chunks * (layout.num_runs // layout.stages)
+            work = work / (layout.stages * layout.spans) + num_actions * overhead
+            total += max(work, num_actions * host)
         optimizer = costs.optimizer_seconds(0, num_blocks) / layout.stages  # each span updates all weights
-        return (mean / (layout.stages * layout.spans) + optimizer + overhead) / self._solo_speed(layout)
+        return (total / len(self.workload.batches) + optimizer) / self._solo_speed(layout)
 
     def tight_bound(self, layout: Layout) -> float:
         """Return a bound for a layout with `blocks`, as if stages waited only while the pipeline fills or drains."""
@@ -49,6 +52,11 @@ class LowerBounds:
         optimizer = max(sum(updates[stage :: layout.stages]) for stage in range(layout.stages))
         return (total / len(self.workload.batches) + optimizer) / speed
 
+    @property
+    def _host_seconds(self) -> float:
+        """The least seconds of an action; 0 if some of a chunk's work is moved to another one."""
+        return 0.0 if self.costs.profile.row_loss else self.costs.profile.host_seconds
+
     def _solo_speed(self, layout: Layout) -> float:
         """Return the speed of a rank that computes alone; no rank is faster."""
         return self.costs.contention.relative_speed(self.cluster.ranks_on_node(layout), num_busy=1)
@@ -59,18 +67,23 @@ class LowerBounds:
         With several micro-batches, only earlier stages count. `shapes` counts the batch's chunks by (rows, time steps).
         """
         work, transit = [], []  # seconds per run of blocks: for all chunks; for one, forward and backward with messages
-        num_forwards = 2 if layout.recompute else 1
-        num_chunks, overhead = shapes.total(), self.costs.profile.action_overhead
+        num_forwards = 1 if layout.recompute else 0  # in each backward
+        overhead, host = self.costs.profile.action_overhead, self._host_seconds
         for part in partition_from_counts(layout.blocks):
             own = own_blocks(self.costs, layout, part)
-            chunk_costs = [self.costs.chunk_cost(own.start, own.stop, *shape) for shape in shapes]
-            costs_and_counts = zip(chunk_costs, shapes.values(), strict=True)
-            compute = sum(count * (num_forwards * cost.forward + cost.backward) for cost, count in costs_and_counts)
-            accumulate = (num_chunks - 1) * self.costs.accumulate_seconds(own.start, own.stop)
-            work.append(compute + 2 * overhead * num_chunks + accumulate + self._head_bound(layout, shapes))
+            accumulate = self.costs.accumulate_seconds(own.start, own.stop)
+            chunks = [self.costs.chunk_cost(own.start, own.stop, *shape) for shape in shapes]
+            forwards = [max(chunk.forward + overhead, host) for chunk in chunks]
+            backwards = [chunk.backward + num_forwards * chunk.forward + overhead for chunk in chunks]
+            seconds = [
+                forward + max(backward + accumulate, host)
+                for forward, backward in zip(forwards, backwards, strict=True)
+            ]
+            compute = sum(count * both for both, count in zip(seconds, shapes.values(), strict=True))
+            # The first backward has nothing to add to.
+            work.append(compute - accumulate + self._head_bound(layout, shapes))
             # The chunks of the first forward and the last backward can have different shapes, so take the cheapest.
-            cheapest = min(cost.forward for cost in chunk_costs) + min(cost.backward for cost in chunk_costs)
-            transit.append(cheapest + 2 * overhead + 2 * latency)
+            transit.append(min(forwards) + max(min(backwards), host) + 2 * latency)
         # A stage can have several runs of blocks. Chunks come to it through the first runs of the stages before it.
         num_stages = layout.stages
         stage_work = [sum(work[stage::num_stages]) for stage in range(num_stages)]

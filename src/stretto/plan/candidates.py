@@ -15,6 +15,8 @@ _INTERLEAVES = (2, 3, 4)
 # Chunks pass interleaved stages in groups of one per stage. With this many groups times runs, stages wait for less than
 # a thirtieth of the time.
 _MAX_GROUPS = 32
+# Of interleaved stages: chunks fill them as well as more micro-batches would.
+_MAX_INTERLEAVED_MICRO_BATCHES = 4
 # With more spans the first and the last wait long for each other, and need ever more micro-batches.
 _MAX_SPANS = 16
 
@@ -47,7 +49,7 @@ class CandidateLayouts:
                     self.reject(f"replicas > {num_rows}", "each replica needs at least one row")
                 else:
                     yield from self.stage_layouts(replicas, stages=columns)
-                    yield from self._interleaved_layouts(replicas, stages=columns)
+                    yield from self.interleaved_layouts(replicas, stages=columns)
 
     def stage_layouts(self, replicas: int, stages: int) -> Iterator[Layout]:
         """Yield layouts whose stages have one run of blocks each."""
@@ -75,7 +77,7 @@ class CandidateLayouts:
         """Return whether each stage can have some rows of the output layer's table, and a block of its own."""
         return 1 < stages <= min(self.profile.vocab_rows, self.num_blocks - 1)
 
-    def _interleaved_layouts(self, replicas: int, stages: int) -> Iterator[Layout]:
+    def interleaved_layouts(self, replicas: int, stages: int) -> Iterator[Layout]:
         """Yield layouts whose stages have several runs of blocks, where the engine accepts them."""
         if stages == 1 or self.profile.look_ahead_blocks or not self.workload.is_causal:
             return
@@ -94,12 +96,16 @@ class CandidateLayouts:
                     )
 
     def _group_sizes(self, replicas: int, stages: int, interleave: int) -> Iterator[tuple[int, int]]:
-        """Yield numbers of micro-batches and chunks that make whole groups of one chunk per stage."""
-        for num_groups in _chunk_counts(min(_MAX_GROUPS, _MAX_CHUNKS_PER_STEP // stages) // interleave):
-            total = num_groups * stages
-            for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, total)):
-                if total % micro_batches == 0 and total // micro_batches <= self.workload.max_chunks:
-                    yield micro_batches, total // micro_batches
+        """Yield numbers of micro-batches and chunks that make whole groups of one chunk per stage, if some do."""
+        maximum = min(_MAX_GROUPS * stages, _MAX_CHUNKS_PER_STEP) // interleave
+        needs_whole_groups = stages in _chunk_counts(stages)
+        most = min(self.workload.min_rows // replicas, maximum, _MAX_INTERLEAVED_MICRO_BATCHES)
+        for micro_batches in _powers_of_two(most):
+            # The same numbers as without interleaving: the costs of these chunks are known already.
+            for chunks in _chunk_counts(min(self.workload.max_chunks, maximum // micro_batches)):
+                num_left, is_enough = micro_batches * chunks % stages, micro_batches * chunks >= stages
+                if is_enough and not (needs_whole_groups and num_left):
+                    yield micro_batches, chunks
 
     def _span_layouts(self, replicas: int, spans: int) -> Iterator[Layout]:
         """Yield layouts whose ranks each have a part of the time, where the engine accepts them."""

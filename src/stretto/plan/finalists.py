@@ -11,14 +11,15 @@ from stretto.plan.trial import Finalist, Trial
 _MAX_SLOWDOWN = 1.5
 # How much faster than the chosen layout others may be, relative to their predictions. Those of different kinds have
 # different costs, which can all be wrong; with another number of chunks, most of the costs are the same.
-_KIND_ERROR, _GRID_ERROR, _VARIANT_ERROR = 1.3, 1.1, 1.05
+_KIND_ERROR, _SAME_KIND_ERROR, _CHUNK_ERROR = 1.3, 1.1, 1.05
 
 
 def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
     """Return up to `num_tried` layouts of a plan to try: the chosen one, and those that are most likely to be faster.
 
     These are worth telling apart: the best of each other kind, other numbers of replicas and stages, and the chosen
-    one with fewer and with more chunks. A single one need not be tried, so there are none or at least two.
+    one interleaved or not, and with fewer and more chunks. A single one need not be tried, so there are none or at
+    least two.
     """
     fastest = min(prediction.seconds for prediction in plan.best)
     known_kinds = {_kind(plan.chosen.layout)}
@@ -26,9 +27,12 @@ def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
     for prediction in sorted(plan.best, key=lambda prediction: prediction.seconds):
         if prediction is not plan.chosen:
             kind = _kind(prediction.layout)
-            ranked.append((prediction.seconds / (_GRID_ERROR if kind in known_kinds else _KIND_ERROR), prediction))
+            error = _SAME_KIND_ERROR if kind in known_kinds else _KIND_ERROR
+            ranked.append((prediction.seconds / error, prediction))
             known_kinds.add(kind)
-    ranked += [(variant.seconds / _VARIANT_ERROR, variant) for variant in plan.variants]
+    for variant in plan.variants:
+        has_other_runs = variant.layout.interleave != plan.chosen.layout.interleave
+        ranked.append((variant.seconds / (_SAME_KIND_ERROR if has_other_runs else _CHUNK_ERROR), variant))
     ranked = [(seconds, prediction) for seconds, prediction in ranked if prediction.seconds <= _MAX_SLOWDOWN * fastest]
     finalists = tuple(
         Finalist(layout=prediction.layout, predicted=prediction.seconds, memory=prediction.memory)
@@ -53,5 +57,5 @@ def _kind(layout: Layout) -> str:
     if layout.spans > 1:
         return "spans"
     if layout.stages > 1:
-        return "interleaved stages" if layout.is_interleaved else "stages"
+        return "stages"
     return "replicas" if layout.replicas > 1 else "one device"

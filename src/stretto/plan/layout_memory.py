@@ -1,6 +1,6 @@
 """layout_memory: the peak memory of each rank of a replica, in any layout."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from itertools import accumulate
 
@@ -20,15 +20,16 @@ from stretto.plan.workload import Workload
 
 def layout_memory(
     costs: CostModel, layout: Layout, held_blocks: Sequence[Sequence[slice]], workload: Workload
-) -> list[RankMemory]:
-    """Return the memory of each stage or span; `held_blocks` has its ranges of blocks."""
+) -> Iterator[RankMemory]:
+    """Yield the memory of each stage or span; `held_blocks` has its ranges of blocks."""
     num_chunks = max(layout.chunks, layout.spans)
     chunk = workload.largest_chunk(layout.replicas, layout.micro_batches, num_chunks)
     if layout.spans > 1:
-        return _span_memory(costs, layout, *chunk)
-    if not layout.is_interleaved:
-        return [rank_memory(costs, layout, stage, part, *chunk) for stage, (part,) in enumerate(held_blocks)]
-    return [_interleaved_memory(costs, layout, stage, runs, *chunk) for stage, runs in enumerate(held_blocks)]
+        yield from _span_memory(costs, layout, *chunk)
+    elif layout.is_interleaved:
+        yield from (_interleaved_memory(costs, layout, stage, runs, *chunk) for stage, runs in enumerate(held_blocks))
+    else:
+        yield from (rank_memory(costs, layout, stage, part, *chunk) for stage, (part,) in enumerate(held_blocks))
 
 
 def _interleaved_memory(

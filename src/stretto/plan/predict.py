@@ -64,7 +64,7 @@ def predict(costs: CostModel, workload: Workload, layout: Layout, cluster: Clust
     columns = range(layout.stages * layout.spans)
     held_blocks = [simulations[0].held_blocks(column) for column in columns]
     busy = _mean_busy(timelines)
-    memory = layout_memory(costs, layout, held_blocks, workload)
+    memory = list(layout_memory(costs, layout, held_blocks, workload))
     ends = [_all_reduce_end(step, timeline) for step, timeline in zip(simulations, timelines, strict=True)]
     pipeline = _mean([timeline.seconds for timeline in timelines])
     all_reduce = _mean(ends) - pipeline + simulations[0].tied_seconds()

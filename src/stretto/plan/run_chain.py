@@ -42,6 +42,16 @@ class RunChain:
             for stage in range(max(self.stages) + 1)
         )
 
+    @cached_property
+    def run_indices(self) -> tuple[int, ...]:
+        """By run: its index among those of its stage."""
+        return tuple(self.runs_of_stage[stage].index(run) for run, stage in enumerate(self.stages))
+
+    @cached_property
+    def has_whole(self) -> bool:
+        """Whether a run takes all chunks of a micro-batch at once."""
+        return any(self.whole)
+
     @property
     def num_stages(self) -> int:
         return len(self.runs_of_stage)
@@ -93,7 +103,18 @@ class ChainMessages:
             yield stage, Action(kind, micro_batch, earlier, action.run)
 
     def _neighbors(self, action: Action, stage: int, distance: int) -> Sequence[tuple[int, Action]]:
-        return tuple(self._related(action, self.chain.number(stage, action), distance, is_same_stage=False))
+        chain, number = self.chain, self.chain.number(stage, action)
+        if chain.has_whole:
+            return tuple(self._related(action, number, distance, is_same_stage=False))
+        # The usual case, which a simulation asks for often.
+        other = number + distance
+        if not 0 <= other < len(chain.stages) or chain.stages[other] == stage:
+            return ()
+        run = chain.run_indices[other]
+        is_same = run == action.run
+        return (
+            (chain.stages[other], action if is_same else Action(action.kind, action.micro_batch, action.chunk, run)),
+        )
 
     def _related(
         self, action: Action, number: int, distance: int, *, is_same_stage: bool
@@ -109,8 +130,7 @@ class ChainMessages:
             chunks = chunks if action.kind is ActionKind.FORWARD else chunks[::-1]
         else:
             chunks = (action.chunk,)
-        stage = chain.stages[other]
-        run = chain.runs_of_stage[stage].index(other)
+        stage, run = chain.stages[other], chain.run_indices[other]
         for chunk in chunks:
             yield stage, Action(action.kind, action.micro_batch, chunk, run)
 

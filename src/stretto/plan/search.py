@@ -38,8 +38,8 @@ _MAX_SLOWDOWN = 2.0
 # A layout that is slower than the fastest by less than this fraction is preferred if it needs fewer devices.
 _TIE_TOLERANCE = 0.05
 
-_Grid = tuple[int, int, int, bool]
-"""What layouts are compared by: replicas, stages, spans, and whether stages are interleaved."""
+_Grid = tuple[int, int, int]
+"""What layouts are compared by: replicas, stages and spans."""
 
 _BestByGrid = dict[_Grid, Prediction]
 """The prediction for the best layout of each grid."""
@@ -65,7 +65,7 @@ class Plan:
     num_layouts: int  # that were considered
     num_simulated: int  # the others were ruled out by their lower bounds, or don't fit in memory
     has_dropout_between_layers: bool  # so that each layer runs in a call of its own, also on one device
-    variants: tuple[Prediction, ...] = ()  # of the fastest layout, with fewer and with more chunks or micro-batches
+    variants: tuple[Prediction, ...] = ()  # of the chosen layout: fewer or more chunks, interleaved or not
     trials: tuple[Trial, ...] = ()  # what steps in the finalists took, if they were tried
 
     @property
@@ -95,8 +95,7 @@ def find_plan(
 ) -> Plan:
     """Return a plan with up to `num_best` layouts: the best one for each combination of replicas and stages or spans.
 
-    Interleaved stages count as another combination. The chosen layout is first. With `uses_all`, only layouts that use
-    every device are considered.
+    The chosen one is first. With `uses_all`, only layouts that use every device are considered.
     """
     if cluster.nodes > 1 and profile.inter_node is None:
         raise PlanError(
@@ -214,9 +213,10 @@ class _LayoutSearch:
         return max(fastest * _MAX_SLOWDOWN, min(distributed, default=np.inf) if self.cluster.devices > 1 else 0.0)
 
     def _variants(self, layout: Layout) -> Iterator[Prediction]:
-        """Yield predictions for a layout with half as many chunks and with half as many more.
+        """Yield predictions for a layout with half as many chunks and with half as many more; then for its counterpart.
 
-        Without stages, the number of micro-batches changes.
+        Without stages, the number of micro-batches changes. With stages, the counterpart is interleaved if the layout
+        is not, and the other way round.
         """
         name = "chunks" if layout.stages > 1 else "micro_batches"
         count = getattr(layout, name)
@@ -226,6 +226,9 @@ class _LayoutSearch:
                 fitted = self.fit(layout.model_copy(update={name: changed, "blocks": ()}))
                 if fitted is not None:
                     yield predict(self.costs, self.workload, fitted, self.cluster)
+        find = self.candidates.stage_layouts if layout.is_interleaved else self.candidates.interleaved_layouts
+        counterparts = find(layout.replicas, layout.stages) if layout.stages > 1 else ()
+        yield from self._simulate_best(counterparts, num_best=1)[0].values()
 
     def fit(self, layout: Layout) -> Layout | None:
         """Return the layout with `blocks` set, with recomputation if needed; None if it doesn't fit in memory."""
@@ -271,8 +274,9 @@ class _LayoutSearch:
             shape = self.workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
             parts = self._cached_interleaved_partition(layout.stages, layout.interleave, *shape, layout.recompute)
         held_blocks = [parts[stage :: layout.stages] for stage in range(layout.stages)]
+        memory_limit = self._memory_limit(layout)
         ranks = layout_memory(self.costs, layout, held_blocks, self.workload)
-        return parts if max(memory.total for memory in ranks) <= self._memory_limit(layout) else None
+        return parts if all(memory.total <= memory_limit for memory in ranks) else None
 
     def _interleaved_partition(
         self, stages: int, interleave: int, rows: int, steps: int, recompute: bool
@@ -342,7 +346,7 @@ class _LayoutSearch:
 
 
 def _grid(layout: Layout) -> _Grid:
-    return layout.replicas, layout.stages, layout.spans, layout.is_interleaved
+    return layout.replicas, layout.stages, layout.spans
 
 
 def _sort_key(prediction: Prediction) -> tuple[float, int, int]:
