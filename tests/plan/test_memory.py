@@ -30,8 +30,8 @@ def test_the_memory_of_all_ranges_at_once_equals_that_of_each(
                 assert totals(stage)[start, stop] == pytest.approx(one)
 
 
-def count_groups(world: World, replicas: int, stages: int) -> tuple[int, int]:
-    """Return this rank's stage, and how many groups of several ranks it is in: those of its mesh, and the world."""
+def count_groups(world: World, layout: Layout) -> tuple[int, int]:
+    """Return this rank's stage or span, and how many groups of several ranks it is in: those of its mesh, and the world."""
     sizes = []
     new_group = dist.new_group
 
@@ -41,17 +41,30 @@ def count_groups(world: World, replicas: int, stages: int) -> tuple[int, int]:
 
     dist.new_group = record  # type: ignore[assignment]
     try:
-        mesh = Mesh(world, Topology(replicas, stages))
+        topology = Topology(layout.replicas, layout.stages, num_spans=layout.spans)
+        mesh = Mesh(world, topology, is_ring=layout.is_interleaved)
     finally:
         dist.new_group = new_group
-    return mesh.stage, sum(size > 1 for size in [*sizes, world.size])
+    return mesh.stage + mesh.span, sum(size > 1 for size in [*sizes, world.size])
 
 
-@pytest.mark.parametrize(("replicas", "stages"), [(1, 1), (2, 1), (1, 2), (1, 4), (2, 2)])
-def test_a_rank_has_as_many_communicators_as_its_mesh_has_groups(replicas: int, stages: int, pools: RankPools) -> None:
-    layout = Layout(replicas=replicas, stages=stages)
-    for stage, num_groups in pools[replicas * stages].run(count_groups, replicas, stages):
-        assert num_communicators(layout, stage) == num_groups
+@pytest.mark.parametrize(
+    "layout",
+    [
+        Layout(),
+        Layout(replicas=2),
+        Layout(stages=2),
+        Layout(stages=4),
+        Layout(replicas=2, stages=2),
+        Layout(stages=4, interleave=2),
+        Layout(spans=2),
+        Layout(replicas=2, spans=2),
+    ],
+    ids=lambda layout: layout.sizes,
+)
+def test_a_rank_has_as_many_communicators_as_its_mesh_has_groups(layout: Layout, pools: RankPools) -> None:
+    for column, num_groups in pools[layout.num_ranks].run(count_groups, layout):
+        assert num_communicators(layout, column) == num_groups
 
 
 def test_communicators_count_as_memory_on_several_devices() -> None:

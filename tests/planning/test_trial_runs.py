@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -14,11 +15,12 @@ from helpers.rank_pool import RankPools
 from stretto import Layout, World, make_engine
 from stretto.base.position import Position
 from stretto.blocks.initialize import initialize
-from stretto.data import Corpus, Lanes
+from stretto.data import Batches, Corpus, Lanes, from_arrays
 from stretto.engine.precision import Precision
 from stretto.errors import PlanError
 from stretto.measure.profile_input import ProfileInput
-from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
+from stretto.measure.span_sweeps import find_sweeps
+from stretto.nn import LSTM, BidirectionalLSTM, CrossEntropy, Embedding, Linear, SquaredError, Stack
 from stretto.plan import Cluster, advise, find_plan, save_profile
 from stretto.plan.advice import describe_trials, layout_name
 from stretto.plan.finalists import choose_by_trials, find_finalists
@@ -100,7 +102,12 @@ def test_layouts_that_do_not_fit_together_are_tried_one_by_one(
 
 
 def try_several(world: World, corpus: str) -> str:
-    layouts = [Layout(blocks=(4,)), Layout(stages=2, chunks=2, blocks=(2, 2)), Layout(replicas=3, blocks=(4,))]
+    layouts = [
+        Layout(blocks=(4,)),
+        Layout(stages=2, chunks=2, blocks=(2, 2)),
+        Layout(stages=2, chunks=2, interleave=2, blocks=(1, 1, 1, 1)),
+        Layout(replicas=3, blocks=(4,)),
+    ]
     found = try_layouts(input_of(corpus, window=16), world, finalists_of(*layouts, seconds=0.4))
     assert [trial.layout for trial in found] == layouts and all(trial.measured for trial in found)
     # The ranks still work together, and can create groups.
@@ -114,6 +121,30 @@ def try_several(world: World, corpus: str) -> str:
 def test_layouts_with_fewer_ranks_run_on_the_first_ones_and_all_ranks_agree(pools: RankPools, corpus_path: str) -> None:
     answers = pools[3].run(try_several, corpus_path)
     assert len(set(answers)) == 1
+
+
+def try_spans(world: World) -> list[Trial]:
+    """Try what a plan proposes for a bidirectional model that has few rows."""
+    numbers = np.random.default_rng(1).standard_normal((8, 24, 4), np.float32)
+    windows = Batches(from_arrays(numbers, numbers[..., :1]), max_rows=2)
+    model = Stack([BidirectionalLSTM(4, 8), BidirectionalLSTM(16, 8), Linear(16, 1)])
+    profile_input = ProfileInput(model, SquaredError(), windows, torch.optim.SGD, torch.device("cpu"), threads=1)
+    costs = profile([kind(0.1, 0.2), kind(0.1, 0.2), kind(0, 0)]).model_copy(
+        update={"look_ahead_blocks": (0, 1), "sweeps": find_sweeps(model)}
+    )
+    plan = find_plan(costs, profile_input.workload, Cluster(world.size), num_best=20)
+    spans = [best for best in plan.best if best.layout.spans > 1]
+    assert {best.layout.spans for best in spans} == {2, 3}
+    finalists = [Finalist(layout=best.layout, predicted=0.4, memory=best.memory) for best in spans]
+    return list(try_layouts(profile_input, world, finalists))
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_spans_that_a_plan_proposes_can_be_tried(pools: RankPools) -> None:
+    first, *others = pools[3].run(try_spans)
+    assert first and all(trial.measured and not trial.note for trial in first)
+    assert all(trials == first for trials in others)
 
 
 def choose_with_wrong_profile(world: World, corpus: str, cache: str, try_finalists: int) -> tuple[Layout, list[Trial]]:
@@ -162,21 +193,18 @@ def test_finalists_are_those_that_may_be_fastest() -> None:
 
 def test_finalists_are_of_different_kinds_where_predictions_are_close() -> None:
     # Four layouts of stages are predicted to be faster than replicas, which are close.
-    slow = AllReduceCost(ranks=2, latency=1.2, bandwidth=1e12)
-    costs = profile([kind(0.1, 0.2, start=0.005)] * 8, all_reduces=(slow,))
-    plan = find_plan(costs, Workload.of(8, 64), Cluster(2))
-    assert plan.chosen.layout.stages == 2 and plan.variants
-    layouts = [finalist.layout for finalist in find_finalists(plan, 3)]
-    assert {(layout.replicas, layout.stages, layout.is_interleaved) for layout in layouts} == {
-        (1, 2, False),
-        (1, 2, True),
-        (2, 1, False),
-    }
-    # With more to try, the chosen one with half as many and half as many more chunks.
-    chunks = plan.chosen.layout.chunks
-    more = [finalist.layout for finalist in find_finalists(plan, 5)]
-    same = [layout for layout in more if layout.is_interleaved == plan.chosen.layout.is_interleaved]
-    assert {layout.chunks for layout in same if layout.stages == 2} == {chunks, chunks // 2, chunks * 3 // 2}
+    slow = AllReduceCost(ranks=2, latency=0.25, bandwidth=1e12)
+    plan = find_plan(profile([kind(0.1, 0.2, start=0.001)] * 8, all_reduces=(slow,)), Workload.of(8, 16), Cluster(2))
+    chosen = plan.chosen.layout
+    (replicas,) = [best for best in plan.best if best.layout.replicas == 2]
+    assert chosen.is_interleaved and chosen.chunks > 1
+    assert sum(one.seconds < replicas.seconds for one in (plan.chosen, *plan.variants)) == 4
+    finalists = [finalist.layout for finalist in find_finalists(plan, 5)]
+    assert finalists[:2] == [chosen, replicas.layout], "another kind before more of the same"
+    # Then the chosen one without interleaving, with half as many, and with half as many more chunks.
+    others = {(layout.stages, layout.is_interleaved, layout.chunks) for layout in finalists[2:]}
+    (plain,) = [layout for layout in finalists[2:] if not layout.is_interleaved]
+    assert others == {(2, False, plain.chunks), (2, True, chosen.chunks // 2), (2, True, chosen.chunks * 3 // 2)}
 
 
 def test_a_variant_that_is_measured_to_be_fastest_is_chosen() -> None:

@@ -215,12 +215,12 @@ class _LayoutSearch:
     def _variants(self, layout: Layout) -> Iterator[Prediction]:
         """Yield predictions for a layout with half as many chunks and with half as many more; then for its counterpart.
 
-        Without stages, the number of micro-batches changes. With stages, the counterpart is interleaved if the layout
-        is not, and the other way round.
+        If there is one chunk, the number of micro-batches changes. With stages, the counterpart is interleaved if the
+        layout is not, and the other way round.
         """
-        name = "chunks" if layout.stages > 1 else "micro_batches"
+        name = "chunks" if layout.stages > 1 and layout.chunks > 1 else "micro_batches"
         count = getattr(layout, name)
-        largest = self.workload.num_outputs if layout.stages > 1 else self.workload.min_rows // layout.replicas
+        largest = self.workload.num_outputs if name == "chunks" else self.workload.min_rows // layout.replicas
         for changed in dict.fromkeys((count // 2, count * 3 // 2)):
             if 1 <= changed <= largest and changed != count:
                 fitted = self.fit(layout.model_copy(update={name: changed, "blocks": ()}))
