@@ -31,7 +31,7 @@ def test_the_memory_of_all_ranges_at_once_equals_that_of_each(
 
 
 def count_groups(world: World, layout: Layout) -> tuple[int, int]:
-    """Return this rank's stage or span, and how many groups of several ranks it is in: those of its mesh, and the world."""
+    """Return this rank's stage or span, and how many groups of several ranks it is in, with that of the world."""
     sizes = []
     new_group = dist.new_group
 
