@@ -11,7 +11,7 @@ from torch import Tensor
 
 from helpers.layout_cases import Case, run_case
 from helpers.rank_pool import RankPools
-from helpers.span_cases import BLOCKS, LOOKING_AHEAD, SpanCase, run_alone, run_spans
+from helpers.span_cases import AFFINE, BLOCKS, LOOKING_AHEAD, SpanCase, run_alone, run_spans
 from stretto import Layout, World, make_engine
 from stretto.data import Window
 from stretto.nn import BidirectionalLSTM, CrossEntropy, Linear, Stack, initialize
@@ -38,7 +38,7 @@ def cases(draw: st.DrawFn) -> SpanCase:
     others = draw(st.lists(st.sampled_from(sorted(BLOCKS)), max_size=3))
     index = draw(st.integers(0, len(others)))
     return SpanCase(
-        blocks=(*others[:index], draw(st.sampled_from(LOOKING_AHEAD)), *others[index:]),
+        blocks=(*others[:index], draw(st.sampled_from([*LOOKING_AHEAD, *AFFINE])), *others[index:]),
         num_rows=draw(st.integers(4, 8)),
         window=draw(st.integers(1, 15)),
         is_ragged=draw(st.booleans()),
@@ -68,6 +68,24 @@ def test_any_stack_over_spans_equals_one_device(case: SpanCase, layout: Layout, 
 @pytest.mark.parametrize("name", LOOKING_AHEAD)
 def test_two_spans_equal_one_device(name: str, pools: RankPools) -> None:
     check(pools, SpanCase((name, "dropout", "norm", "bilstm")), Layout(spans=2))
+
+
+@pytest.mark.parametrize("name", AFFINE)
+def test_affine_blocks_over_spans_equal_one_device(name: str, pools: RankPools) -> None:
+    check(pools, SpanCase(("dropout", name, "norm", name)), Layout(spans=2))
+
+
+@pytest.mark.parametrize("spans", [3, 4])
+@pytest.mark.parametrize("recompute", [False, True])
+def test_affine_blocks_beside_others_over_more_spans_equal_one_device(
+    spans: int, recompute: bool, pools: RankPools
+) -> None:
+    case = SpanCase(("mingru", "bilstm", "mlstm", "lstm", "own_affine"), window=20)
+    check(pools, case, Layout(spans=spans, micro_batches=2, recompute=recompute))
+
+
+def test_replicas_of_affine_spans_equal_one_device(pools: RankPools) -> None:
+    check(pools, SpanCase(("frames", "mlstm", "minlstm")), Layout(spans=2, replicas=2, micro_batches=2))
 
 
 @pytest.mark.parametrize("is_ragged", [False, True])

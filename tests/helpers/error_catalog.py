@@ -854,6 +854,14 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --model.factory models.py:two_sided",
             ),
             ErrorCase(
+                "layout.spans=<n> can't carry state from window to window; use windows whose rows all start fresh, such "
+                "as Batches, or layout.stages with layout.chunks",
+                "Lanes continue from window to window, and with spans no rank has the state at the window's end of all "
+                "blocks.",
+                "Use stages and chunks, or data of whole sequences (`stretto prepare sequences`).",
+                "stretto train run.toml --model.cell mingru --layout.spans 2",
+            ),
+            ErrorCase(
                 "<name> (<type>) has weights but no reset_parameters() to draw them with; add that method",
                 "Initial weights depend on the seed and the name of the module, so that they are equal in every "
                 "layout.",

@@ -1,22 +1,26 @@
-"""Random stacks that look ahead, their windows, and training steps on them, in a layout and on one device."""
+"""Random stacks that look ahead or have affine blocks, and training steps on them, in a layout and on one device."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from stretto import Engine, Layout, World, make_engine
 from stretto.data import Window
 from stretto.nn import (
     GRU,
     LSTM,
+    MLSTM,
     ActivationPenalty,
+    AffineBlock,
+    AffineRun,
     BidirectionalGRU,
     BidirectionalLSTM,
     Block,
     CausalConv,
     CrossEntropy,
+    DecayMap,
     Dropout,
     Embedding,
     FinalStates,
@@ -25,6 +29,8 @@ from stretto.nn import (
     LockedDropout,
     MaxPool,
     MeanPool,
+    MinGRU,
+    MinLSTM,
     PoolTime,
     Residual,
     Rows,
@@ -53,12 +59,45 @@ class EverySecond(Block):
         return x * (1 + times % 2).unsqueeze(2), (time + len(x),)
 
 
+class DecayedSum(AffineBlock):
+    """A user's affine block, with an initial state that is trained: `h = decay * h + x`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.decay, self.initial = nn.Parameter(torch.zeros(WIDTH)), nn.Parameter(torch.zeros(WIDTH))
+
+    def reset_parameters(self) -> None:
+        nn.init.uniform_(self.decay, 0.5, 1.0)
+        nn.init.normal_(self.initial)
+
+    def initial_state(self, rows: Rows) -> State:
+        return (self.initial.expand(len(rows), -1),)
+
+    def run_affine(self, x: Tensor) -> AffineRun:
+        decays = self.decay.unsqueeze(0) ** torch.arange(1, len(x) + 1).unsqueeze(1)  # [time, features]
+        local, h = [], torch.zeros_like(x[0])
+        for step in x:
+            h = self.decay * h + step
+            local.append(h)
+        local_outputs = torch.stack(local)
+
+        def outputs(state: State) -> Tensor:
+            return local_outputs + decays.unsqueeze(1) * state[0]
+
+        return AffineRun(DecayMap(decays[-1].expand_as(h), h), outputs)
+
+
 BLOCKS: dict[str, Callable[[], Block]] = {
     "bilstm": lambda: BidirectionalLSTM(WIDTH, HALF),
     "bilstm2": lambda: BidirectionalLSTM(WIDTH, HALF, 2),
     "bigru": lambda: BidirectionalGRU(WIDTH, HALF, bias=False),
     "residual": lambda: Residual(Stack([BidirectionalGRU(WIDTH, HALF), Residual(BidirectionalLSTM(WIDTH, HALF))])),
     "nested": lambda: Stack([Dropout(0.3), BidirectionalLSTM(WIDTH, HALF), LSTM(WIDTH, WIDTH)]),
+    "mingru": lambda: MinGRU(WIDTH, WIDTH),
+    "minlstm": lambda: Residual(MinLSTM(WIDTH, WIDTH, bias=False)),
+    "mlstm": lambda: MLSTM(WIDTH, WIDTH, 2),
+    "own_affine": DecayedSum,
+    "nested_affine": lambda: Stack([Dropout(0.3), Residual(Stack([MLSTM(WIDTH, WIDTH, 3), LSTM(WIDTH, WIDTH)]))]),
     "integer": EverySecond,
     "lstm": lambda: LSTM(WIDTH, WIDTH, 2),
     "gru": lambda: Residual(GRU(WIDTH, WIDTH)),
@@ -74,6 +113,7 @@ BLOCKS: dict[str, Callable[[], Block]] = {
     "frames": lambda: Stack([StackFrames(2), Linear(2 * WIDTH, WIDTH)]),
     "pool_time": lambda: PoolTime(3, "max"),
 }
+AFFINE = ("mingru", "minlstm", "mlstm", "own_affine", "nested_affine")
 LOOKING_AHEAD = ("bilstm", "bilstm2", "bigru", "residual", "nested")
 
 

@@ -1,6 +1,7 @@
 """Schedules of spans: complete, free of deadlocks, and without waiting where that is possible."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from hypothesis import strategies as st
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.draw import draw_text
 from stretto.plan.simulator import simulate
-from stretto.plan.span_schedule import SpanGrid, SweepShape, span_schedules
+from stretto.plan.span_schedule import SpanGrid, SweepShape, affine_sweeps, span_schedules
 from stretto.plan.timeline import Timeline
 
 
@@ -40,10 +41,46 @@ def test_micro_batches_fill_the_time_that_more_spans_wait() -> None:
     assert efficiency(3, 2) > 0.85
 
 
-def test_the_picture_in_the_docstring_is_what_is_made() -> None:
-    schedules = span_schedules(SpanGrid(two_sided(2), 2, (2,)))
-    labels = [" ".join(f"{action.kind.value}{action.chunk}" for action in actions) for actions in schedules]
-    assert labels == ["F0 F1 F2 F3 B3 B2 B1 B0", "F1 F0 F3 F2 B2 B3 B0 B1"]
+def labels(grid: SpanGrid) -> list[str]:
+    schedules = span_schedules(grid)
+    return [" ".join(f"{action.kind.value}{action.chunk}" for action in actions) for actions in schedules]
+
+
+def test_the_pictures_in_the_docstring_are_what_is_made() -> None:
+    assert labels(SpanGrid(two_sided(2), 2, (2,))) == ["F0 F1 F2 F3 B3 B2 B1 B0", "F1 F0 F3 F2 B2 B3 B0 B1"]
+    assert labels(SpanGrid(affine_sweeps(0), 3, (3,))) == ["F0 F1 F2 B2 B1 B0"] * 3
+
+
+def affine_stack(num_blocks: int) -> tuple[SweepShape, ...]:
+    return tuple(sweep for block in range(num_blocks) for sweep in affine_sweeps(3 * block))
+
+
+def run_with_costs(grid: SpanGrid) -> Timeline:
+    def cost(span: int, action: Action) -> float:
+        return grid.sweeps[action.chunk].cost * (1 if action.kind is ActionKind.FORWARD else 2)
+
+    return simulate(span_schedules(grid), cost, neighbors=grid)
+
+
+def test_affine_blocks_start_on_all_spans_at_once_and_hardly_wait() -> None:
+    for num_spans in (2, 4, 8):
+        timeline = run_with_costs(SpanGrid(affine_stack(4), num_spans, (num_spans,)))
+        starts = [timed.start for timed in timeline.timed_actions if timed.action == Action(ActionKind.FORWARD, 0, 0)]
+        assert starts == [0.0] * num_spans
+        # A span waits for one small map of each span before it, once in the forwards and once in the backwards.
+        assert timeline.bubble < 0.003 * num_spans
+
+
+def test_the_timeline_of_affine_blocks_in_the_docs_is_what_is_drawn() -> None:
+    def cost(span: int, action: Action) -> float:
+        forward, backward = [(4, 8), (1, 1), (2, 2)][action.chunk]
+        return forward if action.kind is ActionKind.FORWARD else backward
+
+    grid = SpanGrid(affine_sweeps(0), 3, (3,))
+    timeline = simulate(span_schedules(grid), cost, neighbors=grid)
+    picture = draw_text(timeline, width=round(3 * timeline.seconds), row_name="span")
+    for page in ("wavefront.md", "ways-to-split.md"):
+        assert picture in (Path(__file__).parents[2] / "docs" / "concepts" / page).read_text()
 
 
 def test_a_timeline_of_spans_is_drawn() -> None:
@@ -55,9 +92,16 @@ def test_a_timeline_of_spans_is_drawn() -> None:
 @st.composite
 def grids(draw: st.DrawFn) -> SpanGrid:
     num_spans = draw(st.integers(1, 6))
-    layers = draw(st.lists(st.sampled_from([(False,), (False, True)]), min_size=1, max_size=5))
+    kinds = draw(st.lists(st.sampled_from(["causal", "two-sided", "affine"]), min_size=1, max_size=5))
     costs = st.sampled_from([0.01, 0.5, 1.0, 3.0])
-    sweeps = [SweepShape(index, is_reverse, draw(costs)) for index, layer in enumerate(layers) for is_reverse in layer]
+    sweeps: list[SweepShape] = []
+    for kind in kinds:
+        layer = sweeps[-1].layer + 1 if sweeps else 0
+        if kind == "affine":
+            sweeps += affine_sweeps(layer, draw(costs))
+        else:
+            directions = (False,) if kind == "causal" else (False, True)
+            sweeps += [SweepShape(layer, is_reverse, draw(costs)) for is_reverse in directions]
     counts = draw(st.lists(st.integers(1, num_spans), min_size=1, max_size=5))
     return SpanGrid(tuple(sweeps), num_spans, tuple(counts), has_row_loss=draw(st.booleans()))
 

@@ -1,5 +1,6 @@
 """Runs with spans: checkpoints from and to other layouts, gathered models, verification, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ from torch import Tensor
 from helpers.layout_cases import MODELS, NUM_TOKENS, Case, RandomWindows
 from helpers.rank_pool import RankPools
 from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, make_engine
-from stretto.data import Batches, from_arrays
+from stretto.data import Batches, Window, from_arrays
 from stretto.errors import ConfigError, PlanError
 from stretto.measure.verify import Verification, verify
 from stretto.nn import (
@@ -22,6 +23,7 @@ from stretto.nn import (
     Embedding,
     FinalStates,
     Linear,
+    MinGRU,
     Stack,
     State,
 )
@@ -39,6 +41,7 @@ def labeled_batches() -> Batches:
 def classifier() -> Stack:
     blocks = [
         BidirectionalLSTM(3, 4, 2),
+        MinGRU(8, 8),
         Dropout(0.2),
         LSTM(8, 6),
         BidirectionalLSTM(6, 3),
@@ -127,9 +130,32 @@ def refusal(world: World, model: Stack, layout: Layout) -> str:
 def test_models_that_spans_can_not_split_are_refused_on_every_rank(pools: RankPools) -> None:
     causal = Stack([Embedding(NUM_TOKENS, 4), LSTM(4, 4), Linear(4, NUM_TOKENS)])
     custom = Stack([Embedding(NUM_TOKENS, 4), PeeksAhead(), Linear(4, NUM_TOKENS)])
-    for model, expected in ((causal, "all blocks of this one are causal"), (custom, "can't split PeeksAhead")):
+    for model, expected in (
+        (causal, "wait for the state before them"),
+        (custom, "can't split PeeksAhead"),
+    ):
         errors = pools[2].run(refusal, model, Layout(spans=2))
         assert errors[0] == errors[1] and expected in errors[0]
+
+
+def continue_rows(world: World) -> list[str]:
+    """Return the errors of a window that continues the one before, and of one with resets."""
+    engine = make_engine(Stack([MinGRU(3, 3), Linear(3, 2)]), CrossEntropy(), Layout(spans=2), world, seed=1)
+    targets, lengths = torch.zeros(4, 2, dtype=torch.int64), torch.full((2,), 4)
+    fresh = torch.tensor([True, False])
+    window = Window(4, torch.arange(2), lengths, fresh, torch.zeros(4, 2, 3), targets)
+    errors = []
+    for refused in (window, replace(window, fresh=~fresh | fresh, resets=torch.zeros(4, 2, dtype=torch.bool))):
+        with pytest.raises(ConfigError) as error:
+            engine.step(refused, None, 0)
+        errors.append(str(error.value))
+    return errors
+
+
+def test_spans_refuse_rows_that_continue_and_resets(pools: RankPools) -> None:
+    for continued, with_resets in pools[2].run(continue_rows):
+        assert "layout.spans=2 can't carry state from window to window" in continued
+        assert "the model is split over layout.spans=2; make each episode a row of its own" in with_resets
 
 
 def test_spans_with_stages_or_chunks_are_refused() -> None:

@@ -69,6 +69,14 @@ class AffineRun:
     state_map: AffineMap
     outputs: Callable[[State], Tensor]
     """Returns the outputs `[time, batch, ...]`, given the state before the stretch; cheap compared to the run."""
+    outputs_and_state: Callable[[State], tuple[Tensor, State]] | None = None
+    """Returns `outputs` and `state_map` of a state together, for a block that has a cheaper backward of both."""
+
+    def finish(self, state: State) -> tuple[Tensor, State]:
+        """Return the outputs and the state after the stretch, given the state before it."""
+        if self.outputs_and_state is not None:
+            return self.outputs_and_state(state)
+        return self.outputs(state), self.state_map(state)
 
 
 class AffineBlock(Block):
@@ -83,5 +91,4 @@ class AffineBlock(Block):
         """Run the time steps of `x`, `[time, batch, ...]`, without knowing the state before them."""
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        run = self.run_affine(x)
-        return run.outputs(state), run.state_map(state)
+        return self.run_affine(x).finish(state)

@@ -5,13 +5,14 @@ L. Feng et al., "Were RNNs All We Needed?", 2024.
 
 from abc import abstractmethod
 
+import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.affine import AffineBlock, AffineRun, DecayMap
-from stretto.blocks.linear_scan import linear_scan
+from stretto.blocks.linear_scan import linear_scan, linear_scan_later, scan_summary
 
 
 class MinimalCell(AffineBlock):
@@ -27,23 +28,27 @@ class MinimalCell(AffineBlock):
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         (h,) = state
-        maps = self.inputs(x)
-        gate, candidate = self._gate(maps.to(h.dtype))
-        y = linear_scan(gate.sigmoid(), (-gate).sigmoid() * candidate, h)
-        return y.to(maps.dtype), (y[-1],)
+        decay, added, dtype = self._scan_inputs(x, h.dtype)
+        y = linear_scan(decay, added, h)
+        return y.to(dtype), (y[-1],)
 
     def run_affine(self, x: Tensor) -> AffineRun:
+        decay, added, dtype = self._scan_inputs(x, self.inputs.weight.dtype)
+
+        def outputs_and_state(state: State) -> tuple[Tensor, State]:
+            y = linear_scan_later(decay, added, *state)
+            return y.to(dtype), (y[-1],)
+
+        # The scan waits for the state, since it takes less time than the rest of the run; its summary does not.
+        return AffineRun(
+            DecayMap(*scan_summary(decay, added)), lambda state: outputs_and_state(state)[0], outputs_and_state
+        )
+
+    def _scan_inputs(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, torch.dtype]:
+        """Return `a` and `(1 - a) * candidate` in the state's dtype, and the dtype of the outputs."""
         maps = self.inputs(x)
-        gate, candidate = self._gate(maps.to(self.inputs.weight.dtype))
-        added = (-gate).sigmoid() * candidate
-        local = linear_scan(gate.sigmoid(), added, added.new_zeros(added.shape[1:]))
-        decay = logsigmoid(gate).cumsum(0).exp()  # from the start of the stretch to each time step
-
-        def outputs(state: State) -> Tensor:
-            (h,) = state
-            return (local + decay * h).to(maps.dtype)
-
-        return AffineRun(DecayMap(decay[-1], local[-1]), outputs)
+        gate, candidate = self._gate(maps.to(dtype))
+        return gate.sigmoid(), (-gate).sigmoid() * candidate, maps.dtype
 
     @abstractmethod
     def _gate(self, maps: Tensor) -> tuple[Tensor, Tensor]:

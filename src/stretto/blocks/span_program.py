@@ -9,10 +9,17 @@ what is between two layers of sweeps; it needs nothing of other spans:
     Dropout                segment 1
     LSTM                   layer 1: sweep 2 (forward)
     Linear                 segment 2
+
+An affine block is three layers of one sweep each. First all spans run at once, without knowing the state before them.
+Then the state is passed on, which is quick: nothing of it goes through the time steps of a span. Then the spans, all at
+once again, correct their outputs:
+
+    MinGRU                 layer 2: sweep 3 (run); layer 3: sweep 4 (pass); layer 4: sweep 5 (correct)
 """
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import Literal
 
 import torch
@@ -21,8 +28,10 @@ from torch import Tensor, nn
 from stretto.base.errors import ConfigError
 from stretto.base.state import State
 from stretto.base.window import Rows
+from stretto.blocks.affine import AffineBlock
 from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.block import Block
+from stretto.blocks.cast_weights import has_hooks
 from stretto.blocks.direction import Direction, find_directions
 from stretto.blocks.residual import Residual
 from stretto.blocks.stack import Stack
@@ -37,13 +46,22 @@ class PlacedBlock:
     stride: int
 
 
+class AffinePart(IntEnum):
+    """What a sweep of an affine block does. The three sweeps of a block follow each other."""
+
+    RUN = 0
+    PASS = 1
+    CORRECT = 2
+
+
 @dataclass(frozen=True)
 class Sweep:
-    """A direction of a bidirectional layer, or a causal block whose state depends on its inputs."""
+    """A direction of a bidirectional layer, a causal block whose state depends on its inputs, or an `AffinePart`."""
 
     layer: int
     place: PlacedBlock
     direction: Direction | None = None  # None for a causal block
+    affine_part: AffinePart | None = None
 
     @property
     def is_reverse(self) -> bool:
@@ -52,8 +70,16 @@ class Sweep:
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """The weights that it uses."""
+        """The weights that it uses; those of an affine block get their gradient in the backward of the run."""
+        if self.affine_part in (AffinePart.PASS, AffinePart.CORRECT):
+            return []
         return list(self.place.block.parameters()) if self.direction is None else self.direction.parameters
+
+    @property
+    def affine_block(self) -> AffineBlock:
+        """The block of an affine sweep."""
+        assert isinstance(self.place.block, AffineBlock)
+        return self.place.block
 
     def initial_state(self, rows: Rows, state: State) -> State:
         """Return the state of the span that the sweep starts with; `state` is that of the whole stack."""
@@ -117,6 +143,11 @@ class SpanProgram:
         return program
 
     @property
+    def is_affine(self) -> bool:
+        """Whether it has an affine block, which all spans run at the same time."""
+        return any(sweep.affine_part is not None for sweep in self.sweeps)
+
+    @property
     def num_layers(self) -> int:
         """The number of layers."""
         return len(self.segments) - 1
@@ -133,11 +164,13 @@ class SpanProgram:
 
     def _add(self, place: PlacedBlock) -> None:
         block = place.block
-        if block.causal:
-            if block.advance(_example_state(block), 0) is None:
-                self._add_layer(place, [None])
-            else:
-                self.segments[-1].operations.append(place)
+        if block.causal and block.advance(_example_state(block), 0) is not None:
+            self.segments[-1].operations.append(place)
+        elif _is_affine(block):
+            for part in AffinePart:
+                self._add_layer(Sweep(self.num_layers, place, affine_part=part))
+        elif block.causal and not _holds_affine(block):
+            self._add_layer(Sweep(self.num_layers, place))
         elif isinstance(block, Stack):
             self._add_stack(block, place.state_slice.start, place.stride)
         elif isinstance(block, Residual) and type(block).forward is Residual.forward:
@@ -152,16 +185,31 @@ class SpanProgram:
                     "BidirectionalLSTM or BidirectionalGRU without hooks; use layout.replicas"
                 )
             for directions in layers:
-                self._add_layer(place, directions)
+                self._add_layer(*(Sweep(self.num_layers, place, direction) for direction in directions))
 
-    def _add_layer(self, place: PlacedBlock, directions: Sequence[Direction | None]) -> None:
-        self.sweeps.extend(Sweep(self.num_layers, place, direction) for direction in directions)
+    def _add_layer(self, *sweeps: Sweep) -> None:
+        self.sweeps.extend(sweeps)
         self.segments.append(Segment())
 
 
 def join_sweeps(outputs: Sequence[Tensor]) -> Tensor:
     """Return a layer's output from those of its sweeps: the forward direction's features first."""
     return outputs[0] if len(outputs) == 1 else torch.cat(list(outputs), dim=-1)
+
+
+def _is_affine(block: Block) -> bool:
+    return isinstance(block, AffineBlock) and not has_hooks(block)  # a hook must see a call of the whole block
+
+
+def _holds_affine(block: Block) -> bool:
+    """Return whether an affine block is in this one, in a way that it can be run by itself."""
+    if has_hooks(block):
+        return False
+    if isinstance(block, Stack) and type(block).forward is Stack.forward:
+        return any(map(_holds_affine, block))
+    if isinstance(block, Residual) and type(block).forward is Residual.forward:
+        return _holds_affine(block.block)
+    return _is_affine(block)
 
 
 def _state_slices(stack: Stack) -> Iterator[tuple[Block, slice]]:

@@ -33,7 +33,7 @@ class Layout(StrictModel):
     chunks: int = Field(1, ge=1)
     """Parts that a window is split into in time; while a stage computes one, the stage before it computes the next."""
     spans: int = Field(1, ge=1)
-    """Ranks per replica, each with all blocks and a part of the window's time; for models with bidirectional blocks."""
+    """Ranks per replica, each with all blocks and a part of the window's time; for bidirectional or affine blocks."""
     recompute: bool = False
     """Recompute a chunk's activations in its backward (activation checkpointing): less memory, more time."""
     vocab_parallel: bool = False

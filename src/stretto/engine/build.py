@@ -127,12 +127,12 @@ def _check_model_and_layout(model: object, layout: Layout) -> None:
 
 def check_spans(model: Stack, layout: Layout) -> None:
     """Raise if the model can't be split over spans."""
-    if model.causal:
+    program = SpanProgram.of(model)  # raises if a block can't be split
+    if model.causal and not program.is_affine:
         raise ConfigError(
-            f"layout.spans={layout.spans} is for models that look ahead in time, but all blocks of this one are "
-            "causal; use layout.stages with layout.chunks"
+            f"layout.spans={layout.spans} is for models that look ahead in time or have affine blocks, such as MinGRU, "
+            "but all blocks of this one wait for the state before them; use layout.stages with layout.chunks"
         )
-    SpanProgram.of(model)  # raises if a block can't be split
 
 
 def add_vocab_shards(

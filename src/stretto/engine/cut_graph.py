@@ -22,12 +22,12 @@ class CutGraph:
         recompute: bool = False,
     ) -> None:
         self._function = function
-        self.inputs = [_leaf(tensor, tensor.requires_grad) if tensor.is_leaf else tensor for tensor in inputs]
+        self.inputs = [make_leaf(tensor, tensor.requires_grad) if tensor.is_leaf else tensor for tensor in inputs]
         with torch.set_grad_enabled(has_backward and not recompute):
             outputs = function(self.inputs)
         is_unknown = has_backward and recompute
         self.outputs = [
-            _leaf(tensor, tensor.is_floating_point() if is_unknown else tensor.requires_grad) for tensor in outputs
+            make_leaf(tensor, tensor.is_floating_point() if is_unknown else tensor.requires_grad) for tensor in outputs
         ]
         self._outputs = None if recompute or not has_backward else outputs
 
@@ -43,19 +43,26 @@ class CutGraph:
         if outputs is None:
             with torch.enable_grad():
                 outputs = self._function(self.inputs)
-        roots, root_gradients = [], []
-        for output, gradient in zip(outputs, gradients, strict=True):
-            if gradient is not None and output.requires_grad:
-                roots.append(output)
-                root_gradients.append(gradient.to(output.dtype))
-        leaves = [tensor for tensor in self.inputs if tensor.is_leaf and tensor.requires_grad]
-        trained = [parameter for parameter in parameters if parameter.requires_grad]
-        if not roots or not (leaves or trained):
-            return [None] * len(self.inputs), [None] * len(parameters)
-        found = iter(torch.autograd.grad(roots, [*leaves, *trained], root_gradients, allow_unused=True))
-        input_gradients = [next(found) if tensor.is_leaf and tensor.requires_grad else None for tensor in self.inputs]
-        return input_gradients, [next(found) if parameter.requires_grad else None for parameter in parameters]
+        found = find_gradients(outputs, gradients, [*self.inputs, *parameters])
+        return found[: len(self.inputs)], found[len(self.inputs) :]
 
 
-def _leaf(tensor: Tensor, needs_gradient: bool) -> Tensor:
+def find_gradients(
+    outputs: Sequence[Tensor], gradients: Sequence[Tensor | None], leaves: Sequence[Tensor], *, keep_graph: bool = False
+) -> list[Tensor | None]:
+    """Return the gradients of some tensors from those of `outputs`; None for one that is not a leaf or has none."""
+    roots, root_gradients = [], []
+    for output, gradient in zip(outputs, gradients, strict=True):
+        if gradient is not None and output.requires_grad:
+            roots.append(output)
+            root_gradients.append(gradient.to(output.dtype))
+    trained = [tensor for tensor in leaves if tensor.is_leaf and tensor.requires_grad]
+    if not roots or not trained:
+        return [None] * len(leaves)
+    found = iter(torch.autograd.grad(roots, trained, root_gradients, allow_unused=True, retain_graph=keep_graph))
+    return [next(found) if tensor.is_leaf and tensor.requires_grad else None for tensor in leaves]
+
+
+def make_leaf(tensor: Tensor, needs_gradient: bool) -> Tensor:
+    """Return a tensor without its graph, which still says whether it needs a gradient."""
     return tensor.detach().requires_grad_(needs_gradient)

@@ -20,6 +20,8 @@ def check_resets(engine: Engine, window: Window) -> None:
     reason = None
     if not engine.is_causal:
         reason = "has a block that looks ahead in time"
+    elif engine.mesh.num_spans > 1:
+        reason = f"is split over layout.spans={engine.mesh.num_spans}"
     elif engine.stride > 1:
         reason = f"has strided blocks (stride {engine.stride})"
     elif engine.row_loss is not None:

@@ -10,13 +10,14 @@ Each sweep over a span, and each segment between two layers, has an autograd gra
                    │ sweep │                 after a layer's last sweep, run the segment's backward, from the sum of
        d(state) ◄──└───────┘◄── d(after)     both dx to the dy of the layer before
 
+The backward of the last segment, which has the loss, follows its forward at once. An affine block is an `AffineGraph`.
 "Next" and "before" are meant in the direction of the sweep. Rows are sorted longest first, so those that a later span
 has are the first ones of an earlier span. In the backward direction, a row that ends in a span starts there.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import NamedTuple
 
 import torch
@@ -29,10 +30,11 @@ from stretto.base.window import Rows, Window
 from stretto.blocks.head_loss import class_outputs
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.row_loss import RowLoss
-from stretto.blocks.span_program import SpanProgram, join_sweeps
+from stretto.blocks.span_program import AffinePart, SpanProgram, Sweep, join_sweeps
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import mark_ignored
 from stretto.config.layout import Layout
+from stretto.engine.affine_graph import AffineGraph, add_gradients
 from stretto.engine.boundary import BoundarySpec
 from stretto.engine.cut import WindowCut, cut_window
 from stretto.engine.cut_graph import CutGraph
@@ -45,7 +47,7 @@ from stretto.engine.span_row_loss import SpanRowLoss
 from stretto.engine.strided_targets import stride_window
 from stretto.mesh.mesh import Mesh
 from stretto.plan.actions import Action, ActionKind
-from stretto.plan.span_schedule import SpanGrid, SweepShape, span_schedules
+from stretto.plan.span_schedule import SpanGrid, SweepShape, affine_sweeps, span_schedules
 
 
 class _SpanStatus(NamedTuple):
@@ -69,6 +71,7 @@ class _SpanPart:
     targets: Tensor
     values: list[Tensor] = field(default_factory=list)  # the next layer's input, and those of open residuals
     sweeps: dict[int, CutGraph] = field(default_factory=dict)  # inputs: x and the state; outputs: y and the state after
+    affine: dict[int, AffineGraph] = field(default_factory=dict)  # by the first sweep of the block
     segments: dict[int, CutGraph] = field(default_factory=dict)
     # In the backward: of the values that the last segment made, and of what each sweep made.
     value_gradients: list[Tensor | None] = field(default_factory=list)
@@ -99,7 +102,14 @@ class SpanModel:
     @cached_property
     def sweep_shapes(self) -> tuple[SweepShape, ...]:
         """The sweeps as a schedule knows them."""
-        return tuple(SweepShape(sweep.layer, sweep.is_reverse) for sweep in self.program.sweeps)
+        shapes = []
+        for sweep in self.program.sweeps:
+            part = sweep.affine_part
+            if part is None:
+                shapes.append(SweepShape(sweep.layer, sweep.is_reverse))
+            else:
+                shapes.append(affine_sweeps(sweep.layer - part)[part])
+        return tuple(shapes)
 
     @property
     def row_loss(self) -> RowLoss | None:
@@ -237,7 +247,7 @@ class SpanStep:
                     self._backward(action, received)
         self.messages.flush()
         model.mesh.world.set_status(f"after window {self.number}")
-        # A model that looks ahead carries no state, and so every window starts from the initial one.
+        # No state is carried, and so every window starts from the initial one.
         with torch.no_grad():
             state = model.stack.initial_state(self.rows)
         return step_result(self.losses, self.cut.unsort_state(state), model.device)
@@ -263,8 +273,9 @@ class SpanStep:
         sweep = self.program.sweeps[number]
         if not part.values:
             self._run_segment(part, 0, [part.inputs])
-        initial = sweep.initial_state(part.rows, part.state)
-        state = initial if received is None else self._received_state(received, initial)
+        if sweep.affine_part is not None:
+            self._forward_affine(action, sweep.affine_part, received)
+            return
         lengths = part.lengths(sweep.place.stride)
 
         def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -272,6 +283,7 @@ class SpanStep:
                 y, after = sweep(inputs[0], tuple(inputs[1:]), lengths)
             return [y, *after]
 
+        state = self._state(sweep, part, received)
         graph = part.sweeps[number] = self._graph(run, [part.values[0], *state])
         self.messages.send(action, graph.outputs[1:])
         layer = self.grid.layers[sweep.layer]
@@ -282,6 +294,29 @@ class SpanStep:
                 for other in layer:
                     part.sweeps[other].release()
                 part.segments.clear()
+
+    def _forward_affine(self, action: Action, affine_part: AffinePart, received: State | None) -> None:
+        part, sweep = self.parts[action.micro_batch], self.program.sweeps[action.chunk]
+        first = action.chunk - affine_part
+        if affine_part is AffinePart.RUN:
+            context, recompute = partial(autocast, self.model.device, self.model.precision), self.model.layout.recompute
+            graph = AffineGraph(
+                sweep.affine_block, part.values[0], context, has_backward=self.has_backward, recompute=recompute
+            )
+            part.affine[first] = graph
+        elif affine_part is AffinePart.PASS:
+            self.messages.send(action, part.affine[first].pass_on(self._state(sweep, part, received)))
+        else:
+            y = part.affine[first].correct()
+            self._run_segment(part, sweep.layer + 1, [y, *part.values[1:]])
+            if not self.has_backward:
+                del part.affine[first]
+                part.segments.clear()
+
+    def _state(self, sweep: Sweep, part: _SpanPart, received: State | None) -> State:
+        """Return the state that a sweep starts from."""
+        initial = sweep.initial_state(part.rows, part.state)
+        return initial if received is None else self._received_state(received, initial)
 
     def _received_state(self, received: State, initial: State) -> State:
         """Return the state of all rows: that of the rows that another span has, and the initial state of the others."""
@@ -315,8 +350,11 @@ class SpanStep:
             losses.append(self.model.compute_loss(y, part.targets, self.on_outputs))
             return [losses[-1].total]
 
-        part.segments[index] = self._graph(run_with_loss, inputs)
+        graph = part.segments[index] = CutGraph(run_with_loss, inputs, has_backward=self.has_backward)
         self.losses.append(replace(losses[0], total=losses[0].total.detach()))
+        if self.has_backward:
+            part.value_gradients = [torch.full_like(graph.outputs[0], self.loss_scale)]
+            self._run_segment_backward(part, index)
 
     def _run_row_loss(self, action: Action) -> None:
         """Compute the loss of some rows of a micro-batch; keep the gradient of this span's outputs."""
@@ -335,23 +373,36 @@ class SpanStep:
             self.sums.add([*self.model.row_loss.parameters()], result.weight_gradients)
             if part is not None:
                 part.value_gradients = [result.output_gradient]
+                self._run_segment_backward(part, self.program.num_layers)
 
     def _backward(self, action: Action, received: State | None) -> None:
         part, number = self.parts[action.micro_batch], action.chunk
         sweep = self.program.sweeps[number]
-        if not part.output_gradients and self.row_loss is not None:
-            self._run_segment_backward(part, self.program.num_layers)
-        elif not part.output_gradients:
-            total = part.segments[self.program.num_layers].outputs[0]
-            part.value_gradients = [torch.full_like(total, self.loss_scale)]
-            self._run_segment_backward(part, self.program.num_layers)
+        if sweep.affine_part is not None:
+            self._backward_affine(action, sweep.affine_part, received)
+            return
         graph = part.sweeps.pop(number)
-        after_gradients = _spread_gradients(graph.outputs[1:], received)
-        input_gradients, gradients = graph.backward([part.output_gradients[number], *after_gradients], sweep.parameters)
+        output_gradients = [part.output_gradients.pop(number), *_spread_gradients(graph.outputs[1:], received)]
+        input_gradients, gradients = graph.backward(output_gradients, sweep.parameters)
         self.messages.send(action, _state_gradients(graph.inputs[1:], input_gradients[1:]))
-        part.value_gradients[0] = _add(part.value_gradients[0], input_gradients[0])
+        part.value_gradients[0] = add_gradients(part.value_gradients[0], input_gradients[0])
         self.sums.add(sweep.parameters, gradients)
         if not any(other in part.sweeps for other in self.grid.layers[sweep.layer]):
+            self._run_segment_backward(part, sweep.layer)
+
+    def _backward_affine(self, action: Action, affine_part: AffinePart, received: State | None) -> None:
+        part, sweep = self.parts[action.micro_batch], self.program.sweeps[action.chunk]
+        first = action.chunk - affine_part
+        graph = part.affine[first]
+        if affine_part is AffinePart.CORRECT:
+            graph.begin_backward(part.output_gradients.pop(action.chunk))
+        elif affine_part is AffinePart.PASS:
+            state_gradients = graph.pass_back(_spread_gradients(graph.after, received))
+            self.messages.send(action, _state_gradients(graph.state, state_gradients))
+        else:
+            part.value_gradients[0], gradients = graph.backward(sweep.parameters)
+            del part.affine[first]
+            self.sums.add(sweep.parameters, gradients)
             self._run_segment_backward(part, sweep.layer)
 
     def _run_segment_backward(self, part: _SpanPart, index: int) -> None:
@@ -390,7 +441,3 @@ def _state_gradients(state: Sequence[Tensor], gradients: Sequence[Tensor | None]
         (tensor, gradient) for tensor, gradient in zip(state, gradients, strict=True) if tensor.is_floating_point()
     ]
     return [torch.zeros_like(tensor) if gradient is None else gradient for tensor, gradient in pairs]
-
-
-def _add(total: Tensor | None, term: Tensor | None) -> Tensor | None:
-    return total if term is None else term if total is None else total + term

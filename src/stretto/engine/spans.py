@@ -1,4 +1,4 @@
-"""SpanEngine: runs one span of a window, a part of its time, through all blocks of a model that looks ahead.
+"""SpanEngine: runs one span of a window, a part of its time, through all blocks of a model.
 
 Rank 0 has the first half of a window's time, rank 1 the second, and both have all blocks. In each bidirectional layer,
 rank 0 runs the forward direction while rank 1 runs the backward direction; they swap states (rows x hidden), then each
@@ -8,6 +8,13 @@ runs the other direction. The next layer needs the outputs of its own span only:
     layer 0, forward      ───────────►   state   ···············►
     layer 0, backward     ◄···············   state   ◄───────────        ─── at the same time, then ···
 
+An affine block, such as `MinGRU`, runs over all spans at once, without knowing the state before them. That state is
+passed on by a small map of each span, and then corrects the outputs of all spans at once:
+
+    layer 0, run          ───────────►               ───────────►
+             state                       state
+             correct      ───────────►               ───────────►
+
 Gradients come back the same way. The gradients of the weights are summed over all ranks, as for replicas.
 """
 
@@ -15,6 +22,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.denormals import flush_denormals
+from stretto.base.errors import ConfigError
 from stretto.base.state import State
 from stretto.base.window import Window
 from stretto.blocks.check_widths import ModelInput
@@ -36,6 +44,14 @@ from stretto.engine.recorder import ActionRecorder
 from stretto.engine.reset_check import check_resets
 from stretto.engine.span_step import SpanModel, SpanStep
 from stretto.mesh.mesh import Mesh
+
+
+def no_lanes_error(num_spans: int) -> ConfigError:
+    """Return the error for rows that continue those of the window before."""
+    return ConfigError(
+        f"layout.spans={num_spans} can't carry state from window to window; use windows whose rows all start fresh, "
+        "such as Batches, or layout.stages with layout.chunks"
+    )
 
 
 class SpanEngine:
@@ -95,5 +111,7 @@ class SpanEngine:
 
     def _start(self, window: Window, carried: State | None, key: int, on_outputs: OnOutputs | None = None) -> SpanStep:
         check_resets(self, window)
+        if not bool(window.fresh.all()):
+            raise no_lanes_error(self.mesh.num_spans)
         self._num_started_windows += 1
         return SpanStep(self._model, window, carried, key, self._num_started_windows, on_outputs)

@@ -7,6 +7,13 @@ opposite directions and don't depend on each other. Two bidirectional layers (sw
     span 0   F0 F1 F2 F3 B3 B2 B1 B0
     span 1   F1 F0 F3 F2 B2 B3 B0 B1        no span ever waits: states and gradients are swapped after each action
 
+An affine block is three sweeps: all spans run at once (0), without knowing the state before them; the state is passed
+on (1), which takes next to no time; all spans correct their outputs at once (2). Backwards likewise. On three spans:
+
+    span 0   F0 F1 F2 B2 B1 B0
+    span 1   F0 F1 F2 B2 B1 B0        only F1 and B1 wait for another span
+    span 2   F0 F1 F2 B2 B1 B0
+
 A loss over whole rows is one more action (H) of each micro-batch, which all spans run together: between the forwards
 and the backwards of the last layer.
 
@@ -22,6 +29,7 @@ from functools import cached_property, lru_cache
 from stretto.plan.actions import Action, ActionKind
 
 _Priority = tuple[int, int, int, int]
+_PASS_COST, _CORRECTION_COST = 0.01, 0.3  # of an affine block's other sweeps, relative to its run
 _BACKWARD_COST = 2.0  # of a backward, relative to the forward
 
 
@@ -32,6 +40,16 @@ class SweepShape:
     layer: int
     is_reverse: bool  # whether it runs from the last span to the first
     cost: float = 1.0  # of its forward over one span, relative to others
+    passes_state: bool = True  # False if all spans run it at once, as most of an affine block
+
+
+def affine_sweeps(layer: int, cost: float = 1.0) -> tuple[SweepShape, SweepShape, SweepShape]:
+    """Return the sweeps of an affine block, which are layers of their own: `layer` is the first."""
+    return (
+        SweepShape(layer, is_reverse=False, cost=cost, passes_state=False),
+        SweepShape(layer + 1, is_reverse=False, cost=_PASS_COST * cost),
+        SweepShape(layer + 2, is_reverse=False, cost=_CORRECTION_COST * cost, passes_state=False),
+    )
 
 
 @dataclass(frozen=True)
@@ -114,7 +132,7 @@ class SpanGrid:
         return [Action(kind, micro_batch, sweep) for sweep in self.layers[-1]]
 
     def _neighbor(self, action: Action, span: int, distance: int) -> int | None:
-        if action.kind is ActionKind.HEAD:
+        if action.kind is ActionKind.HEAD or not self.sweeps[action.chunk].passes_state:
             return None
         is_leftward = self.sweeps[action.chunk].is_reverse != (action.kind is ActionKind.BACKWARD)
         neighbor = span - distance if is_leftward else span + distance

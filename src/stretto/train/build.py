@@ -34,6 +34,7 @@ from stretto.config.run import DataConfig, RunConfig, RunSettings
 from stretto.engine.build import check_spans, make_engine, stage_parts
 from stretto.engine.pipeline import PipelineEngine
 from stretto.engine.replica import ReplicaEngine
+from stretto.engine.spans import no_lanes_error
 from stretto.mesh.world import World
 from stretto.plan.fit import fit_layout
 from stretto.train.feed import Feed, open_feeds
@@ -212,6 +213,8 @@ def _check_layout(layout: Layout, model: Stack, loss: Loss, windows: WindowSourc
             "the model has a block that looks ahead in time (causal=False), but lanes carry state from window to "
             "window; use causal blocks"
         )
+    if layout.spans > 1:
+        raise no_lanes_error(layout.spans)
     if layout.chunks > data.window:
         raise ConfigError(f"layout.chunks={layout.chunks} exceeds data.window={data.window}; use fewer chunks")
 

@@ -27,6 +27,7 @@ from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.snapshot import Snapshot
 from stretto.config.train import TrainConfig
 from stretto.engine.engine import Engine, StepResult
+from stretto.engine.spans import no_lanes_error
 from stretto.plan.trace import TraceEvent
 from stretto.train.loss_scale import LossScale
 from stretto.train.named_optimizer import refuse_to_split_rows
@@ -145,11 +146,8 @@ class Trainer:
         workers: int = 0,
     ) -> None:
         check_windows(windows)
-        if windows.is_stateful and not engine.is_causal:
-            raise ConfigError(
-                "the model has a block that looks ahead in time (causal=False), but lanes carry state from window to "
-                "window; use windows without state, such as Batches, or causal blocks"
-            )
+        if windows.is_stateful:
+            _check_lanes(engine)
         check_inputs(engine.model_input, windows.task)
         if windows.task.is_per_row:
             check_row_summary(engine.unsummarized)
@@ -448,3 +446,14 @@ class Trainer:
                 pin=mesh.world.device.type != "cpu",
             )
         return self._reader
+
+
+def _check_lanes(engine: Engine) -> None:
+    """Raise if an engine can't carry state from window to window."""
+    if not engine.is_causal:
+        raise ConfigError(
+            "the model has a block that looks ahead in time (causal=False), but lanes carry state from window to "
+            "window; use windows without state, such as Batches, or causal blocks"
+        )
+    if engine.mesh.num_spans > 1:
+        raise no_lanes_error(engine.mesh.num_spans)
