@@ -126,7 +126,7 @@ def measure_memory(shape: Shape, spans: int) -> tuple[float, float]:
 def main() -> None:
     is_quick = parse_quick("Spans of a stack of affine blocks compared with one device, in time and in memory.")
     shape = Shape(layers=4, width=256, rows=2, window=2048 if is_quick else 8192)
-    long = Shape(layers=4, width=32, rows=1, window=LONG_WINDOW)
+    long = Shape(layers=2, width=64, rows=1, window=LONG_WINDOW)
     times = measure_times(shape, 4 if is_quick else 9)
     memory = {spans: measure_memory(long, spans) for spans in (1, 4)}
 
@@ -141,7 +141,7 @@ def main() -> None:
         name = "one device" if spans == 1 else f"{spans} spans"
         rows.append([name, f"1 x {LONG_WINDOW}", f"{seconds:.1f}", "", f"{megabytes:,.0f}"])
     show(
-        f"{shape.layers} MinGRU layers, H={shape.width} (long window: H={long.width}), fp32, gloo",
+        f"{shape.layers} MinGRU layers, H={shape.width} (long window: {long.layers}, H={long.width}), fp32, gloo",
         ["contender", "rows x steps", "seconds per step", "time relative to 2 spans", "peak MB per rank"],
         rows,
         {

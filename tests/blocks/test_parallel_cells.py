@@ -10,7 +10,7 @@ from torch import Tensor
 
 from helpers import reference_cells
 from stretto.blocks.input_spec import InputSpec, block_input_spec
-from stretto.blocks.linear_scan import linear_scan
+from stretto.blocks.linear_scan import linear_scan, linear_scan_later, scan_summary
 from stretto.blocks.summary import block_costs
 from stretto.errors import ConfigError
 from stretto.nn import (
@@ -71,7 +71,7 @@ def reference(name: str, block: Block, x: Tensor, state: Sequence[Tensor]) -> li
 
 def gradients(leaves: list[Tensor], outputs: list[Tensor]) -> list[Tensor]:
     total = sum((tensor * torch.arange(tensor.numel()).view_as(tensor).cos()).sum() for tensor in outputs)
-    return list(torch.autograd.grad(total, leaves))  # type: ignore[arg-type]
+    return list(torch.autograd.grad(total, leaves, retain_graph=True))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("num_steps", [1, 5, 33, 150])
@@ -162,10 +162,14 @@ def test_a_scan_equals_the_loop(num_steps: int) -> None:
     for decay_t, added_t in zip(leaves[0], leaves[1], strict=True):
         h = decay_t * h + added_t
         outputs.append(h)
-    expected, actual = torch.stack(outputs), linear_scan(*leaves)
-    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
-    for one, other in zip(gradients(leaves, [actual]), gradients(leaves, [expected]), strict=True):
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+    expected, scanned, later = torch.stack(outputs), linear_scan(*leaves), linear_scan_later(*leaves)
+    product, end = scan_summary(*leaves[:2])
+    whole, last = [expected, expected[-1]], expected[-1:]
+    for actual, loop in [(scanned, whole), (later, whole), ([product * leaves[2] + end], last)]:
+        for one, other in zip(actual, loop, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        for one, other in zip(gradients(leaves, [*actual]), gradients(leaves, [*loop]), strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", CELLS)

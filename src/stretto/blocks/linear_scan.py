@@ -22,17 +22,18 @@ from torch import Tensor
 _BLOCK_STEPS = 16
 
 
-def linear_scan(decay: Tensor, added: Tensor, initial: Tensor) -> Tensor:
-    """Return `h[t] = decay[t] * h[t - 1] + added[t]` for all `t`, with `h[-1] = initial`.
+def linear_scan(decay: Tensor, added: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `h[t] = decay[t] * h[t - 1] + added[t]` for all `t`, with `h[-1] = initial`, and the last `h`.
 
     `decay` and `added` are `[time, ...]`, `initial` is `[...]`, all of one dtype.
     """
     return _LinearScan.apply(decay, added, initial)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def linear_scan_later(decay: Tensor, added: Tensor, initial: Tensor) -> Tensor:
+def linear_scan_later(decay: Tensor, added: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
     """Return `linear_scan`, for which the gradient of `initial` alone is quick to compute."""
-    return _AddInitialGradient.apply(linear_scan(decay, added, initial.detach()), decay.detach(), initial)  # type: ignore[no-untyped-call,no-any-return]
+    h, last = linear_scan(decay, added, initial.detach())
+    return _AddInitialGradient.apply(h, last, decay.detach(), initial)  # type: ignore[no-untyped-call,no-any-return]
 
 
 def scan_summary(decay: Tensor, added: Tensor) -> tuple[Tensor, Tensor]:
@@ -44,38 +45,43 @@ class _LinearScan(torch.autograd.Function):
     """The scan; its gradient is a scan in the other direction, so that only the outputs are saved."""
 
     @staticmethod
-    def forward(ctx: Any, decay: Tensor, added: Tensor, initial: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, decay: Tensor, added: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         h = _scan(decay, added, initial, reverse=False)
         ctx.save_for_backward(decay, initial, h)
-        return h
+        return h, h[-1].clone()
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
+    def backward(ctx: Any, gradient: Tensor, last_gradient: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # noqa: ANN401
         decay, initial, h = ctx.saved_tensors
         # The gradient of h[t] is its own plus that of h[t + 1], which is decay[t + 1] * h[t] + ...
-        later_decay = torch.cat([decay[1:], torch.zeros_like(decay[:1])])
-        added_gradient = _scan(later_decay, gradient, torch.zeros_like(initial), reverse=True)
+        later_decay = torch.cat([decay[1:], torch.ones_like(decay[:1])])
+        added_gradient = _scan(later_decay, gradient, last_gradient, reverse=True)
         before = torch.cat([initial.unsqueeze(0), h[:-1]])
         return added_gradient * before, added_gradient, added_gradient[0] * decay[0]
 
 
 class _AddInitialGradient(torch.autograd.Function):
-    """Returns `h` as it is; `initial`, which `h` was computed from as a constant, gets its gradient here."""
+    """Returns a scan as it is; `initial`, which it was computed from as a constant, gets its gradient here."""
 
     @staticmethod
-    def forward(ctx: Any, h: Tensor, decay: Tensor, initial: Tensor) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, h: Tensor, last: Tensor, decay: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:  # noqa: ANN401
         ctx.save_for_backward(decay)
-        return h.view_as(h)
+        ctx.summarized = None
+        return h.view_as(h), last.view_as(last)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, Tensor | None]:  # noqa: ANN401
+    def backward(ctx: Any, gradient: Tensor, last_gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        if not ctx.needs_input_grad[3]:
+            return gradient, last_gradient, None, None
         (decay,) = ctx.saved_tensors
-        if not ctx.needs_input_grad[2]:
-            return gradient, None, None
-        product, end = _summarize(decay[1:], gradient[:-1], reverse=True)
-        return gradient, None, decay[0] * (product * gradient[-1] + end)
+        # A span first asks for this gradient alone, and then for the others, from the same gradient of `h`.
+        if ctx.summarized is not gradient or ctx.version != gradient._version:
+            ctx.summary = _summarize(decay[1:], gradient[:-1], reverse=True)
+            ctx.summarized, ctx.version = gradient, gradient._version
+        product, end = ctx.summary
+        return gradient, last_gradient, None, decay[0] * (product * (gradient[-1] + last_gradient) + end)
 
 
 class _ScanSummary(torch.autograd.Function):

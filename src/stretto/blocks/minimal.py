@@ -29,15 +29,15 @@ class MinimalCell(AffineBlock):
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         (h,) = state
         decay, added, dtype = self._scan_inputs(x, h.dtype)
-        y = linear_scan(decay, added, h)
-        return y.to(dtype), (y[-1],)
+        y, h = linear_scan(decay, added, h)
+        return y.to(dtype), (h,)
 
     def run_affine(self, x: Tensor) -> AffineRun:
         decay, added, dtype = self._scan_inputs(x, self.inputs.weight.dtype)
 
         def outputs_and_state(state: State) -> tuple[Tensor, State]:
-            y = linear_scan_later(decay, added, *state)
-            return y.to(dtype), (y[-1],)
+            y, h = linear_scan_later(decay, added, *state)
+            return y.to(dtype), (h,)
 
         # The scan waits for the state, since it takes less time than the rest of the run; its summary does not.
         return AffineRun(
