@@ -83,7 +83,8 @@ class AffineBlock(Block):
     """A block whose state after a stretch of time is an affine map of the one before it: `h = a * h + b`.
 
     `a` and `b` depend on the inputs only. A subclass writes `run_affine`, from which `forward` follows. All of it must
-    be differentiable. `stretto.testing.check_chunk_law` also checks that runs and maps agree with `forward`.
+    be differentiable. `stretto.testing.check_chunk_law` also checks that runs and maps agree with `forward`. With
+    `layout.spans`, all ranks run their parts of a window's time at once.
     """
 
     @abstractmethod

@@ -145,7 +145,7 @@ class _StepTensors:
         loss = abs(self.mean_loss - expected.mean_loss) / max(abs(expected.mean_loss), 1e-12)
         pairs = [[loss, self._gradient_difference(expected, "loss.")]]
         for index, state in expected.states.items():
-            actual = self.states.get(index, state)  # spans have none: a model that looks ahead carries no state
+            actual = self.states.get(index, state)  # spans carry none
             state_differences = [_difference(*tensors) for tensors in zip(actual, state, strict=True)]
             gradients = self._gradient_difference(expected, f"blocks.{index}.")
             pairs.append([gradients, max(state_differences, default=0.0)])
