@@ -8,7 +8,7 @@ from stretto import Layout
 from stretto.blocks.span_program import SpanProgram
 from stretto.errors import PlanError
 from stretto.measure.span_sweeps import find_sweeps
-from stretto.nn import LSTM, BidirectionalGRU, BidirectionalLSTM, Dropout, Linear, Stack
+from stretto.nn import LSTM, BidirectionalGRU, BidirectionalLSTM, Dropout, Linear, MinGRU, Stack
 from stretto.plan.actions import ActionKind
 from stretto.plan.advice import layout_name
 from stretto.plan.cluster import Cluster
@@ -123,7 +123,7 @@ def test_spans_that_the_engine_refuses_are_never_proposed() -> None:
         assert one.layout.spans == 1 or (one.layout.stages, one.layout.chunks, one.layout.interleave) == (1, 1, 1)
     short = find_plan(EQUAL, Workload([[2] * 8], is_causal=False), Cluster(4), num_best=100)
     assert max(one.layout.spans for one in short.best) == 2, "a span has at least one time step"
-    with pytest.raises(PlanError, match=r"layout\.spans=2 is for models with bidirectional layers"):
+    with pytest.raises(PlanError, match=r"layout\.spans=2 is for models with bidirectional or affine blocks"):
         balance(profile([kind()] * 4), LOAD, Cluster(2), Layout(spans=2))
     assert balance(EQUAL, LOAD, Cluster(2), Layout(spans=2)).spans == 2
 
@@ -139,3 +139,20 @@ def test_a_model_has_the_sweeps_that_the_engine_runs() -> None:
     executed = [(sweep.layer, sweep.is_reverse) for sweep in SpanProgram.of(model).sweeps]
     assert [(layer, is_reverse) for _, layer, is_reverse, _ in sweeps] == executed
     assert len(find_sweeps(own)) == 2 and find_sweeps(causal) == ()
+
+
+def test_affine_blocks_run_on_all_spans_at_once() -> None:
+    sweeps = find_sweeps(Stack([MinGRU(4, 4), MinGRU(4, 4)]))
+    assert [(sweep.block, sweep.layer, sweep.passes_state) for sweep in sweeps] == [
+        (0, 0, False), (0, 1, True), (0, 2, False), (1, 3, False), (1, 4, True), (1, 5, False),
+    ]  # fmt: skip
+    affine = profile([kind(0.1, 0.2)] * 2, intra_node=FREE).model_copy(update={"sweeps": sweeps})
+    costs, load = CostModel(affine), Workload([[16] * 8])
+    one, four = (predict(costs, load, Layout(spans=n), Cluster(n)) for n in (1, 4))
+    assert one.seconds / four.seconds == pytest.approx(4, rel=0.1)
+    assert four.bubble < 0.1
+    plan = find_plan(affine, load, Cluster(4))
+    assert any(prediction.layout.spans > 1 for prediction in plan.best)
+    # Lanes carry their state from window to window, which spans can't.
+    lanes = find_plan(affine, Workload([[16] * 8], carries_state=True), Cluster(4))
+    assert all(prediction.layout.spans == 1 for prediction in lanes.best)

@@ -6,6 +6,7 @@ from stretto.blocks.span_program import SpanProgram
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.engine.build import check_spans
+from stretto.engine.span_step import find_sweep_shapes
 from stretto.plan.profile import SweepCosts
 
 
@@ -21,8 +22,10 @@ def find_sweeps(model: Stack) -> tuple[SweepCosts, ...]:
         # Layers are numbered block by block, so the program of each block by itself tells which of them are its own.
         block, first_layer = model[index : index + 1], 1 + max((sweep.layer for sweep in sweeps), default=-1)
         state = block.initial_state(row)
-        for sweep in SpanProgram.of(block).sweeps:
+        program = SpanProgram.of(block)
+        for sweep, shape in zip(program.sweeps, find_sweep_shapes(program), strict=True):
             num_bytes = sum(tensor.nbytes for tensor in sweep.initial_state(row, state))
-            layer = first_layer + sweep.layer
-            sweeps.append(SweepCosts(block=index, layer=layer, is_reverse=sweep.is_reverse, state_bytes=num_bytes))
+            place = {"block": index, "layer": first_layer + shape.layer, "state_bytes": num_bytes}
+            rest = {"is_reverse": shape.is_reverse, "cost": shape.cost, "passes_state": shape.passes_state}
+            sweeps.append(SweepCosts(**place, **rest))
     return tuple(sweeps)

@@ -21,7 +21,7 @@ def find_workload(
     make_workload = partial(Workload, is_causal=is_causal, stride=stride, can_cut_time=can_cut_time)
     if windows.is_stateful:
         window = windows.read(Position(), inputs=False, targets=False)
-        return make_workload([[window.num_steps] * window.num_rows])
+        return make_workload([[window.num_steps] * window.num_rows], carries_state=True)
     position = Position()
     batches: list[RowLengths] = []
     while len(batches) < _NUM_BATCHES and position.epoch == 0:

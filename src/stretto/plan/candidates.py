@@ -109,8 +109,7 @@ class CandidateLayouts:
 
     def _span_layouts(self, replicas: int, spans: int) -> Iterator[Layout]:
         """Yield layouts whose ranks each have a part of the time, where the engine accepts them."""
-        max_spans = min(self.workload.num_outputs, _MAX_SPANS) if self.workload.can_cut_time else 1
-        if not self.profile.sweeps or not 1 < spans <= max_spans:
+        if not self.profile.sweeps or not 1 < spans <= min(self.workload.max_spans, _MAX_SPANS):
             return
         # One micro-batch for each two spans keeps all of them busy.
         for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, 2 * spans)):

@@ -87,9 +87,9 @@ class TiedBlocks(StrictModel):
 
 
 class SweepCosts(StrictModel):
-    """What passes the spans of a window one after the other: a direction of a bidirectional layer, or a causal block.
+    """What spans run of a block: a direction of a bidirectional layer, a causal block, or a part of an affine one.
 
-    Its time and memory are an equal share of its block's.
+    Its time and memory are its share of the block's.
     """
 
     block: int = Field(ge=0)
@@ -100,6 +100,10 @@ class SweepCosts(StrictModel):
     """Whether it runs from the last span to the first."""
     state_bytes: Bytes
     """Bytes of one row's state, which it passes on to the next span."""
+    cost: float = Field(default=1.0, gt=0)
+    """Its cost, relative to the other sweeps of the block."""
+    passes_state: bool = True
+    """False if all spans run it at the same time."""
 
 
 class Link(StrictModel):

@@ -7,7 +7,7 @@ engine runs a segment in the same action as the sweep that it waits for:
     backward   B3 = segment 2, sweep 3   B2 = sweep 2, segment 1   B1 = sweep 1   B0 = sweep 0, segment 0
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from functools import cache
 
@@ -26,16 +26,18 @@ class SpanCosts:
         self.sweeps = costs.profile.sweeps
         if not self.sweeps:
             raise PlanError(
-                f"layout.spans={layout.spans} is for models with bidirectional layers that spans can split; use "
-                "layout.stages or layout.replicas"
+                f"layout.spans={layout.spans} is for models with bidirectional or affine blocks that spans can split; "
+                "use layout.stages or layout.replicas"
             )
         self.num_layers = 1 + self.sweeps[-1].layer
-        sweeps_per_block = Counter(sweep.block for sweep in self.sweeps)
-        self._shares = [1 / sweeps_per_block[sweep.block] for sweep in self.sweeps]
+        block_costs: defaultdict[int, float] = defaultdict(float)
+        for sweep in self.sweeps:
+            block_costs[sweep.block] += sweep.cost
+        self._shares = [sweep.cost / block_costs[sweep.block] for sweep in self.sweeps]
         # Segment i: the blocks without sweeps that come before layer i.
         self._segments: list[list[int]] = [[] for _ in range(self.num_layers + 1)]
         for block in range(costs.num_blocks):
-            if block not in sweeps_per_block:
+            if block not in block_costs:
                 num_before = 1 + max((sweep.layer for sweep in self.sweeps if sweep.block < block), default=-1)
                 self._segments[num_before].append(block)
         self.sweep: Callable[[int, int, int], ChunkCost] = cache(self._sweep)  # a cache per instance, unlike @cache
@@ -43,8 +45,9 @@ class SpanCosts:
 
     def grid(self, num_spans: int, spans_per_micro_batch: Sequence[int]) -> SpanGrid:
         """Return what the engine makes its schedules from."""
-        # The costs of sweeps are left out: so does the engine, and other costs would give another order.
-        shapes = tuple(SweepShape(sweep.layer, sweep.is_reverse) for sweep in self.sweeps)
+        shapes = tuple(
+            SweepShape(sweep.layer, sweep.is_reverse, sweep.cost, sweep.passes_state) for sweep in self.sweeps
+        )
         return SpanGrid(shapes, num_spans, tuple(spans_per_micro_batch), has_row_loss=self.costs.profile.row_loss)
 
     def segments(self, actions: Sequence[Action]) -> dict[Action, list[int]]:

@@ -14,7 +14,7 @@ class Workload:
     """The row lengths of some global batches that represent all of the data; each batch is one training step.
 
     `stride` is the model's: chunks start at multiples of it. Without `can_cut_time`, a layout has neither chunks nor
-    spans, because metrics need the outputs of whole rows at once.
+    spans, because metrics need the outputs of whole rows at once. If windows carry state (lanes), it has no spans.
     """
 
     def __init__(
@@ -24,6 +24,7 @@ class Workload:
         is_causal: bool = True,
         stride: int = 1,
         can_cut_time: bool = True,
+        carries_state: bool = False,
     ) -> None:
         self.batches = [np.sort(np.asarray(lengths, np.int64))[::-1] for lengths in batches]
         self.is_causal = is_causal  # False for a model that looks ahead, which can't be split in time
@@ -37,6 +38,7 @@ class Workload:
         self.num_steps = max(1, *(int(lengths[0]) for lengths in self.batches))  # time steps of the longest row
         self.num_outputs = -(-self.num_steps // stride)  # of the longest row
         self.max_chunks = self.num_outputs if is_causal and can_cut_time else 1
+        self.max_spans = self.num_outputs if can_cut_time and not carries_state else 1
         # The time steps of all rows of an average batch.
         self.tokens = sum(float(lengths.sum()) for lengths in self.batches) / len(self.batches)
         self.split = cache(self._split)  # a cache per instance, unlike @cache
