@@ -164,11 +164,11 @@ def test_a_scan_equals_the_loop(num_steps: int) -> None:
         outputs.append(h)
     expected, scanned, later = torch.stack(outputs), linear_scan(*leaves), linear_scan_later(*leaves)
     product, end = scan_summary(*leaves[:2])
-    whole, last = [expected, expected[-1]], expected[-1:]
-    for actual, loop in [(scanned, whole), (later, whole), ([product * leaves[2] + end], last)]:
+    whole = [expected, expected[-1]]
+    for actual, loop in [([*scanned], whole), ([*later], whole), ([product * leaves[2] + end], whole[1:])]:
         for one, other in zip(actual, loop, strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
-        for one, other in zip(gradients(leaves, [*actual]), gradients(leaves, [*loop]), strict=True):
+        for one, other in zip(gradients(leaves, actual), gradients(leaves, loop), strict=True):
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 

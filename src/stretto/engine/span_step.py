@@ -17,37 +17,27 @@ has are the first ones of an earlier span. In the backward direction, a row that
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import partial
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from stretto.base.device_copy import to_device
-from stretto.base.errors import ConfigError
 from stretto.base.state import State, slice_rows
 from stretto.base.window import Rows, Window
-from stretto.blocks.head_loss import class_outputs
-from stretto.blocks.losses import Loss, LossSum
-from stretto.blocks.row_loss import RowLoss
-from stretto.blocks.span_program import AffinePart, SpanProgram, Sweep, join_sweeps
-from stretto.blocks.stack import Stack
-from stretto.blocks.torch_losses import mark_ignored
-from stretto.config.layout import Layout
+from stretto.blocks.losses import LossSum
+from stretto.blocks.span_program import AffinePart, Sweep, join_sweeps
 from stretto.engine.affine_graph import AffineGraph, add_gradients
-from stretto.engine.boundary import BoundarySpec
-from stretto.engine.cut import WindowCut, cut_window
 from stretto.engine.cut_graph import CutGraph
 from stretto.engine.engine import BeforeLastBackward, OnOutputs, StepResult, step_result, window_tensor
 from stretto.engine.gradient_sums import GradientSums
-from stretto.engine.precision import Precision, autocast
-from stretto.engine.recorder import ActionRecorder
+from stretto.engine.precision import autocast
 from stretto.engine.span_messages import SpanMessages, StateSpec
+from stretto.engine.span_model import SpanModel
 from stretto.engine.span_row_loss import SpanRowLoss
 from stretto.engine.strided_targets import stride_window
-from stretto.mesh.mesh import Mesh
 from stretto.plan.actions import Action, ActionKind
-from stretto.plan.span_schedule import SpanGrid, SweepShape, affine_sweeps, span_schedules
+from stretto.plan.span_schedule import SpanGrid, span_schedules
 
 
 class _SpanStatus(NamedTuple):
@@ -80,75 +70,6 @@ class _SpanPart:
     def lengths(self, stride: int) -> Tensor:
         """Return the rows' numbers of time steps from this span's first on, after blocks of this stride."""
         return self.rows.after_stride(stride).lengths - self.first // stride
-
-
-@dataclass(frozen=True)
-class SpanModel:
-    """What all steps of a span share."""
-
-    stack: Stack
-    loss: Loss
-    layout: Layout
-    mesh: Mesh
-    precision: Precision
-    recorder: ActionRecorder
-    output_specs: list[BoundarySpec] = field(default_factory=list)  # that of the outputs, once it is known
-
-    @cached_property
-    def program(self) -> SpanProgram:
-        """The sweeps and segments of the stack."""
-        return SpanProgram.of(self.stack)
-
-    @cached_property
-    def sweep_shapes(self) -> tuple[SweepShape, ...]:
-        """The sweeps as a schedule knows them."""
-        shapes = []
-        for sweep in self.program.sweeps:
-            part = sweep.affine_part
-            if part is None:
-                shapes.append(SweepShape(sweep.layer, sweep.is_reverse))
-            else:
-                shapes.append(affine_sweeps(sweep.layer - part)[part])
-        return tuple(shapes)
-
-    @property
-    def row_loss(self) -> RowLoss | None:
-        """The loss, if it is one over whole rows."""
-        return self.loss if isinstance(self.loss, RowLoss) else None
-
-    @torch.no_grad()
-    def find_output_spec(self, window: Window) -> BoundarySpec:
-        """Return the features and dtype of the outputs, which a span needs that has no part of a micro-batch."""
-        if not self.output_specs:
-            is_training = self.stack.training
-            x = to_device(window_tensor(window, "inputs", self.stack.dtype)[:1, :1], self.device)
-            state = self.stack.begin(Rows.of(1, 1, device=self.device, dtype=self.stack.dtype))
-            with autocast(self.device, self.precision):
-                y, _ = self.stack.eval()(x, state)
-            self.stack.train(is_training)
-            self.output_specs.append(BoundarySpec(tuple(y.shape[2:]), y.dtype))
-        return self.output_specs[0]
-
-    @property
-    def device(self) -> torch.device:
-        """The device of this rank."""
-        return self.mesh.world.device
-
-    def cut(self, window: Window) -> WindowCut:
-        """Return how a window is cut into micro-batches and spans."""
-        if self.layout.micro_batches > window.num_rows:
-            raise ConfigError(
-                f"layout.micro_batches={self.layout.micro_batches} exceeds a replica's number of rows; "
-                f"use at most {window.num_rows}"
-            )
-        return cut_window(window, self.layout.micro_batches, self.mesh.num_spans, self.stack.stride)
-
-    def compute_loss(self, y: Tensor, targets: Tensor, on_outputs: OnOutputs | None) -> LossSum:
-        """Return the loss of some time steps."""
-        loss = self.loss(y, targets)
-        if on_outputs is not None:
-            on_outputs(class_outputs(self.loss, y), mark_ignored(self.loss, targets))
-        return loss
 
 
 class SpanStep:

@@ -42,7 +42,8 @@ from stretto.engine.engine import (
 from stretto.engine.precision import Precision, check_precision
 from stretto.engine.recorder import ActionRecorder
 from stretto.engine.reset_check import check_resets
-from stretto.engine.span_step import SpanModel, SpanStep
+from stretto.engine.span_model import SpanModel
+from stretto.engine.span_step import SpanStep
 from stretto.mesh.mesh import Mesh
 
 
