@@ -25,6 +25,18 @@ from stretto.mesh.mesh import Mesh
 from stretto.plan.span_schedule import SweepShape, affine_sweeps
 
 
+def find_sweep_shapes(program: SpanProgram) -> tuple[SweepShape, ...]:
+    """Return the sweeps of a program as a schedule knows them."""
+    shapes = []
+    for sweep in program.sweeps:
+        part = sweep.affine_part
+        if part is None:
+            shapes.append(SweepShape(sweep.layer, sweep.is_reverse))
+        else:
+            shapes.append(affine_sweeps(sweep.layer - part)[part])
+    return tuple(shapes)
+
+
 @dataclass(frozen=True)
 class SpanModel:
     """What all steps of a span share."""
@@ -45,14 +57,7 @@ class SpanModel:
     @cached_property
     def sweep_shapes(self) -> tuple[SweepShape, ...]:
         """The sweeps as a schedule knows them."""
-        shapes = []
-        for sweep in self.program.sweeps:
-            part = sweep.affine_part
-            if part is None:
-                shapes.append(SweepShape(sweep.layer, sweep.is_reverse))
-            else:
-                shapes.append(affine_sweeps(sweep.layer - part)[part])
-        return tuple(shapes)
+        return find_sweep_shapes(self.program)
 
     @property
     def row_loss(self) -> RowLoss | None:

@@ -6,7 +6,7 @@ from stretto.blocks.span_program import SpanProgram
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.engine.build import check_spans
-from stretto.engine.span_step import find_sweep_shapes
+from stretto.engine.span_model import find_sweep_shapes
 from stretto.plan.profile import SweepCosts
 
 
