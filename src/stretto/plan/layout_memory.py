@@ -73,6 +73,7 @@ def _span_memory(costs: CostModel, layout: Layout, rows: int, steps: int) -> lis
     state = max(sweep.state_bytes for sweep in span_costs.sweeps) * rows
     grid = span_costs.grid(layout.spans, [layout.spans] * layout.micro_batches)
     outputs = costs.sent_bytes(num_blocks) * rows * steps
+    last_segment = span_costs.segment(span_costs.num_layers, rows, steps).saved
     memory = []
     for span, actions in enumerate(span_schedules(grid)):
         segments, kept = span_costs.segments(actions), []
@@ -81,7 +82,8 @@ def _span_memory(costs: CostModel, layout: Layout, rows: int, steps: int) -> lis
             if action.kind is ActionKind.HEAD:
                 kept.append(0.0)
                 continue
-            own_segments = segments[action]
+            # The last segment is not kept: its backward follows at once. It must fit, though, beside what is kept.
+            own_segments = [index for index in segments[action] if index < span_costs.num_layers]
             saved = span_costs.sweep(action.chunk, rows, steps).saved
             saved += sum(span_costs.segment(index, rows, steps).saved for index in own_segments)
             if layout.recompute:
@@ -97,7 +99,7 @@ def _span_memory(costs: CostModel, layout: Layout, rows: int, steps: int) -> lis
                 casts=costs.cast_bytes(0, num_blocks),
                 gradients=weights,
                 optimizer=weights * costs.profile.optimizer_state_ratio,
-                activations=max(accumulate(kept)) + largest + row_loss,
+                activations=max(accumulate(kept)) + max(largest, last_segment) + row_loss,
                 messages=NUM_MESSAGE_BUFFERS * num_neighbors * state,
                 communicators=num_communicators(layout, span) * costs.profile.communicator_bytes,
             )

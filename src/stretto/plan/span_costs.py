@@ -4,7 +4,9 @@ A sweep passes its state from span to span; a segment is what runs between two l
 engine runs a segment in the same action as the sweep that it waits for:
 
     forward    F0 = segment 0, sweep 0   F1 = sweep 1, segment 1   F2 = sweep 2   F3 = sweep 3, segment 2 with the loss
-    backward   B3 = segment 2, sweep 3   B2 = sweep 2, segment 1   B1 = sweep 1   B0 = sweep 0, segment 0
+    backward   B3 = sweep 3              B2 = sweep 2, segment 1   B1 = sweep 1   B0 = sweep 0, segment 0
+
+The backward of the last segment follows the loss at once: in F3, or in H, the action of a loss over whole rows.
 """
 
 from collections import Counter, defaultdict
@@ -51,7 +53,7 @@ class SpanCosts:
         return SpanGrid(shapes, num_spans, tuple(spans_per_micro_batch), has_row_loss=self.costs.profile.row_loss)
 
     def segments(self, actions: Sequence[Action]) -> dict[Action, list[int]]:
-        """Return the numbers of the segments that a span runs in each of its actions, which are in order."""
+        """Return the segments that a span runs in each of its actions, which are in order; in a backward, backwards."""
         layer_sizes = Counter(sweep.layer for sweep in self.sweeps)
         num_done: Counter[tuple[ActionKind, int, int]] = Counter()  # sweeps of a layer, by kind and micro-batch
         segments: dict[Action, list[int]] = {}
@@ -60,8 +62,7 @@ class SpanCosts:
                 continue
             layer, is_forward = self.sweeps[action.chunk].layer, action.kind is ActionKind.FORWARD
             done = action.kind, action.micro_batch, layer
-            is_start = not num_done[done] and layer == (0 if is_forward else self.num_layers - 1)
-            before = [0 if is_forward else self.num_layers] if is_start else []
+            before = [0] if is_forward and layer == 0 and not num_done[done] else []
             num_done[done] += 1
             is_complete = num_done[done] == layer_sizes[layer]
             segments[action] = before + ([layer + 1 if is_forward else layer] if is_complete else [])

@@ -43,14 +43,18 @@ class SpanSimulation:
         segments = [span_costs.segments(actions) for actions in span_schedules(self.grid)]
 
         def seconds(span: int, action: Action) -> float:
-            if action.kind is ActionKind.HEAD:
-                return max(self._row_loss_seconds(action) + profile.action_overhead, profile.host_seconds)
             shape = self.micro_batches[action.micro_batch].chunk_shape(span)
+            last_backward = span_costs.segment(span_costs.num_layers, *shape).backward
+            if action.kind is ActionKind.HEAD:
+                work = self._row_loss_seconds(action) + last_backward
+                return max(work + profile.action_overhead, profile.host_seconds)
             own_segments = segments[span][action]
             parts = [span_costs.segment(index, *shape) for index in own_segments]
             parts.append(span_costs.sweep(action.chunk, *shape))
             forward = sum(part.forward for part in parts)
             if action.kind is ActionKind.FORWARD:
+                has_loss = span_costs.num_layers in own_segments and not profile.row_loss
+                forward += last_backward if has_loss else 0.0
                 return max(forward + profile.action_overhead, profile.host_seconds)
             work = sum(part.backward for part in parts) + (forward if self.layout.recompute else 0.0)
             # The first micro-batch has no gradient to add to.
