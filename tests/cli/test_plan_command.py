@@ -267,7 +267,7 @@ def test_auto_under_torchrun_uses_the_ranks_that_were_started(run_toml: Path) ->
     assert "plan    use 2 " in done.stdout and done.stdout.count("plan    predicted:") == 1
     plan = json.loads(Path("runs/one/plan.json").read_text())
     assert all(found["layout"]["replicas"] * found["layout"]["stages"] == 2 for found in plan["best"])
-    # They are not tried if one of the two is predicted to be far slower.
-    assert ("plan    tried 2 layouts (" in done.stdout) == bool(plan["trials"])
+    # They are not tried if the others are predicted to be far slower.
+    assert (f"plan    tried {len(plan['trials'])} layouts (" in done.stdout) == bool(plan["trials"])
     config = Path("runs/one/config.toml").read_text()
     assert "auto = false" in config, "the run's own config says what was chosen"
