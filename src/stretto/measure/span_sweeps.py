@@ -25,7 +25,14 @@ def find_sweeps(model: Stack) -> tuple[SweepCosts, ...]:
         program = SpanProgram.of(block)
         for sweep, shape in zip(program.sweeps, find_sweep_shapes(program), strict=True):
             num_bytes = sum(tensor.nbytes for tensor in sweep.initial_state(row, state))
-            place = {"block": index, "layer": first_layer + shape.layer, "state_bytes": num_bytes}
-            rest = {"is_reverse": shape.is_reverse, "cost": shape.cost, "passes_state": shape.passes_state}
-            sweeps.append(SweepCosts(**place, **rest))
+            sweeps.append(
+                SweepCosts(
+                    block=index,
+                    layer=first_layer + shape.layer,
+                    is_reverse=shape.is_reverse,
+                    state_bytes=num_bytes,
+                    cost=shape.cost,
+                    passes_state=shape.passes_state,
+                )
+            )
     return tuple(sweeps)
