@@ -316,7 +316,7 @@ def report(results: list[ShapeResult], minutes: float) -> None:
         [
             [
                 row.shape,
-                row.layout.sizes,
+                f"{row.layout.sizes}{' ^' if row.layout.splits_vocab else ''}",
                 "|".join(map(str, row.layout.blocks)),
                 f"{row.predicted * 1e3:.1f}",
                 f"{row.measured * 1e3:.1f}",
