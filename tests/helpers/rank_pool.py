@@ -26,6 +26,8 @@ from stretto.mesh.world import TIMEOUT, World
 # Making an optimizer imports `torch._dynamo`, which takes another two seconds.
 _IMPORTED = ["torch._dynamo", "torch.distributed.checkpoint", "stretto.planning.choose", "stretto.train.run"]
 
+_MAX_CALLS = 10
+
 
 class RanksFailedError(AssertionError):
     """The errors of the ranks that failed, by rank."""
@@ -58,6 +60,7 @@ class RankPool:
         for output in outputs:
             output.close()
         self._is_started = False
+        self.num_calls = 0
 
     def _wait_until_started(self) -> None:
         """The time limit of a call must not include the start of the ranks, which is slow on a busy machine."""
@@ -70,6 +73,7 @@ class RankPool:
     def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> list[Any]:  # noqa: ANN401
         """Call a function on every rank and return the results; if one fails, end all and raise their errors."""
         self._wait_until_started()
+        self.num_calls += 1
         for pipe in self.pipes:
             pipe.send_bytes(pickle.dumps((function, arguments)))
         until = time.monotonic() + seconds
@@ -106,15 +110,22 @@ class RankPool:
 
 
 class RankPools:
-    """Pools of any size, started on first use and restarted after a failure."""
+    """Pools of any size, started on first use; restarted after a failure, and after some calls.
+
+    Tests create groups in most calls. gloo has a thread for each, which wakes up 100 times a second: after 30 calls,
+    an idle rank takes a tenth of a core. A start takes 0.3 s.
+    """
 
     def __init__(self) -> None:
         self._started: dict[int, RankPool] = {}
 
     def __getitem__(self, size: int) -> RankPool:
-        if size not in self._started or not self._started[size].are_alive:
-            self._started[size] = RankPool(size)
-        return self._started[size]
+        ranks = self._started.get(size)
+        if ranks is None or not ranks.are_alive or ranks.num_calls >= _MAX_CALLS:
+            if ranks is not None:
+                ranks.close()
+            self._started[size] = ranks = RankPool(size)
+        return ranks
 
     def close(self) -> None:
         for ranks in self._started.values():
