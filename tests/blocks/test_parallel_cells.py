@@ -10,7 +10,7 @@ from torch import Tensor
 
 from helpers import reference_cells
 from stretto.blocks.input_spec import InputSpec, block_input_spec
-from stretto.blocks.linear_scan import linear_scan, linear_scan_later, scan_summary
+from stretto.blocks.linear_scan import linear_scan, linear_scan_with_early_gradient, scan_summary
 from stretto.blocks.summary import block_costs
 from stretto.errors import ConfigError
 from stretto.nn import (
@@ -162,7 +162,7 @@ def test_a_scan_equals_the_loop(num_steps: int) -> None:
     for decay_t, added_t in zip(leaves[0], leaves[1], strict=True):
         h = decay_t * h + added_t
         outputs.append(h)
-    expected, scanned, later = torch.stack(outputs), linear_scan(*leaves), linear_scan_later(*leaves)
+    expected, scanned, later = torch.stack(outputs), linear_scan(*leaves), linear_scan_with_early_gradient(*leaves)
     product, end = scan_summary(*leaves[:2])
     whole = [expected, expected[-1]]
     for actual, loop in [([*scanned], whole), ([*later], whole), ([product * leaves[2] + end], whole[1:])]:

@@ -30,8 +30,8 @@ def linear_scan(decay: Tensor, added: Tensor, initial: Tensor) -> tuple[Tensor, 
     return _LinearScan.apply(decay, added, initial)  # type: ignore[no-untyped-call,no-any-return]
 
 
-def linear_scan_later(decay: Tensor, added: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
-    """Return `linear_scan`, for which the gradient of `initial` alone is quick to compute."""
+def linear_scan_with_early_gradient(decay: Tensor, added: Tensor, initial: Tensor) -> tuple[Tensor, Tensor]:
+    """Return `linear_scan`, of which the gradient of `initial` can be computed alone and first, in less than a scan."""
     h, last = linear_scan(decay, added, initial.detach())
     return _AddInitialGradient.apply(h, last, decay.detach(), initial)  # type: ignore[no-untyped-call,no-any-return]
 

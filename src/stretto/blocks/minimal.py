@@ -12,7 +12,7 @@ from torch.nn.functional import logsigmoid
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.affine import AffineBlock, AffineRun, DecayMap
-from stretto.blocks.linear_scan import linear_scan, linear_scan_later, scan_summary
+from stretto.blocks.linear_scan import linear_scan, linear_scan_with_early_gradient, scan_summary
 
 
 class MinimalCell(AffineBlock):
@@ -36,7 +36,7 @@ class MinimalCell(AffineBlock):
         decay, added, dtype = self._scan_inputs(x, self.inputs.weight.dtype)
 
         def outputs_and_state(state: State) -> tuple[Tensor, State]:
-            y, h = linear_scan_later(decay, added, *state)
+            y, h = linear_scan_with_early_gradient(decay, added, *state)
             return y.to(dtype), (h,)
 
         # The scan waits for the state, since it takes less time than the rest of the run; its summary does not.

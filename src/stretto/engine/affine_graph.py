@@ -45,6 +45,7 @@ class AffineGraph:
         self.after: State = ()  # at its end
         self._outputs: list[Tensor] = []  # y and the state after, with their graph
         self._gradients: list[Tensor | None] = []  # of the outputs
+        self._state_gradients: list[Tensor | None] = []  # of the state, through y
         self._run: AffineRun | None = self._start(has_graph=self._has_graph)
         state_map = self._run.state_map
         # Without its graph: the gradients of the map's own tensors come from the outputs.

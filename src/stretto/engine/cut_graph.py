@@ -43,8 +43,8 @@ class CutGraph:
         if outputs is None:
             with torch.enable_grad():
                 outputs = self._function(self.inputs)
-        found = find_gradients(outputs, gradients, [*self.inputs, *parameters])
-        return found[: len(self.inputs)], found[len(self.inputs) :]
+        leaf_gradients = find_gradients(outputs, gradients, [*self.inputs, *parameters])
+        return leaf_gradients[: len(self.inputs)], leaf_gradients[len(self.inputs) :]
 
 
 def find_gradients(
@@ -59,8 +59,10 @@ def find_gradients(
     trained = [tensor for tensor in leaves if tensor.is_leaf and tensor.requires_grad]
     if not roots or not trained:
         return [None] * len(leaves)
-    found = iter(torch.autograd.grad(roots, trained, root_gradients, allow_unused=True, retain_graph=keep_graph))
-    return [next(found) if tensor.is_leaf and tensor.requires_grad else None for tensor in leaves]
+    trained_gradients = iter(
+        torch.autograd.grad(roots, trained, root_gradients, allow_unused=True, retain_graph=keep_graph)
+    )
+    return [next(trained_gradients) if tensor.is_leaf and tensor.requires_grad else None for tensor in leaves]
 
 
 def make_leaf(tensor: Tensor, needs_gradient: bool) -> Tensor:
