@@ -856,8 +856,8 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "layout.spans=<n> can't carry state from window to window; use windows whose rows all start fresh, such "
                 "as Batches, or layout.stages with layout.chunks",
-                "Lanes continue from window to window, and with spans no rank has the state at the window's end of all "
-                "blocks.",
+                "Lanes continue from window to window. With spans, only the last rank has the state at the window's end, "
+                "and does not send it to the first, which starts the next window.",
                 "Use stages and chunks, or data of whole sequences (`stretto prepare sequences`).",
                 "stretto train run.toml --model.cell mingru --layout.spans 2",
             ),

@@ -1,5 +1,6 @@
 """`verify` accepts models that satisfy the laws, and names the block or loss that breaks one."""
 
+import math
 import os
 import subprocess
 import sys
@@ -147,6 +148,14 @@ def test_a_block_is_blamed_only_if_it_differs() -> None:
         verification = Verification(Layout(), 1, 0.5, blocks, 1e-4, ())
         reason = "though no block breaks the chunk law and the loss is a sum"
         assert verification.verdict == f"differs from the step on one rank, {where}, {reason}"
+
+
+def test_a_state_that_was_not_compared_is_not_called_equal() -> None:
+    blocks = (BlockDifference(0, "MinGRU", 0.0, math.nan),)
+    verification = Verification(Layout(spans=2), 1, 0.0, blocks, 1e-4, ())
+    assert verification.is_equal and verification.verdict.endswith("in loss and gradients; spans return no state")
+    differing = Verification(Layout(spans=2), 1, 0.0, (BlockDifference(0, "MinGRU", 1.0, math.nan),), 1e-4, ())
+    assert not differing.is_equal and "most in block 0 (MinGRU)" in differing.verdict
 
 
 def on_rank_of(world: World, folder: Path, layout: Layout) -> Verification:

@@ -1,5 +1,6 @@
 """Runs with spans: checkpoints from and to other layouts, gathered models, verification, and what is refused."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from torch import Tensor
 from helpers.layout_cases import MODELS, NUM_TOKENS, Case, RandomWindows
 from helpers.rank_pool import RankPools
 from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, make_engine
+from stretto.base.position import Position
 from stretto.data import Batches, Window, from_arrays
 from stretto.errors import ConfigError, PlanError
 from stretto.measure.verify import Verification, verify
@@ -102,14 +104,34 @@ def test_a_run_resumed_in_the_same_spans_has_the_same_bits(pools: RankPools, tmp
     assert resumed == pools[2].run(train_same_bits, tmp_path / "whole", [4])
 
 
-def verify_spans(world: World, layout: Layout) -> Verification:
+def verify_spans(world: World, kind: str, layout: Layout) -> Verification:
+    if kind == "causal":
+        return verify(causal_classifier(), CrossEntropy(), labeled_batches(), layout, world)
     model = Stack(MODELS["noncausal"]()).double()
     return verify(model, CrossEntropy(), RandomWindows(Case("noncausal")), layout, world)
 
 
-def test_verify_compares_spans_with_one_rank(pools: RankPools) -> None:
-    result = pools[2].run(verify_spans, Layout(spans=2, micro_batches=2))[0]
-    assert result.is_equal and "equal to the unsplit step" in result.verdict
+def causal_classifier() -> Stack:
+    return Stack([MinGRU(3, 4), LSTM(4, 4), FinalStates(4), Linear(4, 2)]).double()
+
+
+@pytest.mark.parametrize("kind", ["causal", "noncausal"])
+def test_verify_compares_what_spans_return_with_one_rank(kind: str, pools: RankPools) -> None:
+    result = pools[2].run(verify_spans, kind, Layout(spans=2, micro_batches=2))[0]
+    assert result.is_equal
+    assert result.verdict.endswith("within 1e-09, in loss and gradients; spans return no state")
+    assert all(math.isnan(block.state) for block in result.blocks)
+
+
+def states_of_steps(world: World) -> list[State]:
+    engine = make_engine(causal_classifier(), CrossEntropy(), Layout(spans=2), world, seed=1)
+    window = labeled_batches().read(Position())
+    first = engine.step(window, None, 0)
+    return [first.state, engine.step(window, first.state, 1).state, engine.eval_step(window, first.state, 1).state]
+
+
+def test_spans_return_no_state_for_the_next_window(pools: RankPools) -> None:
+    assert pools[2].run(states_of_steps) == [[(), (), ()]] * 2
 
 
 class PeeksAhead(Block):

@@ -37,7 +37,7 @@ class StepResult:
 
     total: Tensor  # scalar: the summed loss
     count: Tensor  # scalar: the number of targets
-    state: State  # of this rank's rows and blocks, detached: the next window starts from it
+    state: State  # of this rank's rows and blocks, detached: the next window starts from it; () with spans
     num_correct: Tensor | None = None  # scalar: the number of correct predictions, if the loss counts them
     weight: Tensor | None = None  # scalar: the sum of the targets' weights; None if each has weight 1
 

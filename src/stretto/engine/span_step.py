@@ -79,7 +79,6 @@ class SpanStep:
         self,
         model: SpanModel,
         window: Window,
-        carried: State | None,
         key: int,
         number: int,
         on_outputs: OnOutputs | None = None,
@@ -100,14 +99,12 @@ class SpanStep:
         self.window, offset = self._own_time(window)
         self.window = self.cut.sort_window(self.window, model.device, moves_targets=row_loss is None)
         self.rows = self.window.rows(key, model.device, model.stack.dtype)
-        carried = None if carried is None else self.cut.sort_state(carried)
         self.parts: dict[int, _SpanPart] = {}  # by micro-batch; a short one may end before this span
         specs: list[StateSpec] = []
         for index, shape in enumerate(self.cut.micro_batches):
             rows = self.rows[shape.start : shape.stop]
-            carried_rows = None if carried is None else slice_rows(carried, slice(shape.start, shape.stop))
             # For all micro-batches, also those that end before this span: blocks keep masks from here on.
-            state = model.stack.begin(rows, carried_rows)
+            state = model.stack.begin(rows)
             specs = specs or [StateSpec.of(sweep.initial_state(rows, state)) for sweep in self.program.sweeps]
             if self.span < len(shape.chunk_bounds):
                 self.parts[index] = self._part(index, rows, state, offset)
@@ -168,10 +165,7 @@ class SpanStep:
                     self._backward(action, received)
         self.messages.flush()
         model.mesh.world.set_status(f"after window {self.number}")
-        # No state is carried, and so every window starts from the initial one.
-        with torch.no_grad():
-            state = model.stack.initial_state(self.rows)
-        return step_result(self.losses, self.cut.unsort_state(state), model.device)
+        return step_result(self.losses, (), model.device)  # no state: every row of the next window starts fresh
 
     def _uses(self) -> Iterator[Sequence[nn.Parameter]]:
         """Yield the parameters of each backward of this step."""

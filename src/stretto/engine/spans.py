@@ -8,8 +8,8 @@ runs the other direction. The next layer needs the outputs of its own span only:
     layer 0, forward      ───────────►   state   ···············►
     layer 0, backward     ◄···············   state   ◄───────────        ─── at the same time, then ···
 
-An affine block, such as `MinGRU`, runs over all spans at once, without knowing the state before them. That state is
-passed on by a small map of each span, and then corrects the outputs of all spans at once:
+An affine block, such as `MinGRU`, runs over all spans at once, without knowing the state before them. Then the state is
+passed on, from which each span at once computes the state after it. All spans correct their outputs at the same time:
 
     layer 0, run          ───────────►               ───────────►
              state                       state
@@ -93,10 +93,11 @@ class SpanEngine:
         """Run this span's actions; leave the gradient of its part of the summed loss in the parameters' `.grad`.
 
         `before_last_backward` is called before the first parameter gets its gradient; what it returns is not needed.
+        All rows start fresh, so `carried` is not read.
         """
         self.stack.train()
         self.stack.zero_grad(set_to_none=True)
-        return self._start(window, carried, key).run(before_last_backward, loss_scale)
+        return self._start(window, key).run(before_last_backward, loss_scale)
 
     @torch.no_grad()
     def eval_step(
@@ -104,15 +105,15 @@ class SpanEngine:
     ) -> StepResult:
         """Run the forwards only, without dropout and without gradients."""
         self.stack.eval()
-        return self._start(window, carried, key, on_outputs).run(no_op, 1.0)
+        return self._start(window, key, on_outputs).run(no_op, 1.0)
 
     def squared_grad_norm(self) -> Tensor:
         """Return the squared norm of the gradient."""
         return squared_grad_norm(self.stack, self.mesh.world.device)
 
-    def _start(self, window: Window, carried: State | None, key: int, on_outputs: OnOutputs | None = None) -> SpanStep:
+    def _start(self, window: Window, key: int, on_outputs: OnOutputs | None = None) -> SpanStep:
         check_resets(self, window)
         if not bool(window.fresh.all()):
             raise no_lanes_error(self.mesh.num_spans)
         self._num_started_windows += 1
-        return SpanStep(self._model, window, carried, key, self._num_started_windows, on_outputs)
+        return SpanStep(self._model, window, key, self._num_started_windows, on_outputs)
