@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from stretto import Engine, Layout, World, make_engine
 from stretto.data import Window
+from stretto.engine.precision import Precision
 from stretto.nn import (
     GRU,
     LSTM,
@@ -87,6 +88,25 @@ class DecayedSum(AffineBlock):
         return AffineRun(DecayMap(decays[-1].expand_as(h), h), outputs)
 
 
+class NormedGRU(MinGRU):
+    """Its `forward` does more than the `run_affine` that it inherits."""
+
+    def __init__(self) -> None:
+        super().__init__(WIDTH, WIDTH)
+        self.norm = nn.LayerNorm(WIDTH)
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        y, state = super().forward(x, state)
+        return self.norm(y), state
+
+
+def hooked() -> Block:
+    """Return an affine block with a hook that changes its outputs."""
+    block = MinGRU(WIDTH, WIDTH)
+    block.register_forward_hook(lambda block, inputs, result: (3 * result[0], result[1]))
+    return block
+
+
 BLOCKS: dict[str, Callable[[], Block]] = {
     "bilstm": lambda: BidirectionalLSTM(WIDTH, HALF),
     "bilstm2": lambda: BidirectionalLSTM(WIDTH, HALF, 2),
@@ -98,6 +118,9 @@ BLOCKS: dict[str, Callable[[], Block]] = {
     "mlstm": lambda: MLSTM(WIDTH, WIDTH, 2),
     "own_affine": DecayedSum,
     "nested_affine": lambda: Stack([Dropout(0.3), Residual(Stack([MLSTM(WIDTH, WIDTH, 3), LSTM(WIDTH, WIDTH)]))]),
+    "own_forward": NormedGRU,
+    "hooked": hooked,
+    "hooked_residual": lambda: Residual(hooked()),
     "integer": EverySecond,
     "lstm": lambda: LSTM(WIDTH, WIDTH, 2),
     "gru": lambda: Residual(GRU(WIDTH, WIDTH)),
@@ -129,14 +152,16 @@ class SpanCase:
     one_target_per_row: bool = False
     seed: int = 0
     num_steps: int = 2
+    precision: Precision = "fp32"  # the weights are in float64, or else in float32
 
     def model(self) -> Stack:
-        """Return the stack, on the CPU in float64."""
+        """Return the stack, on the CPU."""
         embedding = WordDropEmbedding(NUM_TOKENS, WIDTH, 0.2) if self.is_tied else Embedding(NUM_TOKENS, WIDTH)
         head = Linear(WIDTH, NUM_TOKENS)
         if self.is_tied:
             head.module.weight = embedding.module.weight
-        return Stack([embedding, *(BLOCKS[name]() for name in self.blocks), head]).double()
+        stack = Stack([embedding, *(BLOCKS[name]() for name in self.blocks), head])
+        return stack.double() if self.precision == "fp32" else stack
 
     def read(self, step: int, stride: int) -> Window:
         """Return the window of a step, with targets at the model's outputs."""
@@ -167,13 +192,13 @@ class SpanResult:
 
 def run_spans(world: World, case: SpanCase, layout: Layout) -> SpanResult:
     """Take the steps of a case on this rank of a layout."""
-    engine = make_engine(case.model(), CrossEntropy(), layout, world, seed=3)
+    engine = make_engine(case.model(), CrossEntropy(), layout, world, seed=3, precision=case.precision)
     return _run(engine, case)
 
 
 def run_alone(case: SpanCase) -> SpanResult:
     """Take the steps of a case on one device."""
-    return _run(LocalEngine(initialize(case.model(), 3), CrossEntropy()), case)
+    return _run(LocalEngine(initialize(case.model(), 3), CrossEntropy(), precision=case.precision), case)
 
 
 def _run(engine: Engine, case: SpanCase) -> SpanResult:

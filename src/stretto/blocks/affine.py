@@ -1,11 +1,13 @@
 """AffineBlock: a block whose state after a stretch of time is an affine map of the state before it.
 
-So ranks that own consecutive stretches of time need not wait for each other. Each one runs its own stretch without
-knowing the state before it, and passes on the map. The maps give each rank its state, which corrects its outputs:
+So ranks that own consecutive stretches of time run at once. Each one runs its own stretch without knowing the state
+before it, which gives a map. Then the state goes from rank to rank: each applies its map to the state that it receives,
+sends the result on at once, and corrects its outputs. A map stays on its rank:
 
-    rank 0   run_affine(x[:4])  ── map 0 ──►          outputs(state)
-    rank 1   run_affine(x[4:8]) ── map 1 ──► combine  outputs(map_0(state))
-    rank 2   run_affine(x[8:])  ── map 2 ──►          outputs(map_0.then(map_1)(state))
+    time ──►
+    rank 0   run_affine(x[:4])    map_0(state) ─┐  outputs(state)
+    rank 1   run_affine(x[4:8])                 └► map_1(state) ─┐  outputs(state)
+    rank 2   run_affine(x[8:])                                   └► outputs(state)
 """
 
 from abc import ABC, abstractmethod
@@ -29,7 +31,7 @@ class AffineMap(ABC):
 
     @abstractmethod
     def with_tensors(self, tensors: State) -> Self:
-        """Return the map of the same kind that these tensors define, such as those received from another rank."""
+        """Return the map of the same kind that these tensors define, such as the same ones without their graph."""
 
     @abstractmethod
     def __call__(self, state: State) -> State:
@@ -37,7 +39,10 @@ class AffineMap(ABC):
 
     @abstractmethod
     def then(self, later: Self) -> Self:
-        """Return the map of this stretch followed by a `later` one; the operation is associative."""
+        """Return the map of this stretch followed by a `later` one.
+
+        For a block that runs a stretch part by part, as `MLSTM` does, and for `check_chunk_law`; spans pass on states.
+        """
 
 
 @dataclass(frozen=True)
@@ -84,7 +89,8 @@ class AffineBlock(Block):
 
     `a` and `b` depend on the inputs only. A subclass writes `run_affine`, from which `forward` follows. All of it must
     be differentiable. `stretto.testing.check_chunk_law` also checks that runs and maps agree with `forward`. With
-    `layout.spans`, all ranks run their parts of a window's time at once.
+    `layout.spans`, all ranks run their parts of a window's time at once; but if a subclass overrides `forward` without
+    `run_affine`, or the block has a hook, each rank waits for the state before it.
     """
 
     @abstractmethod
@@ -93,3 +99,9 @@ class AffineBlock(Block):
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         return self.run_affine(x).finish(state)
+
+
+def has_own_forward(block: AffineBlock) -> bool:
+    """Return whether `forward` was overridden after `run_affine`, which then doesn't compute the same."""
+    definer = next(kind for kind in type(block).__mro__ if {"forward", "run_affine"} & vars(kind).keys())
+    return "run_affine" not in vars(definer) or "forward" in vars(block)

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from stretto.base.errors import ConfigError
 from stretto.base.state import State
 from stretto.base.window import Rows
-from stretto.blocks.affine import AffineBlock
+from stretto.blocks.affine import AffineBlock, has_own_forward
 from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.block import Block
 from stretto.blocks.cast_weights import has_hooks
@@ -152,10 +152,6 @@ class SpanProgram:
         """The number of layers."""
         return len(self.segments) - 1
 
-    def layer(self, index: int) -> list[int]:
-        """Return the indices of a layer's sweeps."""
-        return [number for number, sweep in enumerate(self.sweeps) if sweep.layer == index]
-
     def _add_stack(self, stack: Stack, first_tensor: int, stride: int) -> None:
         for block, state_slice in _state_slices(stack):
             place = slice(first_tensor + state_slice.start, first_tensor + state_slice.stop)
@@ -166,14 +162,14 @@ class SpanProgram:
         block = place.block
         if block.causal and block.advance(_example_state(block), 0) is not None:
             self.segments[-1].operations.append(place)
-        elif _is_affine(block):
+        elif isinstance(block, AffineBlock) and _find_obstacle(block) is None:
             for part in AffinePart:
                 self._add_layer(Sweep(self.num_layers, place, affine_part=part))
         elif block.causal and not _holds_affine(block):
             self._add_layer(Sweep(self.num_layers, place))
-        elif isinstance(block, Stack):
+        elif isinstance(block, Stack) and _find_obstacle(block) is None:
             self._add_stack(block, place.state_slice.start, place.stride)
-        elif isinstance(block, Residual) and type(block).forward is Residual.forward:
+        elif isinstance(block, Residual) and _find_obstacle(block) is None:
             self.segments[-1].operations.append("open")
             self._add(PlacedBlock(block.block, place.state_slice, place.stride))
             self.segments[-1].operations.append("close")
@@ -197,19 +193,33 @@ def join_sweeps(outputs: Sequence[Tensor]) -> Tensor:
     return outputs[0] if len(outputs) == 1 else torch.cat(list(outputs), dim=-1)
 
 
-def _is_affine(block: Block) -> bool:
-    return isinstance(block, AffineBlock) and not has_hooks(block)  # a hook must see a call of the whole block
+def explain_waiting(stack: Stack) -> str | None:
+    """Return which block keeps an affine one from running on all spans at once, and why; None if no block does."""
+    for index, block in zip(stack.indices, stack, strict=True):
+        for module in block.modules():  # the outer ones first
+            if isinstance(module, Block) and any(isinstance(part, AffineBlock) for part in module.modules()):
+                obstacle = _find_obstacle(module)
+                if obstacle is not None:
+                    return f"the {type(module).__name__} of block {index} waits for the state before it: it {obstacle}"
+    return None
 
 
 def _holds_affine(block: Block) -> bool:
     """Return whether an affine block is in this one, in a way that it can be run by itself."""
-    if has_hooks(block):
+    if _find_obstacle(block) is not None:
         return False
-    if isinstance(block, Stack) and type(block).forward is Stack.forward:
+    if isinstance(block, Stack):
         return any(map(_holds_affine, block))
-    if isinstance(block, Residual) and type(block).forward is Residual.forward:
-        return _holds_affine(block.block)
-    return _is_affine(block)
+    return _holds_affine(block.block) if isinstance(block, Residual) else isinstance(block, AffineBlock)
+
+
+def _find_obstacle(block: Block) -> str | None:
+    """Return why only a call of the whole block computes what it does; None if spans may run its parts instead."""
+    if has_hooks(block):
+        return "has a hook"
+    if isinstance(block, AffineBlock):
+        return "has a `forward` of its own, but not a `run_affine`" if has_own_forward(block) else None
+    return None if type(block).forward in (Stack.forward, Residual.forward) else "has a `forward` of its own"
 
 
 def _state_slices(stack: Stack) -> Iterator[tuple[Block, slice]]:

@@ -10,7 +10,7 @@ from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss
 from stretto.blocks.pointwise import Embedding
 from stretto.blocks.row_loss import RowLoss
-from stretto.blocks.span_program import SpanProgram
+from stretto.blocks.span_program import SpanProgram, explain_waiting
 from stretto.blocks.stack import Stack
 from stretto.blocks.summary import block_costs
 from stretto.blocks.ties import restore_ties
@@ -129,9 +129,10 @@ def check_spans(model: Stack, layout: Layout) -> None:
     """Raise if the model can't be split over spans."""
     program = SpanProgram.of(model)  # raises if a block can't be split
     if model.causal and not program.is_affine:
+        waiting = explain_waiting(model) or "all blocks of this one wait for the state before them"
         raise ConfigError(
             f"layout.spans={layout.spans} is for models that look ahead in time or have affine blocks, such as MinGRU, "
-            "but all blocks of this one wait for the state before them; use layout.stages with layout.chunks"
+            f"but {waiting}; use layout.stages with layout.chunks"
         )
 
 
