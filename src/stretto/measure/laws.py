@@ -13,7 +13,7 @@ from stretto.base.errors import LawError
 from stretto.base.state import State, cat_rows, detach
 from stretto.base.tf32 import use_tf32
 from stretto.base.window import Rows
-from stretto.blocks.affine import AffineBlock
+from stretto.blocks.affine import AffineBlock, has_own_forward
 from stretto.blocks.block import Block
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.row_loss import RowLoss, call_row_loss
@@ -122,7 +122,7 @@ def _variants(block: Block, num_steps: int, num_rows: int, cuts: Iterable[Sequen
         _Variant(f"run in windows that carry state, cut at {last}", last, all_rows, carry_state, is_stateful=True),
         _Variant("run on two halves of its rows", [], halves, separate_rows),
         _Variant(f"run on two halves of its rows, cut at {last}", last, halves, separate_rows),
-        *([affine] if isinstance(block, AffineBlock) else []),
+        *([affine] if isinstance(block, AffineBlock) and not has_own_forward(block) else []),
     ]
 
 

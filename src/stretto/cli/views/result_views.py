@@ -1,5 +1,6 @@
 """Progress and results of preparing, evaluating and verifying."""
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -95,7 +96,8 @@ def verification_table(verification: "Verification") -> Table:
     table = Table("block", "kind", "loss", "gradients", "state", "", title=title)
     for block in verification.blocks:
         mark = "ok" if block.max_difference <= verification.tolerance else "differs"
-        table.add_row(str(block.index), block.name, "", f"{block.gradients:.1e}", f"{block.state:.1e}", mark)
+        state = "" if math.isnan(block.state) else f"{block.state:.1e}"  # spans return none
+        table.add_row(str(block.index), block.name, "", f"{block.gradients:.1e}", state, mark)
     mark = "ok" if verification.loss <= verification.tolerance else "differs"
     table.add_row("", "", f"{verification.loss:.1e}", "", "", mark)
     return table
