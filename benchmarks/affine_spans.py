@@ -105,22 +105,21 @@ def resident_megabytes(name: str) -> float:
     return int(match[1]) / 1e3
 
 
-def measure_peak(world: World, shape: Shape, layout: Layout) -> tuple[float, float]:
-    """Return the megabytes of a step at its peak, beyond those before it, and its seconds."""
+def measure_peak(world: World, shape: Shape, layout: Layout) -> float:
+    """Return the megabytes of a step at its peak, beyond those before it."""
     step = make_step(world, shape, layout)
     before = resident_megabytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
-    started = time.perf_counter()
     step()
-    return resident_megabytes("VmHWM") - before, time.perf_counter() - started
+    return resident_megabytes("VmHWM") - before
 
 
-def measure_memory(shape: Shape, spans: int) -> tuple[float, float]:
-    """Return the peak of the largest rank, in megabytes, and the seconds of a step."""
+def measure_memory(shape: Shape, spans: int) -> float:
+    """Return the peak of the largest rank, in megabytes."""
     pool = RankPool(spans)
-    results = pool.run(measure_peak, shape, Layout(spans=spans), seconds=300)
+    megabytes: list[float] = pool.run(measure_peak, shape, Layout(spans=spans), seconds=300)
     pool.close()
-    return max(megabytes for megabytes, _ in results), max(seconds for _, seconds in results)
+    return max(megabytes)
 
 
 def main() -> None:
@@ -134,12 +133,12 @@ def main() -> None:
         return statistics.median(a / b for a, b in zip(times[name], times["2 spans"], strict=True))
 
     rows = [
-        [name, f"{shape.rows} x {shape.window}", f"{min(seconds):.3f}", f"{ratio(name):.2f}", ""]
+        [name, f"{shape.rows} x {shape.window}", f"{statistics.median(seconds):.3f}", f"{ratio(name):.2f}", ""]
         for name, seconds in times.items()
     ]
-    for spans, (megabytes, seconds) in memory.items():
+    for spans, megabytes in memory.items():
         name = "one device" if spans == 1 else f"{spans} spans"
-        rows.append([name, f"1 x {LONG_WINDOW}", f"{seconds:.1f}", "", f"{megabytes:,.0f}"])
+        rows.append([name, f"1 x {LONG_WINDOW}", "", "", f"{megabytes:,.0f}"])
     show(
         f"{shape.layers} MinGRU layers, H={shape.width} (long window: {long.layers}, H={long.width}), fp32, gloo",
         ["contender", "rows x steps", "seconds per step", "time relative to 2 spans", "peak MB per rank"],
@@ -147,7 +146,7 @@ def main() -> None:
         {
             "spans2_over_one": ratio("one device"),
             "correction_cost": 1 - ratio("2 halves, not connected"),
-            "memory_share": memory[4][0] / memory[1][0],
+            "memory_share": memory[4] / memory[1],
         },
     )
 

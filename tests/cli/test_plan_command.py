@@ -61,6 +61,27 @@ def test_a_model_that_is_too_small_stays_on_one_device(run_toml: Path, capsys: p
     assert "stay on one device: the best layout on several" in capsys.readouterr().out
 
 
+def test_a_plan_says_which_block_keeps_it_from_trying_spans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "code.py").write_text(
+        "import numpy as np\n"
+        "from stretto.data import from_arrays\n"
+        "from stretto.nn import Block, Linear, Stack\n"
+        "class PeeksAhead(Block):\n"
+        "    causal = False\n"
+        "    def forward(self, x, state): return x.flip(0), state\n"
+        "def data(): return from_arrays(np.zeros((8, 4, 3)), np.zeros((8, 4, 1))), None\n"
+        "def model(task): return Stack([PeeksAhead(), Linear(3, 1)])\n"
+    )
+    (tmp_path / "run.toml").write_text('[data]\nfactory = "code.py:data"\n[model]\nfactory = "code.py:model"\n')
+    save_profile(profile([kind(0.1, 0.2)] * 2), tmp_path / "by_hand.json")
+    assert main(["plan", "run.toml", "--profile", "by_hand.json", "--devices", "2"]) == 0
+    said = capsys.readouterr().out
+    assert "note: no spans were considered: layout.spans can't split PeeksAhead in time: it looks ahead" in said
+
+
 def test_other_devices_are_planned_from_a_data_sheet(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", "run.toml", "--hardware", "H100", "--devices", "16", "--nodes", "2"]) == 0
     said = capsys.readouterr().out

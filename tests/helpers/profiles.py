@@ -3,6 +3,7 @@
 from hypothesis import strategies as st
 
 from stretto.plan.profile import AllReduceCost, CostPoint, KindCosts, Link, Profile, RankSpeed, SweepCosts, TiedBlocks
+from stretto.plan.span_schedule import affine_sweeps
 
 
 def kind(
@@ -53,15 +54,33 @@ def profile(
     )  # fmt: skip
 
 
-def bidirectional(profile: Profile) -> Profile:
-    """The same profile, if each block were a bidirectional layer."""
-    blocks = range(len(profile.blocks))
+def bidirectional(profile: Profile, num_blocks: int | None = None) -> Profile:
+    """The same profile, if each block, or each of the first `num_blocks`, were a bidirectional layer."""
+    blocks = range(len(profile.blocks) if num_blocks is None else num_blocks)
     sweeps = tuple(
         SweepCosts(block=block, layer=block, is_reverse=is_reverse, state_bytes=16)
         for block in blocks
         for is_reverse in (False, True)
     )
     return profile.model_copy(update={"look_ahead_blocks": tuple(blocks), "sweeps": sweeps})
+
+
+def affine(profile: Profile, num_blocks: int | None = None) -> Profile:
+    """The same profile, if each block, or each of the first `num_blocks`, were an affine one such as a MinGRU."""
+    blocks = range(len(profile.blocks) if num_blocks is None else num_blocks)
+    sweeps = tuple(
+        SweepCosts(
+            block=block,
+            layer=shape.layer,
+            is_reverse=False,
+            state_bytes=16,
+            cost=shape.cost,
+            passes_state=shape.passes_state,
+        )
+        for block in blocks
+        for shape in affine_sweeps(3 * block)
+    )
+    return profile.model_copy(update={"sweeps": sweeps})
 
 
 @st.composite

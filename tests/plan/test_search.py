@@ -243,3 +243,11 @@ def test_a_plan_shows_its_layouts_in_a_notebook() -> None:
     table = plan._repr_html_()
     assert table.count("<tr>") == 1 + len(plan.best)
     assert f"<td>{plan.chosen.layout.num_ranks}</td>" in table and f"<td>{plan.speed_up(plan.chosen):.2f}</td>" in table
+
+
+def test_the_table_of_a_notebook_has_a_column_for_spans() -> None:
+    plan = find_plan(bidirectional(profile([kind(0.1, 0.2)] * 4)), Workload([[16]], is_causal=False), Cluster(2))
+    table = plan._repr_html_()
+    assert plan.chosen.layout == Layout(spans=2, blocks=(4,))
+    assert "<th>replicas</th><th>stages</th><th>spans</th><th>micro_batches</th><th>chunks</th>" in table
+    assert "<td>1</td><td>1</td><td>2</td><td>1</td><td>1</td><td>1</td><td>2</td>" in table

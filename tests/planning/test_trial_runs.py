@@ -201,7 +201,7 @@ def test_finalists_are_of_different_kinds_where_predictions_are_close() -> None:
     assert sum(one.seconds < replicas.seconds for one in (plan.chosen, *plan.variants)) == 4
     finalists = [finalist.layout for finalist in find_finalists(plan, 5)]
     assert finalists[:2] == [chosen, replicas.layout], "another kind before more of the same"
-    # Then the chosen one without interleaving, with half as many, and with half as many more chunks.
+    # Then the chosen one without interleaving, with 0.5x, and with 1.5x the chunks.
     others = {(layout.stages, layout.is_interleaved, layout.chunks) for layout in finalists[2:]}
     (plain,) = [layout for layout in finalists[2:] if not layout.is_interleaved]
     assert others == {(2, False, plain.chunks), (2, True, chosen.chunks // 2), (2, True, chosen.chunks * 3 // 2)}

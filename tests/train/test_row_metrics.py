@@ -174,4 +174,4 @@ def split_in_time(world: World) -> str:
 
 def test_entities_are_not_counted_in_parts_of_rows(pools: RankPools) -> None:
     for message in pools[2].run(split_in_time):
-        assert "the layout splits them in time; use chunks=1, or a loss over whole rows" in message
+        assert "the layout splits them in time; use chunks=1 and spans=1, or a loss over whole rows" in message

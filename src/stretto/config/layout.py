@@ -99,10 +99,17 @@ class Layout(StrictModel):
     @property
     def sizes(self) -> str:
         """The numbers in short: `1 x 2 x 1 x 8` (replicas x stages x micro-batches x chunks), `1 x 2 spans x 1`."""
+        return f"{self._counts}{self._runs}"
+
+    @property
+    def _counts(self) -> str:
         if self.spans > 1:
             return f"{self.replicas} x {self.spans} spans x {self.micro_batches}"
-        text = f"{self.replicas} x {self.stages} x {self.micro_batches} x {self.chunks}"
-        return f"{text}, interleave {self.interleave}" if self.is_interleaved else text
+        return f"{self.replicas} x {self.stages} x {self.micro_batches} x {self.chunks}"
+
+    @property
+    def _runs(self) -> str:
+        return f", interleave {self.interleave}" if self.is_interleaved else ""
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: all sizes, and the other fields that are set."""
@@ -112,12 +119,8 @@ class Layout(StrictModel):
         return html_table(list(fields), [list(fields.values())])
 
     def __str__(self) -> str:
-        text = f"{self.replicas} x {self.stages} x {self.micro_batches} x {self.chunks}"
-        if self.spans > 1:
-            text = f"{self.replicas} x {self.spans} x {self.micro_batches} (replicas x spans x micro-batches)"
-            return f"{text}{', recompute' if self.recompute else ''}"
-        blocks = f", blocks {','.join(map(str, self.blocks))}" if self.blocks else ""
+        columns = "spans x micro-batches" if self.spans > 1 else "stages x micro-batches x chunks"
+        blocks = f", blocks {','.join(map(str, self.blocks))}" if self.blocks and self.spans == 1 else ""
         recompute = ", recompute" if self.recompute else ""
         vocab = ", vocab_parallel" if self.vocab_parallel else ""
-        interleave = f", interleave {self.interleave}" if self.interleave > 1 else ""
-        return f"{text} (replicas x stages x micro-batches x chunks){interleave}{blocks}{recompute}{vocab}"
+        return f"{self._counts} (replicas x {columns}){self._runs}{blocks}{recompute}{vocab}"

@@ -10,6 +10,15 @@ from stretto.engine.span_model import find_sweep_shapes
 from stretto.plan.profile import SweepCosts
 
 
+def find_span_obstacle(model: Stack) -> str | None:
+    """Return why spans can't split a model that looks ahead; None if they can, or if the model is causal."""
+    try:
+        SpanProgram.of(model)
+    except ConfigError as error:
+        return None if model.causal else str(error)
+    return None
+
+
 def find_sweeps(model: Stack) -> tuple[SweepCosts, ...]:
     """Return the sweeps of all blocks in order; an empty tuple if the engine can't split the model over spans."""
     try:

@@ -6,6 +6,7 @@ from typing import Literal
 from stretto.config.layout import Layout
 from stretto.plan.cluster import Cluster, divisors
 from stretto.plan.profile import Profile
+from stretto.plan.span_costs import find_affine_runs
 from stretto.plan.workload import Workload
 
 # The maximum of micro-batches times chunks; with that many, the bubble is already negligible.
@@ -17,8 +18,12 @@ _INTERLEAVES = (2, 3, 4)
 _MAX_GROUPS = 32
 # Of interleaved stages: chunks fill them as well as more micro-batches would.
 _MAX_INTERLEAVED_MICRO_BATCHES = 4
-# With more spans the first and the last wait long for each other, and need ever more micro-batches.
+# With more spans, those at the two ends wait long for each other, and need more and more micro-batches.
 _MAX_SPANS = 16
+# Affine blocks wait for next to nothing. Of models with no other sweeps, layouts with more spans are tried as long as
+# spans times sweeps times micro-batches is at most this: each of these is two actions to simulate. Not with a loss over
+# whole rows, in which all spans wait for all others: to simulate that for many spans takes long.
+_MAX_AFFINE_SWEEPS = 4096
 
 
 class CandidateLayouts:
@@ -99,8 +104,8 @@ class CandidateLayouts:
         """Yield numbers of micro-batches and chunks that make whole groups of one chunk per stage, if some do."""
         maximum = min(_MAX_GROUPS * stages, _MAX_CHUNKS_PER_STEP) // interleave
         needs_whole_groups = stages in _chunk_counts(stages)
-        most = min(self.workload.min_rows // replicas, maximum, _MAX_INTERLEAVED_MICRO_BATCHES)
-        for micro_batches in _powers_of_two(most):
+        max_micro_batches = min(self.workload.min_rows // replicas, maximum, _MAX_INTERLEAVED_MICRO_BATCHES)
+        for micro_batches in _powers_of_two(max_micro_batches):
             # The same numbers as without interleaving: the costs of these chunks are known already.
             for chunks in _chunk_counts(min(self.workload.max_chunks, maximum // micro_batches)):
                 num_left, is_enough = micro_batches * chunks % stages, micro_batches * chunks >= stages
@@ -109,10 +114,14 @@ class CandidateLayouts:
 
     def _span_layouts(self, replicas: int, spans: int) -> Iterator[Layout]:
         """Yield layouts whose ranks each have a part of the time, where the engine accepts them."""
-        if not self.profile.sweeps or not 1 < spans <= min(self.workload.max_spans, _MAX_SPANS):
+        num_sweeps = len(self.profile.sweeps)
+        if not num_sweeps or not 1 < spans <= self.workload.max_spans:
             return
         # One micro-batch for each two spans keeps all of them busy.
-        for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, 2 * spans)):
+        max_micro_batches = 2 * spans if spans <= _MAX_SPANS else 0
+        if 3 * len(find_affine_runs(self.profile.sweeps)) == num_sweeps and not self.profile.row_loss:
+            max_micro_batches = min(2 * spans, _MAX_AFFINE_SWEEPS // (spans * num_sweeps)) or int(spans <= _MAX_SPANS)
+        for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, max_micro_batches)):
             yield Layout(replicas=replicas, spans=spans, micro_batches=micro_batches)
 
     def _placements(self, replicas: int, stages: int) -> Sequence[Literal["stages", "replicas"]]:

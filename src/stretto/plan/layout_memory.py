@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
-from itertools import accumulate
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +9,10 @@ from numpy.typing import NDArray
 from stretto.config.layout import Layout
 from stretto.plan.actions import ActionKind
 from stretto.plan.cost_model import CostModel
-from stretto.plan.memory import NUM_MESSAGE_BUFFERS, RankMemory, num_communicators, rank_memory
+from stretto.plan.memory import RankMemory, num_communicators, rank_memory
 from stretto.plan.run_chain import RunChain
 from stretto.plan.schedule import chain_schedule
-from stretto.plan.span_costs import SpanCosts
-from stretto.plan.span_schedule import span_schedules
+from stretto.plan.span_memory import span_memory
 from stretto.plan.workload import Workload
 
 
@@ -25,7 +23,7 @@ def layout_memory(
     num_chunks = max(layout.chunks, layout.spans)
     chunk = workload.largest_chunk(layout.replicas, layout.micro_batches, num_chunks)
     if layout.spans > 1:
-        yield from _span_memory(costs, layout, *chunk)
+        yield from span_memory(costs, layout, *chunk)
     elif layout.is_interleaved:
         yield from (_interleaved_memory(costs, layout, stage, runs, *chunk) for stage, runs in enumerate(held_blocks))
     else:
@@ -64,44 +62,3 @@ def _live_counts(
     for index, action in enumerate(actions):
         changes[index, action.run] = 1 if action.kind is ActionKind.FORWARD else -1
     return changes.cumsum(axis=0)
-
-
-def _span_memory(costs: CostModel, layout: Layout, rows: int, steps: int) -> list[RankMemory]:
-    """Return the memory of each span: all weights, and the activations of its own time, as its schedule holds them."""
-    span_costs, num_blocks = SpanCosts(costs, layout), costs.num_blocks
-    weights = costs.weight_bytes(0, num_blocks)
-    state = max(sweep.state_bytes for sweep in span_costs.sweeps) * rows
-    grid = span_costs.grid(layout.spans, [layout.spans] * layout.micro_batches)
-    outputs = costs.sent_bytes(num_blocks) * rows * steps
-    last_segment = span_costs.segment(span_costs.num_layers, rows, steps).saved
-    memory = []
-    for span, actions in enumerate(span_schedules(grid)):
-        segments, kept = span_costs.segments(actions), []
-        largest = 0.0  # what one action saves, if activations are recomputed
-        for action in actions:
-            if action.kind is ActionKind.HEAD:
-                kept.append(0.0)
-                continue
-            # The last segment is not kept: its backward follows at once. It must fit, though, beside what is kept.
-            own_segments = [index for index in segments[action] if index < span_costs.num_layers]
-            saved = span_costs.sweep(action.chunk, rows, steps).saved
-            saved += sum(span_costs.segment(index, rows, steps).saved for index in own_segments)
-            if layout.recompute:
-                largest = max(largest, saved)
-                saved = span_costs.input_bytes(action, own_segments) * rows * steps
-            kept.append(saved if action.kind is ActionKind.FORWARD else -saved)
-        # A loss over whole rows has the outputs of some rows over all time, and their gradients.
-        row_loss = 2 * outputs if costs.profile.row_loss else 0.0
-        num_neighbors = (span > 0) + (span < layout.spans - 1)
-        memory.append(
-            RankMemory(
-                weights=weights,
-                casts=costs.cast_bytes(0, num_blocks),
-                gradients=weights,
-                optimizer=weights * costs.profile.optimizer_state_ratio,
-                activations=max(accumulate(kept)) + max(largest, last_segment) + row_loss,
-                messages=NUM_MESSAGE_BUFFERS * num_neighbors * state,
-                communicators=num_communicators(layout, span) * costs.profile.communicator_bytes,
-            )
-        )
-    return memory

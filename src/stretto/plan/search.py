@@ -82,12 +82,13 @@ class Plan:
 
     def _repr_html_(self) -> str:
         """Return a table of the best layouts for notebooks, the chosen one first."""
-        headers = ("replicas x stages x micro-batches x chunks", "devices", "per step", "speed-up")
+        fields = ("replicas", "stages", "spans", "micro_batches", "chunks", "interleave")
         rows = []
         for prediction in self.best:
             layout, speed_up = prediction.layout, f"{self.speed_up(prediction):.2f}"
-            rows.append((layout.sizes, layout.num_ranks, format_seconds(prediction.seconds), speed_up))
-        return html_table(headers, rows)
+            sizes = [getattr(layout, name) for name in fields]
+            rows.append((*sizes, layout.num_ranks, format_seconds(prediction.seconds), speed_up))
+        return html_table((*fields, "devices", "per step", "speed-up"), rows)
 
 
 def find_plan(
@@ -121,7 +122,8 @@ def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layo
     search = _LayoutSearch(CostModel(profile), workload, cluster)
     fitted = search.fit(layout.model_copy(update={"blocks": ()}))
     if fitted is None:
-        raise PlanError(f"even with recomputation, memory is too small for {layout}; use more stages or micro-batches")
+        parts = "spans" if layout.spans > 1 else "stages"
+        raise PlanError(f"even with recomputation, memory is too small for {layout}; use more {parts} or micro-batches")
     return fitted
 
 
@@ -213,7 +215,7 @@ class _LayoutSearch:
         return max(fastest * _MAX_SLOWDOWN, min(distributed, default=np.inf) if self.cluster.devices > 1 else 0.0)
 
     def _variants(self, layout: Layout) -> Iterator[Prediction]:
-        """Yield predictions for a layout with half as many chunks and with half as many more; then for its counterpart.
+        """Yield predictions for a layout with 0.5x and 1.5x the chunks; then for its counterpart.
 
         If there is one chunk, the number of micro-batches changes. With stages, the counterpart is interleaved if the
         layout is not, and the other way round.
@@ -226,8 +228,11 @@ class _LayoutSearch:
                 fitted = self.fit(layout.model_copy(update={name: changed, "blocks": ()}))
                 if fitted is not None:
                     yield predict(self.costs, self.workload, fitted, self.cluster)
-        find = self.candidates.stage_layouts if layout.is_interleaved else self.candidates.interleaved_layouts
-        counterparts = find(layout.replicas, layout.stages) if layout.stages > 1 else ()
+        if layout.stages == 1:
+            return
+        candidates = self.candidates
+        list_counterparts = candidates.stage_layouts if layout.is_interleaved else candidates.interleaved_layouts
+        counterparts = list_counterparts(layout.replicas, layout.stages)
         yield from self._simulate_best(counterparts, num_best=1)[0].values()
 
     def fit(self, layout: Layout) -> Layout | None:

@@ -7,6 +7,9 @@ engine runs a segment in the same action as the sweep that it waits for:
     backward   B3 = sweep 3              B2 = sweep 2, segment 1   B1 = sweep 1   B0 = sweep 0, segment 0
 
 The backward of the last segment follows the loss at once: in F3, or in H, the action of a loss over whole rows.
+
+An affine block has three sweeps but one graph: it exists from the run's forward to the run's backward, where the
+weights get their gradients, too. With recomputation, the backward of the correction makes the graph again.
 """
 
 from collections import Counter, defaultdict
@@ -17,7 +20,13 @@ from stretto.base.errors import PlanError
 from stretto.config.layout import Layout
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.cost_model import ChunkCost, CostModel
+from stretto.plan.profile import SweepCosts
 from stretto.plan.span_schedule import SpanGrid, SweepShape
+
+# Seconds of an affine block on a span, relative to the same time steps without a state from another span: a constant,
+# 1 / (1 - correction_cost) of `python benchmarks/affine_spans.py --quick`: 0.123 on 17 November 2026 (4 MinGRU layers,
+# two spans on 2 CPU cores).
+AFFINE_OVERHEAD = 1.14
 
 
 class SpanCosts:
@@ -36,6 +45,15 @@ class SpanCosts:
         for sweep in self.sweeps:
             block_costs[sweep.block] += sweep.cost
         self._shares = [sweep.cost / block_costs[sweep.block] for sweep in self.sweeps]
+        # The first sweep of each affine block, its run, and the last one, its correction.
+        self.affine_runs = frozenset(find_affine_runs(self.sweeps))
+        self.affine_corrections = frozenset(run + 2 for run in self.affine_runs)
+        self._affine_sweeps = {run + part for run in self.affine_runs for part in range(3)}
+        # What belongs to a graph, such as the activations and the weights' gradients, belongs to the run.
+        self._graph_shares = list(self._shares)
+        for run in self.affine_runs:
+            self._graph_shares[run : run + 3] = [0.0] * 3
+            self._graph_shares[run] = sum(self._shares[run : run + 3])
         # Segment i: the blocks without sweeps that come before layer i.
         self._segments: list[list[int]] = [[] for _ in range(self.num_layers + 1)]
         for block in range(costs.num_blocks):
@@ -68,23 +86,35 @@ class SpanCosts:
             segments[action] = before + ([layer + 1 if is_forward else layer] if is_complete else [])
         return segments
 
-    def accumulate_seconds(self, action: Action, segments: Sequence[int]) -> float:
-        """Return the extra seconds of a backward that adds to existing gradients."""
-        block = self.sweeps[action.chunk].block
-        own = self._shares[action.chunk] * self.costs.accumulate_seconds(block, block + 1)
-        others = (other for segment in segments for other in self._segments[segment])
-        return own + sum(self.costs.accumulate_seconds(other, other + 1) for other in others)
+    def recomputed_seconds(self, number: int, rows: int, steps: int) -> float:
+        """Return the seconds of what the backward of a sweep runs again if activations are recomputed."""
+        if number not in self._affine_sweeps:
+            return self.sweep(number, rows, steps).forward
+        if number not in self.affine_corrections:
+            return 0.0
+        return sum(self.sweep(other, rows, steps).forward for other in range(number - 2, number + 1))
 
-    def input_bytes(self, action: Action, segments: Sequence[int]) -> float:
-        """Return the bytes per row and time step that recomputation keeps for an action: its inputs and outputs."""
-        block = self.sweeps[action.chunk].block
-        kept = self._shares[action.chunk] * self.costs.sent_bytes(block + 1)
-        return kept + sum(self.costs.sent_bytes(other + 1) for segment in segments for other in self._segments[segment])
+    def accumulate_seconds(self, segments: Sequence[int], sweep: int | None = None) -> float:
+        """Return the extra seconds of backwards that add to existing gradients."""
+        others = (other for segment in segments for other in self._segments[segment])
+        seconds = sum(self.costs.accumulate_seconds(other, other + 1) for other in others)
+        if sweep is None:
+            return seconds
+        block = self.sweeps[sweep].block
+        return seconds + self._graph_shares[sweep] * self.costs.accumulate_seconds(block, block + 1)
+
+    def sweep_input_bytes(self, number: int) -> float:
+        """Return the bytes per row and time step that recomputation keeps for a sweep."""
+        return self._graph_shares[number] * self.costs.sent_bytes(self.sweeps[number].block + 1)
+
+    def segment_input_bytes(self, index: int) -> float:
+        """Return the bytes per row and time step that recomputation keeps for a segment."""
+        return sum(self.costs.sent_bytes(block + 1) for block in self._segments[index])
 
     def _sweep(self, number: int, rows: int, steps: int) -> ChunkCost:
         block = self._block(self.sweeps[number].block, rows, steps)
-        share = self._shares[number]
-        return ChunkCost(share * block.forward, share * block.backward, share * block.saved)
+        share = self._shares[number] * (AFFINE_OVERHEAD if number in self._affine_sweeps else 1.0)
+        return ChunkCost(share * block.forward, share * block.backward, self._graph_shares[number] * block.saved)
 
     def _segment(self, index: int, rows: int, steps: int) -> ChunkCost:
         """Return the cost of a segment; the last one includes the loss, unless that is one over whole rows."""
@@ -102,3 +132,12 @@ class SpanCosts:
             return block
         loss = self.costs.loss_cost(rows, steps)
         return ChunkCost(block.forward - loss.forward, block.backward - loss.backward, block.saved - loss.saved)
+
+
+def find_affine_runs(sweeps: Sequence[SweepCosts]) -> list[int]:
+    """Return the first of the three sweeps of each affine block: all spans run it at once, before the state passes."""
+    runs: list[int] = []
+    for number, sweep in enumerate(sweeps):
+        if not sweep.passes_state and (not runs or number > runs[-1] + 2):
+            runs.append(number)
+    return runs

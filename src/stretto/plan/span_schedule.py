@@ -29,7 +29,8 @@ from functools import cached_property, lru_cache
 from stretto.plan.actions import Action, ActionKind
 
 _Priority = tuple[int, int, int, int]
-_PASS_COST, _CORRECTION_COST = 0.01, 0.3  # of an affine block's other sweeps, relative to its run
+# Of an affine block's other sweeps, relative to its run: as measured on a MinGRU on a CPU, rounded.
+_PASS_COST, _CORRECTION_COST = 0.01, 0.3
 _BACKWARD_COST = 2.0  # of a backward, relative to the forward
 
 

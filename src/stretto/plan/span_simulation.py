@@ -9,7 +9,7 @@ from stretto.plan.actions import Action, ActionKind
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.micro_batches import MicroBatchShape
-from stretto.plan.profile import Link
+from stretto.plan.placement import link_after, shared_speed
 from stretto.plan.simulator import ActionCost, simulate
 from stretto.plan.span_costs import SpanCosts
 from stretto.plan.span_schedule import SpanGrid, span_schedules
@@ -44,24 +44,36 @@ class SpanSimulation:
 
         def seconds(span: int, action: Action) -> float:
             shape = self.micro_batches[action.micro_batch].chunk_shape(span)
-            last_backward = span_costs.segment(span_costs.num_layers, *shape).backward
             if action.kind is ActionKind.HEAD:
-                work = self._row_loss_seconds(action) + last_backward
+                work = self._row_loss_seconds(action) + self._last_backward(span, action)
                 return max(work + profile.action_overhead, profile.host_seconds)
             own_segments = segments[span][action]
+            sweep = span_costs.sweep(action.chunk, *shape)
             parts = [span_costs.segment(index, *shape) for index in own_segments]
-            parts.append(span_costs.sweep(action.chunk, *shape))
             forward = sum(part.forward for part in parts)
             if action.kind is ActionKind.FORWARD:
                 has_loss = span_costs.num_layers in own_segments and not profile.row_loss
-                forward += last_backward if has_loss else 0.0
-                return max(forward + profile.action_overhead, profile.host_seconds)
-            work = sum(part.backward for part in parts) + (forward if self.layout.recompute else 0.0)
+                work = sweep.forward + forward + (self._last_backward(span, action) if has_loss else 0.0)
+                return max(work + profile.action_overhead, profile.host_seconds)
+            work = sweep.backward + sum(part.backward for part in parts)
+            if self.layout.recompute:
+                work += forward + span_costs.recomputed_seconds(action.chunk, *shape)
             # The first micro-batch has no gradient to add to.
-            work += span_costs.accumulate_seconds(action, own_segments) if action.micro_batch else 0.0
+            work += span_costs.accumulate_seconds(own_segments, action.chunk) if action.micro_batch else 0.0
             return max(work + profile.action_overhead, profile.host_seconds)
 
         return seconds
+
+    def _last_backward(self, span: int, action: Action) -> float:
+        """Return the seconds of the last segment's backward, which follows the loss in the same action."""
+        index, shape = self.span_costs.num_layers, self.micro_batches[action.micro_batch].chunk_shape(span)
+        if not shape[0]:  # the micro-batch ends before this span
+            return 0.0
+        segment = self.span_costs.segment(index, *shape)
+        # Only between its forward and a loss over whole rows is its graph not kept.
+        is_recomputed = self.layout.recompute and self.costs.profile.row_loss
+        accumulate = self.span_costs.accumulate_seconds([index]) if action.micro_batch else 0.0
+        return segment.backward + accumulate + (segment.forward if is_recomputed else 0.0)
 
     def _row_loss_seconds(self, action: Action) -> float:
         """Return the seconds of a loss over whole rows: the spans gather outputs, and each has some of the rows."""
@@ -69,13 +81,13 @@ class SpanSimulation:
         num_rows, num_steps = shape.stop - shape.start, shape.chunk_bounds[-1][1]
         loss = self.costs.loss_cost(-(-num_rows // self.layout.spans), num_steps)
         num_bytes = self.costs.sent_bytes(self.costs.num_blocks) * num_rows * num_steps
-        links = [self._link_after(span) for span in range(self.layout.spans - 1)]
+        links = [link_after(self.costs, self.cluster, self.layout, span) for span in range(self.layout.spans - 1)]
         # Outputs are gathered before, and their gradients after it.
         return loss.forward + loss.backward + 2 * max(link.seconds(num_bytes) for link in links)
 
     def message_cost(self) -> ActionCost:
         """Return a function that gives how many seconds the message that is sent after an action takes."""
-        links = [self._link_after(span) for span in range(self.layout.spans - 1)]
+        links = [link_after(self.costs, self.cluster, self.layout, span) for span in range(self.layout.spans - 1)]
 
         def seconds(span: int, action: Action) -> float:
             receiver = self.grid.receiver(action, span)
@@ -85,10 +97,6 @@ class SpanSimulation:
 
         return seconds
 
-    def _link_after(self, span: int) -> Link:
-        """Return the link between a span and the next one."""
-        return self.costs.inter_node if self.cluster.crosses_nodes(self.layout, span) else self.costs.intra_node
-
     def _message_bytes(self, span: int, receiver: int, action: Action) -> float:
         """Return the bytes of a state, or of its gradient: of the rows that the later of the two spans has."""
         num_rows, _ = self.micro_batches[action.micro_batch].chunk_shape(max(span, receiver))
@@ -96,13 +104,7 @@ class SpanSimulation:
 
     def simulate(self) -> Timeline:
         """Return when each action of each span runs."""
-        num_on_node = self.cluster.ranks_on_node(self.layout)
-        # Assume that all replicas on a node run the same actions at the same time.
-        replicas_on_node = max(1, num_on_node // self.layout.spans)
-
-        def speed(num_busy: int) -> float:
-            return self.costs.contention.relative_speed(num_on_node, num_busy=num_busy * replicas_on_node)
-
+        speed = shared_speed(self.costs, self.cluster, self.layout)
         schedules = span_schedules(self.grid)
         return simulate(schedules, self.action_cost(), self.message_cost(), speed=speed, neighbors=self.grid)
 

@@ -11,7 +11,7 @@ from stretto.plan.cost_model import ChunkCost, CostModel
 from stretto.plan.head_schedule import head_schedule
 from stretto.plan.head_share import STATISTICS_BYTES, head_share, own_blocks, splits_embedding, stage_total
 from stretto.plan.micro_batches import MicroBatchShape
-from stretto.plan.profile import Link
+from stretto.plan.placement import link_after, shared_speed
 from stretto.plan.run_chain import RunChain, cut_at_look_ahead
 from stretto.plan.schedule import chain_schedule
 from stretto.plan.simulator import ActionCost, simulate
@@ -135,7 +135,10 @@ class StageSimulation:
         chain, run_parts = self.runs
         # By the number of the run that receives activations: the link from the stage before it, and bytes.
         edges = [number for number in range(1, len(chain.stages)) if chain.is_message(number)]
-        links = {number: self._link_after(chain.stages[number - 1]) for number in edges}
+        stages_before = {number: chain.stages[number - 1] for number in edges}
+        links = {
+            number: link_after(self.costs, self.cluster, self.layout, stage) for number, stage in stages_before.items()
+        }
         sizes = {number: self.costs.sent_bytes(run_parts[number].start) for number in edges}
         # A collective of all stages is as slow as its slowest link.
         slowest = max(links.values(), key=lambda link: link.seconds(1e6), default=self.costs.intra_node)
@@ -159,10 +162,6 @@ class StageSimulation:
 
         return seconds
 
-    def _link_after(self, stage: int) -> Link:
-        """Return the link from a stage to the next one, or from the last one to the first."""
-        return self.costs.inter_node if self.cluster.crosses_nodes(self.layout, stage) else self.costs.intra_node
-
     def _message_shape(self, number: int, edge: int, action: Action) -> tuple[int, int]:
         """Return the (rows, time steps) of the message after an action: a chunk, unless both sides look ahead."""
         if self.runs[0].is_edge_whole(edge):
@@ -170,13 +169,8 @@ class StageSimulation:
         return self.shapes[action.micro_batch][action.chunk]
 
     def simulate(self) -> Timeline:
-        num_on_node = self.cluster.ranks_on_node(self.layout)
-        # Assume that all replicas on a node run the same actions at the same time.
-        replicas_on_node = max(1, num_on_node // self.layout.stages)
-
-        def speed(num_busy: int) -> float:
-            return self.costs.contention.relative_speed(num_on_node, num_busy=num_busy * replicas_on_node)
-
+        """Return when each action of each stage runs."""
+        speed = shared_speed(self.costs, self.cluster, self.layout)
         # Without it, a simulation is faster.
         chain = self.runs[0] if any(self.runs[0].whole) or self.runs[0].is_interleaved else None
         return simulate(self.schedules(), self.action_cost(), self.message_cost(), speed=speed, chain=chain)

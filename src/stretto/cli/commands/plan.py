@@ -56,6 +56,7 @@ def run(options: argparse.Namespace) -> None:
     from stretto.cli.quantities import parse_bytes
     from stretto.cli.views.console import make_console
     from stretto.cli.views.plan_tables import show_plan
+    from stretto.measure.span_sweeps import find_span_obstacle
     from stretto.plan.cluster import Cluster
     from stretto.plan.cost_model import CostModel
     from stretto.plan.predict import predict_timeline
@@ -88,6 +89,9 @@ def run(options: argparse.Namespace) -> None:
     console = make_console(is_wrapped=True)
     if profile.fingerprint not in ("", profile_input.fingerprint):  # empty: estimated or written by hand
         console.print("note: the profile was measured with different hardware, torch version, model, batch or settings")
+    obstacle = find_span_obstacle(profile_input.model)
+    if obstacle is not None:
+        console.print(f"note: no spans were considered: {obstacle}", soft_wrap=True)
     show_plan(console, plan, profile, timeline)
     if options.json:
         _write("--json", options.json, json.dumps(plan_to_dict(plan, profile, timeline), indent=1) + "\n")

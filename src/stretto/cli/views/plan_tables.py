@@ -37,7 +37,7 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
     if any(layout.splits_vocab for layout in layouts):
         console.print("^ splits the output layer over the stages (vocab_parallel)")
     if any(layout.is_interleaved for layout in layouts):
-        console.print("interleave: chunks pass the stages several times; each has as many runs of blocks")
+        console.print("interleave N: each stage holds N runs of blocks, and each chunk visits every stage N times")
     if any(layout.spans > 1 for layout in layouts):
         console.print("spans: replicas x spans x micro-batches; each rank has all blocks and a part of the time")
     if any(layout.adjacent == "replicas" for layout in layouts):

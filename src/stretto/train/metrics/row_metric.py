@@ -132,6 +132,6 @@ def check_row_metrics(
         )
     if not has_whole_rows:
         raise ConfigError(
-            f"the metric {ENTITY_F1!r} needs whole rows, but the layout splits them in time; use chunks=1, or a loss "
-            "over whole rows (model.loss='crf')"
+            f"the metric {ENTITY_F1!r} needs whole rows, but the layout splits them in time; use chunks=1 and "
+            "spans=1, or a loss over whole rows (model.loss='crf')"
         )
