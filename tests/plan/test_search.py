@@ -215,7 +215,7 @@ def test_a_missing_link_is_an_error_that_names_it() -> None:
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize(("layers", "memory", "seconds"), [(8, 80e9, 10), (30, 80e9, 30), (30, 10e9, 30)])
 def test_four_thousand_devices_are_planned_in_ten_seconds(layers: int, memory: float, seconds: float) -> None:
-    # The deeper ones take five; what else a machine does must not fail them.
+    # The deeper ones take twenty; what else a machine does must not fail them.
     lstm = BlockShape("lstm", 8 * 4096**2, 0, 4 * 4096**2, 4096, 8 * 4096, 8192)
     blocks = [
         BlockShape("embedding", 0, 30_000 * 4096, 0, 4096),

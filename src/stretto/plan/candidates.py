@@ -14,10 +14,10 @@ _MAX_CHUNKS_PER_STEP = 256
 # Runs of blocks per stage to try. More runs mean more messages, and stages hardly wait any more.
 _INTERLEAVES = (2, 3, 4)
 # Chunks pass interleaved stages in groups of one per stage. With this many groups times runs, stages wait for less than
-# a thirtieth of the time.
-_MAX_GROUPS = 32
+# a fifteenth of the time; with more of them, simulations take long.
+_MAX_GROUPS = 16
 # Of interleaved stages: chunks fill them as well as more micro-batches would.
-_MAX_INTERLEAVED_MICRO_BATCHES = 4
+_MAX_INTERLEAVED_MICRO_BATCHES = 2
 # With more spans, those at the two ends wait long for each other, and need more and more micro-batches.
 _MAX_SPANS = 16
 # Affine blocks wait for next to nothing. Of models with no other sweeps, layouts with more spans are tried as long as
