@@ -352,7 +352,6 @@ def missing_secret() -> None:
 
 def different_secrets() -> None:
     store = SignedStore(HashStore(), b"first")
-    store.unsigned.set("launch_id", "1")
     Thread(target=_welcome, args=(store.unsigned,), daemon=True).start()
     rendezvous(store, 1, 2, timedelta(seconds=10))
 
@@ -360,7 +359,7 @@ def different_secrets() -> None:
 def _welcome(store: Store) -> None:
     """Be a rank 0 that has no secret."""
     store.wait(["hello/1"])
-    store.set(f"1/welcome/1/{store.get('hello/1').decode()}", "yes")
+    store.set(f"welcome/1/{store.get('hello/1').decode()}", 32 * "1")
 
 
 def forged_message() -> None:

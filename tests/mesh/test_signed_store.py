@@ -11,6 +11,7 @@ from helpers.rank_pool import RankPool
 from stretto import World
 from stretto.errors import DataError, MeshError
 from stretto.mesh.c10d import HashStore, PrefixStore, TCPStore
+from stretto.mesh.liveness import Failure
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rendezvous import rendezvous
 from stretto.mesh.signed_store import SignedStore
@@ -24,7 +25,7 @@ def test_only_texts_with_the_signature_of_this_run_launch_and_key_are_read() -> 
     run = SignedStore(raw, SECRET).in_scope("run")
     store = run.in_scope("launch")
     store.set("error", "grüße")
-    assert store.get("error") == store.clone().get("error") == "grüße" and store.check_signed(["error"])
+    assert store.get("error") == store.clone().get("error") == "grüße"
     signed = raw.get("run/launch/error").decode()
 
     def read(store: SignedStore, key: str, value: str) -> str | None:
@@ -37,7 +38,7 @@ def test_only_texts_with_the_signature_of_this_run_launch_and_key_are_read() -> 
     assert read(SignedStore(HashStore(), SECRET).in_scope("other").in_scope("launch"), "error", signed) is None
     assert read(store, "error", signed + "!") is None
     assert read(store, "error", "f" * 64 + "grüße") is None
-    assert read(store, "error", "") is None and not store.check_signed(["error"])
+    assert read(store, "error", "") is None
     raw.set("run/launch/error", b"\xff" * 80)  # type: ignore[arg-type]
     assert store.get("error") is None
     assert SignedStore(raw, b"another" * 3).in_scope("run").in_scope("launch").get("error") is None
@@ -67,28 +68,27 @@ def forge(key: str, value: str) -> None:
     PrefixStore(run_store.get("launch_id").decode(), run_store).set(key, value)
 
 
-def read_forged_keys(world: World, error: str, lost: str) -> tuple[str, int | None, str | None]:
+def read_forged_keys(world: World, texts: dict[str, str]) -> tuple[str, int, str | None] | None:
+    """Return what a rank learns from the store, where anyone has written, if it has to ask the store."""
     assert world.liveness is not None
     if world.is_rank_zero:
-        forge("error", error)
-        forge("lost", lost)
-        forge("status/1", "forged")
+        for key, text in texts.items():
+            forge(key, text)
     world.barrier()
-    # Each rank pings the other, whose thread reads the keys too, and must survive it.
-    results = [world.liveness.find_lost_rank([0, 1]) for _ in range(2)]
-    assert results[0] == results[1]
-    outcome = str(world.published_error()), results[0], world.last_status(1)
+    world.liveness.read_store()
+    failure = world.liveness.failure
     world.barrier()
-    return outcome
+    world.liveness.failure = None  # for the next call
+    return None if failure is None else (failure.kind, failure.rank, failure.text)
 
 
-def publish_over_a_forged_error(world: World) -> tuple[bool, str]:
+def publish_over_a_forged_error(world: World) -> tuple[bool, Failure | None]:
     printed: list[bool] = []
+    assert world.liveness is not None
     if world.is_rank_zero:
         forge("error", "1\nFencedError\nforged")
         world.publish_error(DataError("shard 7 is damaged"), lambda: printed.append(True))
-    world.barrier()
-    return bool(printed), str(world.published_error())
+    return bool(printed), world.liveness.find_failure(asks=False)
 
 
 @pytest.mark.long
@@ -97,10 +97,10 @@ def test_with_a_secret_forged_keys_are_ignored(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("STRETTO_SECRET", SECRET.decode())
     ranks = RankPool(2)
     try:
-        results = ranks.run(read_forged_keys, "0\nDataError\nforged", "1")
-        assert [result[:2] for result in results] == [("None", None)] * 2
-        assert all(status != "forged" for _, _, status in results)
-        assert ranks.run(publish_over_a_forged_error) == [(True, "shard 7 is damaged"), (False, "shard 7 is damaged")]
+        lost = Failure("lost", 1, None).dump()
+        assert ranks.run(read_forged_keys, {"error": "0\nDataError\nforged", "failure": lost}) == [None, None]
+        failure = Failure("error", 0, "DataError\nshard 7 is damaged")
+        assert ranks.run(publish_over_a_forged_error) == [(True, failure), (False, failure)]
     finally:
         ranks.close()
 
@@ -110,12 +110,11 @@ def test_without_a_secret_messages_can_end_a_run_but_not_break_its_threads(monke
     monkeypatch.delenv("STRETTO_SECRET", raising=False)
     ranks = RankPool(2)
     try:
-        for error, lost, expected in (
-            ("no line break", "not a rank", ("", None)),
-            ("0\nos.system\nforged", "9" * 5000, ("forged", None)),
-            ("0\nDataError\nforged", "1", ("forged", 1)),
-        ):
-            assert [result[:2] for result in ranks.run(read_forged_keys, error, lost)] == [expected] * 2
+        for text in ("not a failure", "9" * 5000, '{"kind": "lost", "rank": "1", "text": null}', "[" * 99_999):
+            assert ranks.run(read_forged_keys, {"failure": text}) == [None, None]
+        assert ranks.run(read_forged_keys, {"failure": Failure("lost", 1, None).dump()}) == [("lost", 1, None)] * 2
+        for error, expected in (("no line break", ""), ("0\nos.system\nforged", "os.system\nforged")):
+            assert ranks.run(read_forged_keys, {"error": error}) == [("error", 0, expected)] * 2
     finally:
         ranks.close()
 

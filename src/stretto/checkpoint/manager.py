@@ -10,7 +10,8 @@ import platform
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
@@ -84,6 +85,7 @@ class CheckpointManager:
         self._buffers = StagingBuffers()
         self._key_prefix = f"checkpoints/{self.world.store.next_number()}"  # of its keys in the store
         self._save_numbers = count(1)
+        self._own_messages: list[str] = []  # the keys of this rank's messages to the first rank, until it has read them
         self._requested_steps: set[int] = set()  # those that `save` was called for
         self._resumed_step: int | None = None
         self._pending: _BackgroundSave | None = None  # not yet waited for; its thread may have ended
@@ -109,7 +111,7 @@ class CheckpointManager:
             checkpoint = self._claim_generation(resume, allowed_locations)
             self.world.store.set(key, str(self.generation))
             return checkpoint
-        self.generation = int(self._wait_for_message(key, 0, self.world.raise_published_error))
+        self.generation = int(self._wait_for_first_rank(key))
         # The message names no path, as anyone may have written it if the ranks have no secret. The first rank's claim
         # names the checkpoint. We read it from our own storage.
         claim = wait_for_claim(self._storage, self.generation)
@@ -146,6 +148,7 @@ class CheckpointManager:
         if wait:
             self._wait_for_save()
             error = self._wait_for_result(save)
+            self._delete_own_messages()
             if error is not None:
                 raise DataError(error)
 
@@ -205,7 +208,7 @@ class CheckpointManager:
         if self.world.is_rank_zero:
             assert save.report is not None
             return save.report.error
-        return self._wait_for_message(self._key(save, "result"), 0, self.world.raise_published_error) or None
+        return self._wait_for_first_rank(self._key(save, "result")) or None
 
     def _wait_for_save(self) -> None:
         """Wait until this rank's part of the pending save has ended; raise its error if the run can't continue."""
@@ -226,13 +229,23 @@ class CheckpointManager:
         except Exception as error:  # noqa: BLE001 - the first rank must know of any error
             message = {"error": [type(error).__name__, _error_message(f"{self.location}/{save.name}", error)]}
         try:
-            self.world.store.set(self._key(save, self.world.rank), json.dumps(message))
+            if self.world.store.check([f"{self._key_prefix}/{save.number - 1}/result"]):
+                self._delete_own_messages()
+            key = self._key(save, self.world.rank)
+            self.world.store.set(key, json.dumps(message))
+            self._own_messages.append(key)
             if self._history is not None:
                 self._commit(save, self._history)
         except RuntimeError:
             # The store's host (the launcher or rank 0) is gone: ranks can't learn what the others wrote, so all end.
             problem = f"can't save step {save.name.step}: the key-value store of the ranks is gone"
             save.fatal_error = LostPeerError(f"{problem}; restart the run")
+
+    def _delete_own_messages(self) -> None:
+        """Delete the messages that the first rank has read. Each rank deletes its own, so that none deletes all."""
+        with suppress(RuntimeError):  # the store is gone, which the next call notices
+            while self._own_messages:
+                self.world.store.delete(self._own_messages.pop())
 
     def _write(self, save: "_BackgroundSave") -> list[CheckpointFile]:
         check_finite(save.snapshot)
@@ -278,8 +291,6 @@ class CheckpointManager:
             time.perf_counter() - save.started,
             None if error is None else _error_message(f"{self.location}/{save.name}", error),
         )
-        for rank in range(self.world.size):
-            self.world.store.delete(self._key(save, rank))
         if files:  # then all ranks have begun this save, and none needs the result of the previous one
             self.world.store.delete(f"{self._key_prefix}/{save.number - 1}/result")
         self.world.store.set(self._key(save, "result"), save.report.error or "")
@@ -287,18 +298,22 @@ class CheckpointManager:
     def _collect_files(self, save: "_BackgroundSave") -> list[CheckpointFile]:
         """Wait for all ranks to write their files; return the files, or raise if a rank could not write its own."""
         files: list[CheckpointFile] = []
-        for rank in range(self.world.size):
-            message = json.loads(self._wait_for_message(self._key(save, rank), rank, self._check_open))
+        keys = {rank: self._key(save, rank) for rank in range(self.world.size)}
+        for text in self.world.store.wait_for_messages(keys, self._message_timeout, self._check_open):
+            message = json.loads(text)
             if "error" in message:
-                type_name, text = message["error"]
-                raise _FATAL_ERRORS.get(type_name, DataError)(text)
+                type_name, error = message["error"]
+                raise _FATAL_ERRORS.get(type_name, DataError)(error)
             files += [CheckpointFile.model_validate(file) for file in message["files"]]
         return files
 
-    def _wait_for_message(self, key: str, source: int, raise_if_failed: Callable[[], None]) -> str:
-        """As `RankStore.wait_for_message`. Storage may be slow, or unreachable for up to `retry_seconds`."""
-        timeout = self.world.timeout + timedelta(seconds=self._retry_seconds)
-        return self.world.store.wait_for_message(key, source, timeout, raise_if_failed)
+    @property
+    def _message_timeout(self) -> timedelta:
+        """How long to wait for other ranks: storage may be slow, or unreachable for up to `retry_seconds`."""
+        return self.world.timeout + timedelta(seconds=self._retry_seconds)
+
+    def _wait_for_first_rank(self, key: str) -> str:
+        return self.world.store.wait_for_message(key, 0, self._message_timeout, self.world.raise_failure)
 
     def _check_open(self) -> None:
         if self._is_closed.is_set():

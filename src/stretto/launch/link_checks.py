@@ -103,10 +103,8 @@ def gather_findings(world: World, local_rank: int, local_findings: list[Finding]
         world.barrier()  # rank 0 enters it after it has read all messages
         return local_findings
     timeout = timedelta(seconds=min(60.0, world.timeout.total_seconds()))
-    messages = [
-        json.loads(world.store.wait_for_message(f"doctor/{rank}", rank, timeout, world.raise_published_error))
-        for rank in range(world.size)
-    ]
+    keys = {rank: f"doctor/{rank}" for rank in range(world.size)}
+    messages = [json.loads(text) for text in world.store.wait_for_messages(keys, timeout, world.raise_failure)]
     world.barrier()
     findings = [
         Finding(**{**finding, "host": message["host"]}) for message in messages for finding in message["findings"]

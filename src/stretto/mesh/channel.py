@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from stretto.mesh.status import WAITING
+from stretto.mesh.liveness import WAITING
 from stretto.mesh.world import World
 
 MAX_PENDING = 2

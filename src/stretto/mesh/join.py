@@ -15,15 +15,13 @@ from stretto.base.errors import SHARED_ERRORS, MeshError, SavedInterrupt, Strett
 from stretto.base.units import pluralize
 from stretto.mesh.c10d import PrefixStore
 from stretto.mesh.device import find_device
-from stretto.mesh.heartbeats import Heartbeats
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.launcher_watch import find_launcher, watch_launcher
-from stretto.mesh.liveness import LivenessCheck
+from stretto.mesh.liveness import WAITING, Liveness
 from stretto.mesh.rank_store import RankStore
-from stretto.mesh.rendezvous import leave, rendezvous
+from stretto.mesh.rendezvous import forget, leave, rendezvous
 from stretto.mesh.secret import SECRET_VARIABLE, find_secret
 from stretto.mesh.signed_store import SignedStore
-from stretto.mesh.status import WAITING, StatusPublisher
 from stretto.mesh.store import open_store
 from stretto.mesh.strict import STRICT, register_strict_backend
 from stretto.mesh.watchdog import Watchdog
@@ -78,13 +76,18 @@ def _join_ranks(
     """Join several ranks; leave them when the context ends."""
     local_rank, local_size = launch_info.local_rank, launch_info.local_size
     rank_device = find_device(device, local_rank, local_size, has_own_devices=launch_info.has_own_devices)
+    _touch(rank_device)
     secret = find_secret(os.environ, secret_folder, launch_info.rank, timeout)
     backend = _find_backend(rank_device)
-    joined, store = _join(launch_info, rank_device, timeout, secret, has_watchdog=backend != dist.Backend.GLOO)
-    assert joined.liveness is not None and joined.publisher is not None
+    run_store = _open_run_store(launch_info, timeout, secret)
+    launch_id = rendezvous(run_store, launch_info.rank, launch_info.size, timeout)
+    store = run_store.in_scope(launch_id)
+    joined = _join(store, launch_info, rank_device, timeout, has_watchdog=backend != dist.Backend.GLOO)
+    assert joined.liveness is not None
     says_goodbye = False
     try:
         _initialize_process_groups(joined, store, backend)
+        forget(run_store, launch_info.rank, launch_id)
         yield joined
         # Skipped after an error: a failed rank doesn't wait; the others notice when its connections close at exit.
         dist.destroy_process_group()
@@ -103,8 +106,7 @@ def _join_ranks(
         raise
     finally:
         joined.stop_watchdog(says_goodbye=says_goodbye)
-        joined.publisher.stop()
-        joined.liveness.stop()
+        joined.liveness.stop(says_goodbye=says_goodbye)
     if not launch_info.has_agent_store:
         leave(store.unsigned, launch_info.rank, launch_info.size)
 
@@ -127,34 +129,42 @@ def _find_backend(device: torch.device) -> str:
     return STRICT
 
 
-def _join(
-    launch_info: LaunchInfo, device: torch.device, timeout: timedelta, secret: bytes | None, *, has_watchdog: bool
-) -> tuple[World, SignedStore]:
-    """Return this rank's world, and the store of this launch."""
-    rank, size = launch_info.rank, launch_info.size
-    if secret is None and rank == 0:
+def _open_run_store(launch_info: LaunchInfo, timeout: timedelta, secret: bytes | None) -> SignedStore:
+    """Return the store of this run, which may hold keys of earlier launches."""
+    if secret is None and launch_info.rank == 0:
         _log.warning(
             "the ranks have no secret to sign their messages with, so whoever can connect to %s port %d can end this "
             "run; set %s to the same random text on all nodes",
             launch_info.address, launch_info.port, SECRET_VARIABLE,
         )  # fmt: skip
-    _touch(device)
     torch_store = open_store(launch_info, timeout)
-    if rank == 0:
+    if launch_info.rank == 0:
         # Under torchrun the store outlives a restart. NCCL leaves this key after an error, and would end the next run.
         torch_store.delete_key("exception_dump")
-    run_store = SignedStore(torch_store, secret).in_scope(f"stretto/{launch_info.run_id}")
-    store = run_store.in_scope(rendezvous(run_store, rank, size, timeout))
-    liveness = LivenessCheck(store, rank, size, store_rank=None if launch_info.has_agent_store else 0)
-    publisher = StatusPublisher(store, rank, size)
-    messages = RankStore(store.in_scope("messages"))
-    joined = World(rank, size, device, liveness, messages, publisher, timeout, launch_info.local_size)
+    return SignedStore(torch_store, secret).in_scope(f"stretto/{launch_info.run_id}")
+
+
+def _join(
+    store: SignedStore, launch_info: LaunchInfo, device: torch.device, timeout: timedelta, *, has_watchdog: bool
+) -> World:
+    """Return this rank's world; `store` is that of this launch."""
+    # A connection of our own: torch's process groups may wait on the first one.
+    own_store = store.clone()
+    liveness = Liveness(own_store, launch_info, timeout, store_rank=None if launch_info.has_agent_store else 0)
+    if liveness.tree.problem is not None:
+        _log.warning(
+            "rank %d can't connect to rank %d (%s), so it takes up to run.timeout to notice that a rank is lost; set "
+            "MASTER_ADDR to an address that all nodes reach",
+            launch_info.rank, liveness.tree.parent, liveness.tree.problem,
+        )  # fmt: skip
+    messages = RankStore(own_store.in_scope("messages"))
+    joined = World(launch_info.rank, launch_info.size, device, liveness, messages, timeout, launch_info.local_size)
     launcher = find_launcher(os.environ, launch_info)
     if launcher is not None and not launcher.has_ended:  # a rank may pass the variables on to ranks of its own
         joined = replace(joined, launcher=launcher)
     if has_watchdog:
-        joined = replace(joined, watchdog=_start_watchdog(joined, store, launch_info))
-    return joined, store
+        joined = replace(joined, watchdog=Watchdog(joined.find_fatal_error))
+    return joined
 
 
 def _touch(device: torch.device) -> None:
@@ -178,13 +188,3 @@ def _initialize_process_groups(joined: World, store: SignedStore, backend: str) 
         device_id=None if joined.device.type == "cpu" else joined.device,
     )
     joined.set_status("starting")
-
-
-def _start_watchdog(joined: World, store: SignedStore, launch_info: LaunchInfo) -> Watchdog:
-    heartbeats = Heartbeats(store, launch_info, joined.timeout)
-    if heartbeats.problem is not None:
-        _log.warning(
-            "rank %d can't watch the next rank (%s), so it takes up to run.timeout to notice that a rank is lost; set "
-            "MASTER_ADDR to an address that all nodes reach", joined.rank, heartbeats.problem,
-        )  # fmt: skip
-    return Watchdog(heartbeats, joined.size, joined.find_fatal_error)

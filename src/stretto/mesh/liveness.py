@@ -1,102 +1,133 @@
-"""LivenessCheck: finds out which rank is lost, and publishes the error that ends a run.
+"""Liveness: what this rank knows of the failure that ends a run, and how it learns and tells of it.
 
 A broken connection shows that some rank is lost, but not which one: the neighbors of the lost rank end as well, which
-breaks their own connections. So a rank whose connection breaks pings its peers through the key-value store. Each rank
-answers from a thread, even while its main thread waits in a collective. While nothing fails, no rank pings another.
+breaks their own connections. Only the parent and the children of a rank in the tree of ranks know: the rank was there,
+and its connection to them broke before any report came. They report it to all ranks; the first report counts.
 
-    rank 0                    store                      rank 1 (thread)            rank 2 (killed)
-    counts and pings    ───►  num_pings/1 = 1, num_pings/2 = 1
-                              ping/1/1, ping/2/1    ───► sees ping/1/1
-    waits 3 s for both        alive/1/1             ◄─── answers
-    alive/2/1 is missing ──►  lost = 2              ───► reads it when its own connections break
+    rank 2 (killed)           rank 0 (its parent)              rank 1
+    connection breaks   ───►  reports: rank 2 is lost   ───►   waits for a report when its own connections break
+
+A rank whose collective has timed out asks all ranks; one that is not waiting for others says that it is the slow one.
+While nothing fails, no rank asks anything, and the key-value store isn't used.
 """
 
-import re
+import json
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from datetime import timedelta
-from itertools import count
+from typing import Literal, get_args
 
+from stretto.mesh.launch_info import LaunchInfo
 from stretto.mesh.rank_store import RankStore
+from stretto.mesh.rank_tree import RankTree
 from stretto.mesh.signed_store import SignedStore
-from stretto.mesh.status import status_key
-from stretto.mesh.timeouts import OperationTimeoutError
 
-_LOST_RANK_KEY = "lost"
+WAITING = "waiting"
+"""The first word of the status of a rank that is waiting for others."""
+
+_FAILURE_KEY = "failure"
 _ERROR_KEY = "error"
 _PRINTED_KEY = "printed"
-# How long to wait for the store or for a rank. A live rank answers within milliseconds, or a bit later on a busy node.
+_QUESTION = "who is slow?"
+# How long to wait for the store.
 _ANSWER_TIMEOUT_SECONDS = 3.0
-_FOREVER = timedelta(days=365)
+# How long to wait for a report. It takes milliseconds, or a bit longer on a busy node.
+_REPORT_SECONDS = 5.0
+
+FailureKind = Literal["lost", "slow", "error"]
 
 
-class LivenessCheck:
-    """Pings other ranks and answers their pings; publishes and reads the error that ends a run.
+@dataclass(frozen=True)
+class Failure:
+    """Why a run ends: a rank is lost, or too slow, or has published an error."""
+
+    kind: FailureKind
+    rank: int
+    text: str | None  # the last status of the rank, if it is known, or the error
+
+    def dump(self) -> str:
+        """Return the failure as text."""
+        return json.dumps(asdict(self))
+
+    @staticmethod
+    def parse(text: str | None) -> "Failure | None":
+        """Return the failure in a text; None if there is none. Without a secret, anyone may have written the text."""
+        try:
+            values = json.loads(text or "")
+            failure = Failure(values["kind"], values["rank"], values["text"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return None
+        is_valid = failure.kind in get_args(FailureKind) and type(failure.rank) is int and 0 <= failure.rank < 10**9
+        return failure if is_valid and isinstance(failure.text, str | None) else None
+
+
+class Liveness:
+    """Watches the neighbors of this rank in the tree; reports failures and learns of those that others report.
 
     Every call survives the loss of the store: below, RuntimeError means that it is gone or does not answer.
     """
 
-    def __init__(self, store: SignedStore, rank: int, size: int, store_rank: int | None) -> None:
+    def __init__(
+        self, store: SignedStore, launch_info: LaunchInfo, timeout: timedelta, store_rank: int | None = None
+    ) -> None:
+        self.status: object = "starting"  # set by the main thread; the tree's thread converts it to text
+        self.status_since = time.monotonic()  # when it was set
+        self.failure: Failure | None = None  # the first that this rank has learned of
+        self._rank = launch_info.rank
         self._store = RankStore(store, _ANSWER_TIMEOUT_SECONDS)
-        self._rank = rank
-        self._size = size
-        # The thread copies these two from the store at every ping: the store may be gone when this rank needs them.
-        self._cached_error: str | None = None
-        self._cached_lost_rank: int | None = None
         self._store_rank = store_rank  # the rank that hosts the store; None if an elastic agent does
-        self._stopped = threading.Event()
-        # The thread has its own connection, since its wait blocks all other calls on the same connection.
-        self._thread = threading.Thread(target=self._answer_pings, args=(store.clone(),), daemon=True)
-        self._thread.start()
+        self._has_failed = threading.Event()
+        self.tree = RankTree(store, launch_info, timeout, lambda: str(self.status), self._on_message, self._on_lost)
 
-    def find_lost_rank(self, ranks: Sequence[int]) -> int | None:
-        """Ping `ranks` and report a silent one; return the rank that was first reported lost (maybe us), or None."""
-        try:
-            answer_keys = {rank: self._ping(rank) for rank in ranks if rank != self._rank}
-            if not self._store.wait_for_keys(list(answer_keys.values()), _ANSWER_TIMEOUT_SECONDS):
-                silent = [rank for rank, key in answer_keys.items() if self._store.get(key) is None]
-                # Ranks without a connection to the lost rank see only that we end. This key tells them its number.
-                if silent:
-                    self._store.set_once(_LOST_RANK_KEY, str(silent[0]))
-            if self._store_rank == self._rank:
-                # If the lost rank is not among `ranks`, its neighbors report it after their own timeout, to our store.
-                self._store.wait_for_keys([_LOST_RANK_KEY], 1.5 * _ANSWER_TIMEOUT_SECONDS)
-                self._ping_all()
-            return _parse_rank(self._store.get(_LOST_RANK_KEY))
-        except RuntimeError:
-            # The rank that hosts the store is lost, or it ended because another was lost, which our thread has cached.
-            return self._store_rank if self._cached_lost_rank is None else self._cached_lost_rank
+    def set_status(self, status: object) -> None:
+        """Set what this rank is doing, which other ranks report if this one is lost."""
+        self.status, self.status_since = status, time.monotonic()
 
-    def report_lost(self, rank: int) -> None:
-        """Publish that a rank is lost, unless another rank was reported before."""
-        with suppress(RuntimeError):
-            self._store.set_once(_LOST_RANK_KEY, str(rank))
+    def has_waited(self, seconds: float) -> bool:
+        """Return whether this rank has been waiting for others for so long."""
+        return str(self.status).startswith(WAITING) and time.monotonic() - self.status_since >= seconds
 
-    def lost_rank(self) -> int | None:
-        """Return the rank that was first reported lost; None if there is none. Pings nobody."""
-        try:
-            return _parse_rank(self._store.get(_LOST_RANK_KEY))
-        except OperationTimeoutError:
-            return self._cached_lost_rank  # the store, or this process, may only be slow
-        except RuntimeError:
-            return self._store_rank if self._cached_lost_rank is None else self._cached_lost_rank
-
-    def retry_store(self) -> None:
-        """Call the store again, although it may not have answered an earlier call in time."""
-        self._store.is_unreachable = False
-
-    def share_before_exit(self) -> None:
-        """If this rank hosts the store, make every other rank cache the lost rank and the error: the store ends too."""
-        if self._store_rank == self._rank:
+    def report(self, failure: Failure) -> None:
+        """Tell all ranks of a failure, unless this one has learned of another before."""
+        if self.failure is None:
+            self.tree.send(failure.dump())  # before this rank learns of it, because then it ends
+            self._learn(failure)
+            # For ranks that can't connect to their parents.
             with suppress(RuntimeError):
-                self._ping_all()
+                self._store.set_once(_FAILURE_KEY, failure.dump())
+
+    def find_failure(self, *, asks: bool) -> Failure | None:
+        """Wait for a report of a failure; None if there is none. If this rank `asks`, a slow rank reports itself."""
+        if asks and self.failure is None:
+            self.tree.send(_QUESTION)
+        if not self._has_failed.wait(_REPORT_SECONDS) and self.tree.missing_children:
+            self.report(Failure("lost", min(self.tree.missing_children), None))
+        if self.failure is None:
+            self.read_store()
+        return self.failure
+
+    def read_store(self) -> None:
+        """Learn of a failure from the store, as a rank must that can't connect to its parent."""
+        try:
+            error = self._store.get(_ERROR_KEY)
+            failure = Failure.parse(self._store.get(_FAILURE_KEY))
+            if error is not None:
+                failure = Failure("error", 0, error.partition("\n")[2])
+        except RuntimeError:
+            failure = None if self._store_rank is None else Failure("lost", self._store_rank, None)
+        if failure is not None:
+            self._learn(failure)
 
     def publish_error(self, error: str, print_error: Callable[[], None]) -> None:
-        """Publish the error that ends this rank and call `print_error`, unless another rank has published one before.
+        """Tell all ranks of the error that ends this one and call `print_error`, unless another rank has done so.
 
         The other ranks wait until it is printed, because a launcher ends all ranks as soon as one has ended.
         """
+        if self.failure is not None and self.failure.kind == "error":
+            return  # a rank reports its error after it has printed it
         is_first = True
         with suppress(RuntimeError):
             # The value starts with the rank number: if two ranks publish the same error, only one of them is first.
@@ -108,59 +139,25 @@ class LivenessCheck:
                 self._store.set(_PRINTED_KEY, "1")
             else:
                 self._store.wait_for_keys([_PRINTED_KEY], _ANSWER_TIMEOUT_SECONDS)
-        self.share_before_exit()
+        if is_first:
+            self.report(Failure("error", self._rank, error))
 
-    def read_error(self) -> str | None:
-        """Return the published error (without its first line, the rank), or the cached one if the store is gone."""
-        try:
-            error = self._store.get(_ERROR_KEY)
-        except RuntimeError:
-            return self._cached_error
-        return None if error is None else error.partition("\n")[2]
+    def stop(self, *, says_goodbye: bool) -> None:
+        """Stop watching. Without a goodbye, the other ranks see this one as lost."""
+        self.tree.stop(says_goodbye=says_goodbye)
 
-    def last_status(self, rank: int) -> str | None:
-        """Return the last status that a rank has published; None if there is none or the store is gone."""
-        try:
-            return self._store.get(status_key(rank))
-        except RuntimeError:
-            return None
+    def _learn(self, failure: Failure) -> None:
+        if self.failure is None:
+            self.failure = failure
+            self._has_failed.set()
 
-    def stop(self) -> None:
-        """End the thread. If it were still waiting when Python exits, it would abort the process."""
-        self._stopped.set()
-        # A ping wakes the thread. If the store is gone, the thread has ended by itself.
-        with suppress(RuntimeError):
-            self._ping(self._rank)
-        self._thread.join(0 if self._store.is_unreachable else _ANSWER_TIMEOUT_SECONDS)
+    def _on_lost(self, rank: int, status: str | None) -> None:
+        self.report(Failure("lost", rank, status))
 
-    def _ping(self, rank: int) -> str:
-        """Ping one rank; return the key at which it will answer."""
-        number = self._store.add(f"num_pings/{rank}", 1)
-        self._store.set(f"ping/{rank}/{number}", "1")
-        return f"alive/{rank}/{number}"
-
-    def _ping_all(self) -> None:
-        """Ping every rank that is not lost, so that it caches the lost rank and the error, and wait for the answers."""
-        lost = self._store.get(_LOST_RANK_KEY)
-        answer_keys = [self._ping(rank) for rank in range(self._size) if rank != self._rank and str(rank) != lost]
-        # Ranks that have already ended won't answer, so this may time out.
-        self._store.wait_for_keys(answer_keys, _ANSWER_TIMEOUT_SECONDS)
-
-    def _answer_pings(self, store: SignedStore) -> None:
-        try:
-            for number in count(1):
-                store.wait([f"ping/{self._rank}/{number}"], _FOREVER)
-                if self._stopped.is_set():
-                    return
-                error = store.get(_ERROR_KEY)
-                self._cached_lost_rank = _parse_rank(store.get(_LOST_RANK_KEY))
-                self._cached_error = None if error is None else error.partition("\n")[2]
-                store.set(f"alive/{self._rank}/{number}", "1")
-        except RuntimeError:
-            # The store is gone: the run has ended, or the process that hosts the store was lost.
-            return
-
-
-def _parse_rank(text: str | None) -> int | None:
-    """Return the rank in a text; None if there is none. Without a secret, anyone may have written the text."""
-    return int(text) if text is not None and re.fullmatch("[0-9]{1,9}", text) else None
+    def _on_message(self, text: str) -> None:
+        if text == _QUESTION:
+            status = str(self.status)
+            if not status.startswith(WAITING):
+                self.report(Failure("slow", self._rank, status))
+        elif (failure := Failure.parse(text)) is not None:
+            self._learn(failure)

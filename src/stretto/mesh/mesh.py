@@ -52,7 +52,7 @@ class Mesh:
                 "CUDA_LAUNCH_BLOCKING=1 makes a stage wait until its message is received, and so two stages may wait "
                 "for each other forever; unset it, or debug with layout.stages=1"
             )
-        # With the topology, a LostPeerError names the lost rank's replica and stage, and a rank pings only its peers.
+        # With the topology, a LostPeerError names the lost rank's replica and stage.
         self.world = replace(world, topology=topology)
         if world.watchdog is not None:
             world.watchdog.find_error = self.world.find_fatal_error

@@ -1,15 +1,21 @@
 """RankStore: a key-value store of short texts that all ranks share, with a time limit on every call."""
 
-from collections.abc import Callable
+import threading
+import time
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from itertools import count
 from typing import TypeVar
 
+from torch.distributed import DistStoreError
+
 from stretto.base.errors import LostPeerError, MeshError
 from stretto.mesh.signed_store import SignedStore
-from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout, poll
+from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout
 
 Value = TypeVar("Value")
+
+_CHECK_SECONDS = 0.5  # how often a rank that waits for a message looks whether another has failed
 
 
 class RankStore:
@@ -20,8 +26,7 @@ class RankStore:
     """
 
     def __init__(self, store: SignedStore, seconds: float = 20.0) -> None:
-        # Use a separate connection, because a call blocks all others on the same one.
-        self._store = store.clone()
+        self._store = store
         self._seconds = seconds
         self._numbers = count()
         self.is_unreachable = False
@@ -38,6 +43,10 @@ class RankStore:
         """Set a key unless a rank has set it; return whether its value is now `value`."""
         return self._call(lambda: self._store.set_once(key, value))
 
+    def check(self, keys: list[str]) -> bool:
+        """Return whether all keys have a value, signed or not."""
+        return self._call(lambda: self._store.check(keys))
+
     def delete(self, key: str) -> None:
         """Delete a key."""
         self._call(lambda: self._store.delete(key))
@@ -46,45 +55,63 @@ class RankStore:
         """Add `amount` to the integer at a key, which starts at 0, and return the sum."""
         return self._call(lambda: self._store.add(key, amount))
 
-    def wait_for_keys(self, keys: list[str], seconds: float) -> bool:
-        """Wait up to `seconds` for all keys to have a value; return whether they do."""
-        return not keys or poll(lambda: self._call(lambda: self._store.check_signed(keys)), seconds)
+    def wait_for_keys(
+        self, keys: list[str], seconds: float, raise_if_failed: Callable[[], None] = lambda: None
+    ) -> bool:
+        """Wait up to `seconds` for all keys to have a value; return whether they do. Meanwhile, the store isn't asked.
 
-    def wait_for_message(self, key: str, source: int, timeout: timedelta, raise_if_failed: Callable[[], None]) -> str:
-        """Return the value that rank `source` sets for `key`; call `raise_if_failed` repeatedly while waiting."""
+        `raise_if_failed` is called now and then, and may raise an error that ends the wait.
+        """
+        # A connection of its own, because a call blocks all others on the same one.
+        store = self._call(self._store.clone)
+        errors: list[Exception] = []
+        has_ended = threading.Event()
 
-        def is_set() -> bool:
-            if self._call(lambda: self._store.check([key])):
-                return True
+        def wait() -> None:
+            try:
+                store.wait(keys, timedelta(seconds=seconds))
+            except Exception as error:  # noqa: BLE001 - raised below, on the caller's thread
+                errors.append(error)
+            has_ended.set()
+
+        threading.Thread(target=wait, daemon=True).start()
+        deadline = time.monotonic() + seconds + self._seconds
+        while not has_ended.wait(_CHECK_SECONDS):
             raise_if_failed()
-            return False
+            if time.monotonic() > deadline:
+                self.is_unreachable = True
+                raise OperationTimeoutError("the store does not answer")
+        if errors and not isinstance(errors[0], DistStoreError):
+            raise errors[0]
+        return not errors  # a DistStoreError means that the time was up
 
+    def wait_for_messages(
+        self, keys: Mapping[int, str], timeout: timedelta, raise_if_failed: Callable[[], None]
+    ) -> list[str]:
+        """Return the values that ranks set for their `keys`; `raise_if_failed` is called repeatedly while waiting."""
+        names = list(keys.values())
         try:
-            if poll(is_set, timeout.total_seconds(), max_pause=0.5):
-                return self._read_message(key)
+            if self.wait_for_keys(names, timeout.total_seconds(), raise_if_failed):
+                values = self._call(lambda: self._store.get_all(names))
+                return [_check_signed(key, value) for key, value in zip(names, values, strict=True)]
+            missing = list(keys)[first_missing(self.check, names)]
         except RuntimeError as error:
             raise LostPeerError(
                 "the ranks' key-value store does not answer: its host (the launcher or rank 0) has ended or can't be "
                 "reached; restart the run"
             ) from error
         raise LostPeerError(
-            f"rank {source} sent no message for {timeout.total_seconds():.0f} s; check that rank's output, or raise "
+            f"rank {missing} sent no message for {timeout.total_seconds():.0f} s; check that rank's output, or raise "
             "run.timeout"
         )
+
+    def wait_for_message(self, key: str, source: int, timeout: timedelta, raise_if_failed: Callable[[], None]) -> str:
+        """Return the value that rank `source` sets for `key`, as `wait_for_messages`."""
+        return self.wait_for_messages({source: key}, timeout, raise_if_failed)[0]
 
     def next_number(self) -> int:
         """Return 0, 1, 2, ... Ranks that make the same calls get equal numbers, for keys that they share."""
         return next(self._numbers)
-
-    def _read_message(self, key: str) -> str:
-        message = self.get(key)
-        if message is None:
-            # An error, because if the rank waited on, anyone who can write to the store could stop the run silently.
-            raise MeshError(
-                f"{key} in the ranks' key-value store is not signed with this run's secret, so it is not from its "
-                "ranks; find out who can connect to the store, then restart the run"
-            )
-        return message
 
     def _call(self, call: Callable[[], Value]) -> Value:
         if self.is_unreachable:
@@ -94,3 +121,25 @@ class RankStore:
         except OperationTimeoutError:
             self.is_unreachable = True
             raise
+
+
+def first_missing(check: Callable[[list[str]], bool], keys: list[str]) -> int:
+    """Return the index of the first key without a value, if there is one, in about log2(number of keys) calls."""
+    start, stop = 0, len(keys)
+    while stop - start > 1:
+        middle = (start + stop) // 2
+        if check(keys[start:middle]):
+            start = middle
+        else:
+            stop = middle
+    return start
+
+
+def _check_signed(key: str, message: str | None) -> str:
+    if message is None:
+        # An error, because if the rank waited on, anyone who can write to the store could stop the run silently.
+        raise MeshError(
+            f"{key} in the ranks' key-value store is not signed with this run's secret, so it is not from its "
+            "ranks; find out who can connect to the store, then restart the run"
+        )
+    return message

@@ -4,12 +4,13 @@ torchrun's store outlives the ranks: it may still hold keys of an earlier launch
 restarts differently. So rank 0 draws a random id and welcomes the random hello of each other rank, which then joins.
 
     rank 0                                  rank 1
-    launch_id = 5f3a...                     hello/1 = 09bc...
-    5f3a.../welcome/1/09bc... = yes   ──►   reads launch_id, finds its own hello welcomed
+    reads all hellos                  ◄──   hello/1 = 09bc...
+    welcome/1/09bc... = 5f3a...       ──►   waits for this key: 5f3a... is the launch id
     reads 5f3a.../joined/1            ◄──   5f3a.../joined/1 = yes
 
-The last two are signed: each rank shows that it has the run's secret, by signing what the other has just drawn. Id and
-hello are not, because an earlier launch may have left them with a signature of another secret.
+The last two are signed: each rank shows that it has the run's secret, by signing what the other has just drawn. A hello
+is not, because an earlier launch may have left it with a signature of another secret. Rank 0 reads and writes the keys
+of all ranks in one call, and the others wait, so each rank makes a few calls, however many ranks there are.
 """
 
 import uuid
@@ -18,6 +19,7 @@ from datetime import timedelta
 
 from stretto.base.errors import LostPeerError, MeshError
 from stretto.mesh.c10d import Store
+from stretto.mesh.rank_store import RankStore, first_missing
 from stretto.mesh.secret import SECRET_VARIABLE
 from stretto.mesh.signed_store import SignedStore
 from stretto.mesh.timeouts import poll
@@ -25,65 +27,75 @@ from stretto.mesh.timeouts import poll
 # How long rank 0 waits for the other ranks to leave.
 _LEAVE_SECONDS = 10.0
 _YES = "yes"
+_ID_LENGTH = 32
 
 
 def rendezvous(store: SignedStore, rank: int, size: int, timeout: timedelta) -> str:
     """Return the launch id that all ranks of this launch have agreed on."""
     seconds = timeout.total_seconds()
-    return _lead(store, size, seconds) if rank == 0 else _follow(store, rank, seconds)
+    return _lead(store, size, seconds) if rank == 0 else _follow(store, rank, size, seconds)
+
+
+def forget(store: SignedStore, rank: int, launch_id: str) -> None:
+    """Delete this rank's keys of the rendezvous, after all ranks have joined."""
+    if rank > 0:
+        hello = store.unsigned.get(f"hello/{rank}").decode(errors="replace")
+        for key in (f"hello/{rank}", f"welcome/{rank}/{hello}", f"{launch_id}/joined/{rank}"):
+            store.delete(key)
 
 
 def leave(store: Store, rank: int, size: int) -> None:
     """Leave a store that rank 0 hosts, after a successful run: rank 0 waits until the others no longer need it."""
-    if rank == 0:
-        poll(lambda: store.add("left", 0) >= size - 1, _LEAVE_SECONDS)
-        return
     # If this rank finishes after rank 0 has stopped waiting, the store is gone. That does no harm.
     with suppress(RuntimeError):
-        store.add("left", 1)
+        if rank == 0:
+            store.wait(["all_left"], timedelta(seconds=_LEAVE_SECONDS))
+        elif store.add("left", 1) == size - 1:
+            store.set("all_left", _YES)
 
 
 def _lead(store: SignedStore, size: int, seconds: float) -> str:
     launch_id = uuid.uuid4().hex
     store.unsigned.set("launch_id", launch_id)
     launch_store = store.in_scope(launch_id)
-    missing = set(range(1, size))
+    hello_keys = [f"hello/{rank}" for rank in range(1, size)]
+    joined_keys = [f"joined/{rank}" for rank in range(1, size)]
+    welcomed: set[str] = set()
 
     def welcome_ranks() -> bool:
-        for rank in sorted(missing):
-            if launch_store.check([f"joined/{rank}"]):
-                if launch_store.get(f"joined/{rank}") != _YES:  # a rank without a secret reads the signature too
-                    raise _secret_error(rank)
-                missing.discard(rank)
-            elif store.check([f"hello/{rank}"]):
-                # A hello left over from an earlier launch does no harm: no rank joins until its new hello replaces it.
-                hello = store.unsigned.get(f"hello/{rank}").decode(errors="replace")
-                launch_store.set(f"welcome/{rank}/{hello}", _YES)
-        return not missing
+        if not store.check(hello_keys):
+            return False
+        # A hello left over from an earlier launch does no harm: no rank joins until its new hello replaces it.
+        hellos = [value.decode(errors="replace") for value in store.unsigned.multi_get(hello_keys)]
+        welcomes = {f"welcome/{rank}/{hello}": launch_id for rank, hello in enumerate(hellos, start=1)}
+        if new := {key: text for key, text in welcomes.items() if key not in welcomed}:
+            store.set_all(new)
+            welcomed.update(new)
+        return launch_store.check(joined_keys)
 
-    if not poll(welcome_ranks, seconds):
-        raise _missing_rank_error(min(missing), seconds)
+    if not poll(welcome_ranks, seconds, max_pause=0.5):
+        missing = hello_keys if not store.check(hello_keys) else [f"{launch_id}/{key}" for key in joined_keys]
+        raise _missing_rank_error(1 + first_missing(store.check, missing), seconds)
+    for rank, text in enumerate(launch_store.get_all(joined_keys), start=1):
+        if text != _YES:  # a rank without a secret reads the signature too
+            raise _secret_error(rank)
     return launch_id
 
 
-def _follow(store: SignedStore, rank: int, seconds: float) -> str:
+def _follow(store: SignedStore, rank: int, size: int, seconds: float) -> str:
     hello = uuid.uuid4().hex
     store.unsigned.set(f"hello/{rank}", hello)
-    launch_id = ""
-
-    def is_welcome() -> bool:
-        nonlocal launch_id
-        is_set = store.check(["launch_id"])
-        launch_id = store.unsigned.get("launch_id").decode(errors="replace") if is_set else ""
-        return store.check([f"{launch_id}/welcome/{rank}/{hello}"])
-
-    if not poll(is_welcome, seconds):
-        raise _missing_rank_error(0, seconds)
-    launch_store = store.in_scope(launch_id)
-    welcome = launch_store.get(f"welcome/{rank}/{hello}")
+    key = f"welcome/{rank}/{hello}"
+    if not RankStore(store).wait_for_keys([key], seconds):
+        # Rank 0 welcomes nobody before all are there.
+        hello_keys = [f"hello/{other}" for other in range(1, size)]
+        is_rank_0_missing = store.check(hello_keys)
+        raise _missing_rank_error(0 if is_rank_0_missing else 1 + first_missing(store.check, hello_keys), seconds)
+    welcome = store.unsigned.get(key)
+    launch_id = welcome.decode(errors="replace")[-_ID_LENGTH:]
     # In any case, so that rank 0 fails with the same error if the secrets differ.
-    launch_store.set(f"joined/{rank}", _YES)
-    if welcome != _YES:
+    store.in_scope(launch_id).set(f"joined/{rank}", _YES)
+    if store.verify(key, welcome) != launch_id:
         raise _secret_error(rank)
     return launch_id
 

@@ -8,11 +8,12 @@ copied to another key or from an earlier launch:
     value    <HMAC-SHA256 of secret; scope, key, text><text>
 
 A rank can't tell if someone deletes a key or puts back an earlier text of the same key. Counters can't be signed. So
-neither may decide more than how long a rank waits, or which number a ping has.
+neither may decide more than how long a rank waits.
 """
 
 import hmac
 import json
+from collections.abc import Mapping
 from datetime import timedelta
 
 from stretto.mesh.c10d import PrefixStore, Store
@@ -38,18 +39,32 @@ class SignedStore:
 
     def get(self, key: str) -> str | None:
         """Return the text of a key; None if it has none, or one that no rank of this run has signed."""
-        return self._verify(key, self.unsigned.get(key)) if self.unsigned.check([key]) else None
+        return self.verify(key, self.unsigned.get(key)) if self.unsigned.check([key]) else None
+
+    def wait_for(self, key: str, timeout: timedelta) -> str | None:
+        """Wait until a key has a value; return its text, or None if no rank of this run has signed it."""
+        self.unsigned.wait([key], timeout)
+        return self.verify(key, self.unsigned.get(key))
+
+    def get_all(self, keys: list[str]) -> list[str | None]:
+        """Return the texts of keys that all have a value, in one call; None for those that are not signed."""
+        return [self.verify(key, value) for key, value in zip(keys, self.unsigned.multi_get(keys), strict=True)]
 
     def set(self, key: str, text: str) -> None:
         """Set the text of a key."""
-        self.unsigned.set(key, self._sign(key, text))
+        self.unsigned.set(key, self.sign(key, text))
+
+    def set_all(self, texts: Mapping[str, str]) -> None:
+        """Set the texts of several keys, in one call."""
+        values = [self.sign(key, text) for key, text in texts.items()]
+        self.unsigned.multi_set(list(texts), values)  # type: ignore[attr-defined]
 
     def set_once(self, key: str, text: str) -> bool:
         """Set a key unless a rank has set it; return whether its text is now `text`."""
-        signed = self._sign(key, text)
+        signed = self.sign(key, text)
         # compare_set takes an expected value of "" to mean that the key has none.
         value = self.unsigned.compare_set(key, "", signed)
-        if self._verify(key, value) is None:
+        if self.verify(key, value) is None:
             # Not from a rank. Otherwise anyone could keep an error from being published.
             self.unsigned.set(key, signed)
             return True
@@ -58,10 +73,6 @@ class SignedStore:
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys have a value, signed or not."""
         return self.unsigned.check(keys)
-
-    def check_signed(self, keys: list[str]) -> bool:
-        """Return whether all keys have texts that ranks of this run have signed."""
-        return self.check(keys) and (self._secret is None or all(self.get(key) is not None for key in keys))
 
     def wait(self, keys: list[str], timeout: timedelta) -> None:
         """Wait until all keys have a value, signed or not."""
@@ -75,10 +86,11 @@ class SignedStore:
         """Add `amount` to the integer at a key, which starts at 0, and return the sum. It is not signed."""
         return self.unsigned.add(key, amount)
 
-    def _sign(self, key: str, text: str) -> str:
+    def sign(self, key: str, text: str) -> str:
+        """Return a text with the signature that makes it valid at `key`."""
         return f"{self._signature(key, text)}{text}"
 
-    def _verify(self, key: str, value: bytes) -> str | None:
+    def verify(self, key: str, value: bytes) -> str | None:
         """Return the text of a value; None if its signature is not valid."""
         decoded = value.decode(errors="replace")
         if self._secret is None:

@@ -7,6 +7,7 @@ from datetime import timedelta
 
 from stretto.base.errors import LostPeerError, MeshError
 from stretto.mesh.c10d import TCPStore
+from stretto.mesh.file_limit import raise_file_limit
 from stretto.mesh.launch_info import LaunchInfo
 
 _log = logging.getLogger(__name__)
@@ -17,6 +18,7 @@ def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
     address, port = launch_info.address, launch_info.port
     is_host = launch_info.rank == 0 and not launch_info.has_agent_store
     is_single_node = launch_info.local_size == launch_info.size
+    raise_file_limit(launch_info.size if is_host else 0)
     listener = listen_at(address, port, is_single_node=is_single_node) if is_host else None
     if is_host and listener is None:
         _log.warning(

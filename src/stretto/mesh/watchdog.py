@@ -1,11 +1,8 @@
 """Watchdog: ends a rank whose main thread may wait forever for a lost rank.
 
 With gloo, a connection to a lost rank breaks, and the call that uses it raises an error. With NCCL nothing raises: the
-host waits for a kernel that never ends, and not even signal handlers run. So each rank has a thread that watches:
-
-- the next rank, through its heartbeats
-- the store, where any rank can publish which rank is lost, or the error that ends the run
-- how long the main thread has been waiting for other ranks
+host waits for a kernel that never ends, and not even signal handlers run. So each rank has a thread that watches
+whether a failure was reported, and how long the main thread has been waiting for other ranks.
 
 If there is a reason to give up, the thread prints it, aborts the process groups and ends the process.
 """
@@ -19,37 +16,29 @@ from contextlib import suppress
 
 from stretto.base.errors import SHARED_ERRORS, StrettoError
 from stretto.mesh.c10d import abort_process_groups
-from stretto.mesh.heartbeats import Heartbeats
 from stretto.mesh.timeouts import call_with_timeout
 
-_PERIOD_SECONDS = 1.0
-_MAX_READS_PER_SECOND = 1000  # of the store, by all ranks together
+_PERIOD_SECONDS = 0.25
 _ABORT_SECONDS = 2.0
 
 
 class Watchdog:
     """Runs the thread that ends this rank if it waits for a lost rank, or after an error on another rank.
 
-    `find_error` is called about once per second, with the number of the next rank if that is lost, else None; it
-    returns the error that ends this rank, or None.
+    `find_error` is called a few times per second; it returns the error that ends this rank, or None.
     """
 
-    def __init__(
-        self, heartbeats: Heartbeats, size: int, find_error: Callable[[int | None], StrettoError | None]
-    ) -> None:
+    def __init__(self, find_error: Callable[[], StrettoError | None]) -> None:
         self.find_error = find_error
-        self._heartbeats = heartbeats
-        self._read_period = max(_PERIOD_SECONDS, size / _MAX_READS_PER_SECOND)
         self._stopped = threading.Event()
         self._is_ending = False
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
-    def stop(self, *, says_goodbye: bool) -> None:
-        """End the thread. Without a goodbye, the other ranks see this one as lost as soon as its process ends."""
+    def stop(self) -> None:
+        """End the thread."""
         self._stopped.set()
         self._thread.join(_PERIOD_SECONDS)
-        self._heartbeats.stop(says_goodbye=says_goodbye)
 
     def block_if_ending(self) -> None:
         """Never return if this process is about to end: operations were aborted, so their results are not valid."""
@@ -57,13 +46,8 @@ class Watchdog:
             time.sleep(_PERIOD_SECONDS)
 
     def _watch(self) -> None:
-        next_read = 0.0
         while not self._stopped.wait(_PERIOD_SECONDS):
-            lost = self._heartbeats.next_rank if self._heartbeats.is_next_rank_lost() else None
-            if lost is None and time.monotonic() < next_read:
-                continue
-            next_read = time.monotonic() + self._read_period
-            error = self.find_error(lost)
+            error = self.find_error()
             if error is not None and not self._stopped.is_set():
                 self._is_ending = True
                 _exit(error)

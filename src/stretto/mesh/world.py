@@ -16,10 +16,9 @@ from stretto.base.device_copy import to_device
 from stretto.base.errors import SHARED_ERRORS, LostPeerError, StrettoError
 from stretto.mesh.c10d import HashStore
 from stretto.mesh.launcher_watch import Launcher
-from stretto.mesh.liveness import LivenessCheck
+from stretto.mesh.liveness import WAITING, Failure, Liveness
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.signed_store import SignedStore
-from stretto.mesh.status import WAITING, StatusPublisher
 from stretto.mesh.strict import STRICT
 from stretto.mesh.topology import Topology
 from stretto.mesh.wait_timer import WaitTimer
@@ -46,10 +45,9 @@ class World:
     rank: int
     size: int
     device: torch.device
-    liveness: LivenessCheck | None = None  # None for a single rank
+    liveness: Liveness | None = None  # None for a single rank
     # Short messages between ranks.
     store: RankStore = field(default_factory=lambda: RankStore(SignedStore(HashStore())))
-    publisher: StatusPublisher | None = None  # None for a single rank
     timeout: timedelta = TIMEOUT
     local_size: int = 1  # number of ranks on this node
     watchdog: Watchdog | None = None  # ends this rank if it waits for a lost one; None with gloo, which raises errors
@@ -177,25 +175,23 @@ class World:
         try:
             yield
         except RuntimeError as error:
-            self._block_if_ending()
-            cause = self.published_error() or self._lost_rank_error(activity)
             # gloo raises a plain RuntimeError after a timeout; only the elapsed time distinguishes it from others.
-            if cause is None and time.monotonic() - started >= self.timeout.total_seconds():
-                straggler = self._find_straggler()
-                cause = None if straggler is None else self._timeout_error(straggler, activity)
+            cause = self._find_cause(activity, has_timed_out=time.monotonic() - started >= self.timeout.total_seconds())
             if cause is None:
                 raise
             raise cause from error
 
     def transfer_error(self, peer: int, activity: str) -> StrettoError:
         """Return the error for a failed send to, or receive from, one peer; it may say "while {activity}"."""
+        has_timed_out = self.liveness is not None and self.liveness.has_waited(self.timeout.total_seconds())
+        cause = self._find_cause(activity, has_timed_out=has_timed_out)
+        return cause or self._describe(Failure("slow", peer, None), activity)
+
+    def _find_cause(self, activity: str, *, has_timed_out: bool) -> StrettoError | None:
+        """Return the error for a failed operation with other ranks; None if none of them has failed."""
         self._block_if_ending()
-        cause = self.published_error() or self._lost_rank_error(activity)
-        if cause is not None:
-            return cause
-        # All peers answer, so the operation has timed out.
-        straggler = self._find_straggler()
-        return self._timeout_error(peer if straggler is None else straggler, activity)
+        failure = None if self.liveness is None else self.liveness.find_failure(asks=has_timed_out)
+        return None if failure is None else self._describe(failure, activity)
 
     def _block_if_ending(self) -> None:
         if self.launcher is not None:
@@ -203,17 +199,13 @@ class World:
 
     def set_status(self, status: object) -> None:
         """Set what this rank is doing, which other ranks report if this one is lost."""
-        if self.publisher is not None:
-            self.publisher.status, self.publisher.status_since = status, time.monotonic()
+        if self.liveness is not None:
+            self.liveness.set_status(status)
 
     @property
     def status(self) -> object:
         """What this rank is doing, as last set."""
-        return None if self.publisher is None else self.publisher.status
-
-    def last_status(self, rank: int) -> str | None:
-        """Return the last published status of a rank; None if it has published none."""
-        return None if self.liveness is None else self.liveness.last_status(rank)
+        return None if self.liveness is None else self.liveness.status
 
     def publish_error(self, error: StrettoError, print_error: Callable[[], None] = lambda: None) -> None:
         """Publish the error that ends this rank, so that all others end with the same error.
@@ -230,93 +222,61 @@ class World:
     def stop_watchdog(self, *, says_goodbye: bool) -> None:
         """Stop watching the other ranks. Without a goodbye, they see this one as lost as soon as its process ends."""
         if self.watchdog is not None:
-            self.watchdog.stop(says_goodbye=says_goodbye)
+            self.watchdog.stop()
+        if self.liveness is not None and says_goodbye:
+            self.liveness.stop(says_goodbye=True)
 
-    def published_error(self) -> StrettoError | None:
-        """Return the error that another rank has published; None if there is none."""
-        published = None if self.liveness is None else self.liveness.read_error()
-        if published is None:
-            return None
-        class_name, _, message = published.partition("\n")
-        return next((shared for shared in SHARED_ERRORS if shared.__name__ == class_name), StrettoError)(message)
-
-    def raise_published_error(self) -> None:
-        """Raise the error that another rank has published, if there is one."""
-        error = self.published_error()
+    def raise_failure(self) -> None:
+        """Raise the error that another rank has published, or one about a lost rank, if this rank has learned of it."""
+        error = self._known_failure()
         if error is not None:
             raise error
 
-    @property
-    def _peer_ranks(self) -> Sequence[int]:
-        """The ranks that this one depends on, this one included: all ranks, or those of its replica and its stage."""
-        return range(self.size) if self.topology is None else self.topology.peer_ranks(self.rank)
-
-    def find_fatal_error(self, lost: int | None) -> StrettoError | None:
-        """Return the error that must end this rank, for its watchdog; `lost` is a rank that it found to be lost."""
+    def _known_failure(self) -> StrettoError | None:
         if self.liveness is None:
             return None
+        if self.liveness.failure is None and self.liveness.tree.problem is not None:
+            self.liveness.read_store()
+        failure, status = self.liveness.failure, str(self.liveness.status)
+        activity = status if status.startswith(WAITING) else "running"
+        return None if failure is None else self._describe(failure, activity)
+
+    def find_fatal_error(self) -> StrettoError | None:
+        """Return the error that must end this rank, for its watchdog."""
         self._block_if_ending()
-        self.liveness.retry_store()
-        error = self._fatal_error(lost)
-        if error is not None:
-            self.liveness.share_before_exit()
-        return error
-
-    def _fatal_error(self, lost: int | None) -> StrettoError | None:
-        if self.liveness is None or self.publisher is None:
+        if self.liveness is None or (error := self._known_failure()) is not None:
+            return error
+        if not self.liveness.has_waited(self.timeout.total_seconds()):
             return None
-        if (published := self.published_error()) is not None:
-            return published
-        if lost is not None:
-            self.liveness.report_lost(lost)
-        reported, status = self.liveness.lost_rank(), str(self.publisher.status)
-        lost = lost if reported is None else reported  # the first report counts
-        is_waiting = status.startswith(WAITING)
-        activity = status if is_waiting else "running"
-        if lost is not None:
-            return self._describe_loss(lost, activity)
-        if is_waiting and time.monotonic() - self.publisher.status_since > self.timeout.total_seconds():
-            straggler = self._find_straggler()
-            if straggler is None:
-                return LostPeerError(
-                    f"rank {self.rank} gave up after {self.timeout.total_seconds():.0f} s, while {activity}; its peers "
-                    "are waiting too: check that all ranks run the same code with the same config"
-                )
-            # The others then name the same rank, and that rank ends too if it can.
-            self.liveness.report_lost(straggler)
-            return self._timeout_error(straggler, activity)
-        return None
+        activity = str(self.liveness.status)
+        # The others then name the same rank, and that rank ends too if it can.
+        return self._find_cause(activity, has_timed_out=True) or LostPeerError(
+            f"rank {self.rank} gave up after {self.timeout.total_seconds():.0f} s, while {activity}; its peers "
+            "are waiting too: check that all ranks run the same code with the same config"
+        )
 
-    def _lost_rank_error(self, activity: str) -> LostPeerError | None:
-        """Return the error that names a lost rank; None if all peers answer."""
-        lost = None if self.liveness is None else self.liveness.find_lost_rank(self._peer_ranks)
-        return None if lost is None else self._describe_loss(lost, activity)
-
-    def _describe_loss(self, lost: int, activity: str) -> LostPeerError:
-        if lost == self.rank:  # other ranks have reported this one as lost
+    def _describe(self, failure: Failure, activity: str) -> StrettoError:
+        """Return the error that ends this rank after a failure; it may say "while {activity}"."""
+        if failure.kind == "error":
+            class_name, _, message = (failure.text or "").partition("\n")
+            return next((shared for shared in SHARED_ERRORS if shared.__name__ == class_name), StrettoError)(message)
+        if failure.rank == self.rank:  # other ranks have reported this one
             return LostPeerError(
-                f"the other ranks could not reach rank {lost} and gave up on it while it was {activity}; "
+                f"the other ranks could not reach rank {self.rank} and gave up on it while it was {activity}; "
                 "if the network was interrupted, restart this node's ranks"
             )
+        name = self._describe_rank(failure)
+        if failure.kind == "lost":
+            return LostPeerError(
+                f"rank {self.rank} lost {name} while {activity}; check that rank's output for the cause"
+            )
         return LostPeerError(
-            f"rank {self.rank} lost {self._describe_rank(lost)} while {activity}; "
-            "check that rank's output for the cause"
+            f"rank {self.rank} gave up on {name} after {self.timeout.total_seconds():.0f} s, while {activity}; "
+            "that rank is alive but makes no progress: check its output, or raise run.timeout"
         )
 
-    def _find_straggler(self) -> int | None:
-        """Return the first peer that is not waiting for others, and so delays them; None if all wait."""
-        statuses = {rank: self.last_status(rank) or "" for rank in self._peer_ranks if rank != self.rank}
-        return next((rank for rank, status in statuses.items() if not status.startswith(WAITING)), None)
-
-    def _timeout_error(self, rank: int, activity: str) -> LostPeerError:
-        return LostPeerError(
-            f"rank {self.rank} gave up on {self._describe_rank(rank)} after {self.timeout.total_seconds():.0f} s, "
-            f"while {activity}; that rank is alive but makes no progress: check its output, or raise run.timeout"
-        )
-
-    def _describe_rank(self, rank: int) -> str:
+    def _describe_rank(self, failure: Failure) -> str:
         """Return a rank with its position and status: `rank 3 (replica 1, stage 0, last seen in F0.1 of window 9)`."""
-        status = self.last_status(rank)
-        details = [] if self.topology is None else [str(self.topology.position(rank))]
-        details += [] if status is None else [f"last seen {status}"]
-        return f"rank {rank} ({', '.join(details)})" if details else f"rank {rank}"
+        details = [] if self.topology is None else [str(self.topology.position(failure.rank))]
+        details += [] if failure.text is None else [f"last seen {failure.text}"]
+        return f"rank {failure.rank} ({', '.join(details)})" if details else f"rank {failure.rank}"
