@@ -48,12 +48,16 @@ class Store:
     digest: str  # SHA-256 of the index; it identifies the content of all files, since the index covers their checksums
 
     @classmethod
-    def open(cls, location: Path | str, cache: Cache | None = None) -> "Store":
-        """Open what `stretto prepare` wrote, in a folder or copied to object storage; shards are read on demand."""
+    def open(cls, location: Path | str, cache: Cache | None = None, *, checks_files: bool = True) -> "Store":
+        """Open what `stretto prepare` wrote, in a folder or copied to object storage; shards are read on demand.
+
+        Without `checks_files`, files of a folder that are missing or too short are noticed when they are first read: of
+        many ranks, one checks them all.
+        """
         location, cache = str(location), cache or Cache()
         tree = _read_index(location, cache)
         try:
-            return _open(location, tree, cache)
+            return _open(location, tree, cache, checks_files=checks_files)
         except (KeyError, TypeError, ValueError) as error:
             raise damaged_index(location, repr(error)) from None
 
@@ -132,7 +136,7 @@ def _missing_index(location: str) -> DataError:
     return DataError(f"{location} holds no prepared data ({INDEX} is missing); {remedy}")
 
 
-def _open(location: str, tree: dict[str, Any], cache: Cache) -> Store:
+def _open(location: str, tree: dict[str, Any], cache: Cache, *, checks_files: bool) -> Store:
     entries = [parse_index(_FileEntry, entry, location) for entry in tree["files"]]
     if len({entry.name for entry in entries}) < len(entries):
         raise damaged_index(location, "it lists a file twice")
@@ -151,6 +155,8 @@ def _open(location: str, tree: dict[str, Any], cache: Cache) -> Store:
             raise DataError(f"{location}: {INDEX} lists {name!r}, which is not a file name; do not trust this store")
         files.append(PagedFile(name, entry.num_bytes, checksums))
     pages: Pages = RemotePages(location, files, cache) if is_remote(location) else LocalPages(Path(location), files)
+    if checks_files and isinstance(pages, LocalPages):
+        pages.check_files()
     digest = str(add_checksum(tree)["sha256"])  # `verify_checksum` has removed it
     return Store(location, str(tree["kind"]), dict(tree["fields"]), tuple(files), pages, digest)
 

@@ -70,12 +70,11 @@ class LocalPages:
         self._files = {file.name: file for file in files}
         self._open_files = LruCache[_Descriptor](MAX_OPEN_FILES)
         self._is_verified = {name: np.zeros(len(file.checksums), bool) for name, file in self._files.items()}
+
+    def check_files(self) -> None:
+        """Raise DataError if a file is missing or has a different size; otherwise, that is found when it is opened."""
         for file in self._files.values():
-            path = path_in_store(folder, file.name)
-            size = path.stat().st_size if path.is_file() else None
-            if size != file.num_bytes:
-                problem = "is missing" if size is None else f"has {size:,} bytes, not {file.num_bytes:,}"
-                raise DataError(f"{path} {problem}; copy it again or prepare the data again")
+            _check_size(self._folder, file)
 
     def read(self, byte_ranges: Sequence[ByteRange]) -> list[ByteArray]:
         """Return the bytes of each range; verify pages that have not been read before."""
@@ -87,12 +86,15 @@ class LocalPages:
     def _read_range(self, name: str, start: int, stop: int) -> ByteArray:
         path = self._folder / name
         try:
-            content = self._open_files.get(name, lambda: _Descriptor(path)).read(start, stop)
+            content = self._open_files.get(name, lambda: self._open(name)).read(start, stop)
         except OSError as error:
             raise DataError(f"{path} can't be read ({error.strerror}); check the disk, or copy it again") from error
         if len(content) < stop - start:
             raise DataError(f"{path} was truncated after it was opened; copy it again or prepare the data again")
         return np.frombuffer(content, np.uint8)
+
+    def _open(self, name: str) -> "_Descriptor":
+        return _Descriptor(_check_size(self._folder, self._files[name]))
 
     def _verify(self, file: PagedFile, start: int, stop: int) -> None:
         for page in file.pages(start, stop):
@@ -119,6 +121,16 @@ class _Descriptor:
             parts.append(part)
             start += len(part)
         return b"".join(parts)
+
+
+def _check_size(folder: Path, file: PagedFile) -> Path:
+    """Return the path of a store's file; raise DataError if it is missing or has a different size."""
+    path = path_in_store(folder, file.name)
+    size = path.stat().st_size if path.is_file() else None
+    if size != file.num_bytes:
+        problem = "is missing" if size is None else f"has {size:,} bytes, not {file.num_bytes:,}"
+        raise DataError(f"{path} {problem}; copy it again or prepare the data again")
+    return path
 
 
 def path_in_store(folder: Path, name: str) -> Path:

@@ -58,12 +58,13 @@ class RunInputs:
     metrics: RunMetrics
 
 
-def build_inputs(config: RunConfig) -> RunInputs:
+def build_inputs(config: RunConfig, *, checks_files: bool = True) -> RunInputs:
     """Open a config's data and build its model and loss; check all that can be checked without a device.
 
     An invalid config raises the same error on every rank, or just once if a command calls this before launching ranks.
+    `checks_files` is as in `Store.open`.
     """
-    train, valid = open_feeds(config.data, config.layout, config.run.seed)
+    train, valid = open_feeds(config.data, config.layout, config.run.seed, checks_files=checks_files)
     if valid is None and config.evaluation_dependent is not None:
         raise ConfigError(
             f"{config.evaluation_dependent} depends on evaluations during the run, but "

@@ -45,15 +45,18 @@ class Feed:
     target_std: tuple[float, ...] = ()  # that each value to predict is divided by; empty if targets are not scaled
 
 
-def open_feeds(data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed | None]:
-    """Return the feeds of the training and the validation data, checked against each other."""
+def open_feeds(data: DataConfig, layout: Layout, seed: int, *, checks_files: bool = True) -> tuple[Feed, Feed | None]:
+    """Return the feeds of the training and the validation data, checked against each other.
+
+    `checks_files` is as in `Store.open`.
+    """
     if data.factory is not None:
         return _factory_feeds(data.factory, data, layout, seed)
     assert data.train is not None
-    train = open_feed("data.train", data.train, data, layout, seed)
+    train = open_feed("data.train", data.train, data, layout, seed, checks_files=checks_files)
     if data.valid is None:
         return train, None
-    valid = open_feed("data.valid", data.valid, data, layout, seed, is_validation=True)
+    valid = open_feed("data.valid", data.valid, data, layout, seed, is_validation=True, checks_files=checks_files)
     check_same_spec(train.data_spec, valid.data_spec, f"data.train={data.train}", f"data.valid={data.valid}")
     return train, valid
 
@@ -109,14 +112,21 @@ def _source_feed(name: str, source: object, data: DataConfig, seed: int) -> Feed
 
 
 def open_feed(
-    field: str, location: str | Path, data: DataConfig, layout: Layout, seed: int, *, is_validation: bool = False
+    field: str,
+    location: str | Path,
+    data: DataConfig,
+    layout: Layout,
+    seed: int,
+    *,
+    is_validation: bool = False,
+    checks_files: bool = True,
 ) -> Feed:
     """Return the feed of the data at `location`; a DataError begins with `field`."""
     cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
     # Validation windows shrink until this many lanes fit. None: training data, where too little data is an error.
     min_rows = layout.num_global_micro_batches if is_validation else None
     try:
-        store = Store.open(location, cache)
+        store = Store.open(location, cache, checks_files=checks_files)
         if store.kind == CorpusFields.kind:
             feed = _corpus_feed(Corpus.from_store(store), data, min_rows)
         else:

@@ -16,8 +16,16 @@ from stretto.train.trained_model import check_weights
 from stretto.train.weights import check_initial_weights
 
 
-def prepare_run(config: RunConfig, resume: str = "auto", allowed_locations: Sequence[str] = ()) -> RunInputs:
-    """Return a run's inputs; raise if it can't start or resume. The arguments are those of `Run`."""
+def prepare_run(
+    config: RunConfig, resume: str = "auto", allowed_locations: Sequence[str] = (), *, is_first_rank: bool = True
+) -> RunInputs:
+    """Return a run's inputs; raise if it can't start or resume. The other arguments are those of `Run`.
+
+    Only the first rank looks at the run's folder, its checkpoints and the sizes of the data's files: with thousands of
+    ranks and files, storage would get millions of requests. If it raises, the other ranks end with the same error.
+    """
+    if not is_first_rank:
+        return build_inputs(config, checks_files=False)
     _check_folder(config, resume)
     check_sinks(config.logging)
     inputs = build_inputs(config)
