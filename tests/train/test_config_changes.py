@@ -1,17 +1,23 @@
 """What may change between two starts of a run, and what may not."""
 
 import json
+import os
 import re
+import tempfile
+import time
 import tracemalloc
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from stretto import Run
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.data import Corpus
 from stretto.errors import ConfigError
+from stretto.train import log as run_log
 from stretto.train.config_changes import find_changes
 from stretto.train.log import LogWriter, has_evaluation, open_log
 
@@ -94,6 +100,54 @@ def test_a_log_continues_after_the_saved_step(tmp_path: Path) -> None:
     with open_log(path, 5):
         pass
     assert [json.loads(line)["step"] for line in path.read_text().splitlines()] == [1, 2, 3, 4, 5]
+
+
+@given(
+    st.lists(st.sampled_from(["step", "save", "evaluation", "start"]), max_size=60),
+    st.integers(0, 20), st.integers(1, 200), st.integers(0, 400),
+)  # fmt: skip
+def test_reading_a_logs_end_gives_what_reading_all_of_it_gives(
+    kinds: list[str], resumed: int, block: int, max_copied: int
+) -> None:
+    """A save may be logged steps later, so lines of earlier steps come after those of later ones."""
+    step, lines = 0, []
+    for number, kind in enumerate(kinds):
+        step += kind == "step"
+        line_step = max(0, step - number % 3) if kind == "save" else step
+        lines.append(json.dumps({"kind": kind, "step": line_step, "note": "x" * (number * 7 % 50)}) + "\n")
+    expected = [line for line in lines if json.loads(line)["step"] <= resumed]
+    is_evaluated = any(
+        json.loads(line)["kind"] == "evaluation" and json.loads(line)["step"] == resumed for line in lines
+    )
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(run_log, "_BLOCK_BYTES", block)
+        patch.setattr(run_log, "_MAX_COPIED_BYTES", max_copied)
+        path = Path(folder) / "log.jsonl"
+        path.write_text("".join(lines) + '{"kind": "step", "st')
+        assert has_evaluation(path, resumed) == is_evaluated
+        open_log(path, resumed).close()
+        assert path.read_text() == "".join(expected)
+
+
+def test_a_log_of_a_gigabyte_opens_at_once_and_an_earlier_launch_stops_writing_to_it(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.touch()
+    os.truncate(path, 1 << 30)  # a sparse file: what comes before the last lines is not read
+    with path.open("a") as file:
+        file.write("\n" + "".join(json.dumps({"kind": "step", "step": step}) + "\n" for step in range(1, 9)))
+    with path.open("a", buffering=1) as earlier:
+        writer = LogWriter(earlier)
+        writer.write("step", {"step": 9})
+        started = time.perf_counter()
+        assert not has_evaluation(path, 5)
+        with open_log(path, 5) as now:
+            assert time.perf_counter() - started < 0.5
+            writer.write("step", {"step": 10})
+            LogWriter(now).write("step", {"step": 6})
+            writer.write("step", {"step": 11})
+    with path.open("rb") as file:
+        file.seek(1 << 30)
+        assert [json.loads(line)["step"] for line in file.read().splitlines()[1:]] == [1, 2, 3, 4, 5, 6]
 
 
 def test_a_long_log_is_read_line_by_line(tmp_path: Path) -> None:

@@ -40,12 +40,20 @@ def _describe_one(ranks: RankMeans) -> str:
 def _describe(ranks: RankMeans) -> str:
     busiest, least_busy = int(ranks.busy.argmax()), int(ranks.busy.argmin())
     mean = float(ranks.busy.mean())
+    summary = (
+        f"The mean step on {pluralize(ranks.num_ranks, 'rank')} took {format_seconds(ranks.seconds)}; "
+        f"{format_percent(ranks.bubble)} of all ranks' time was spent waiting."
+    )
+    if ranks.slowest is not None and ranks.ranks_per_group > 1:
+        rank, seconds = ranks.slowest
+        return (
+            f"{summary} Each bar is the median of {ranks.ranks_per_group} ranks. In the last measurement, rank {rank} "
+            f"was busiest with {format_seconds(seconds)}, {seconds / mean if mean else 1.0:.2f} times the mean."
+        )
     ratio = float(ranks.busy[busiest]) / mean if mean else 1.0
     return (
-        f"The mean step on {pluralize(ranks.num_ranks, 'rank')} took {format_seconds(ranks.seconds)}; "
-        f"{format_percent(ranks.bubble)} of all ranks' time was spent waiting. Rank {busiest} was busiest with "
-        f"{format_seconds(float(ranks.busy[busiest]))}, {ratio:.2f} times the mean; rank {least_busy} was least busy "
-        f"with {format_seconds(float(ranks.busy[least_busy]))}."
+        f"{summary} Rank {busiest} was busiest with {format_seconds(float(ranks.busy[busiest]))}, {ratio:.2f} times "
+        f"the mean; rank {least_busy} was least busy with {format_seconds(float(ranks.busy[least_busy]))}."
     )
 
 
@@ -57,17 +65,21 @@ def _time_chart(ranks: RankMeans) -> Html:
     if float(other.max()) > 0.02 * ranks.seconds:
         parts.append(StackedPart("other", "rest", other))
     values = [f"{format_percent(float(seconds) / ranks.seconds)} busy" for seconds in ranks.busy]
-    return _rank_chart("Mean step of each rank", step_time_unit(ranks.seconds), parts, format_seconds, values)
+    title = "Mean step of each rank" if ranks.ranks_per_group == 1 else "Mean step of groups of ranks"
+    return _rank_chart(ranks, title, step_time_unit(ranks.seconds), parts, format_seconds, values)
 
 
 def _memory_chart(ranks: RankMeans) -> Html:
     memory = np.nan_to_num(ranks.memory)
     size, name = next((unit for unit in _BYTE_UNITS if float(memory.max()) >= unit[0]), _BYTE_UNITS[-1])
     values = [format_bytes(float(value)) for value in memory]
-    return _rank_chart("Peak memory", (1 / size, name), [StackedPart("memory", "c2", memory)], format_bytes, values)
+    return _rank_chart(
+        ranks, "Peak memory", (1 / size, name), [StackedPart("memory", "c2", memory)], format_bytes, values
+    )
 
 
 def _rank_chart(
+    ranks: RankMeans,
     title: str,
     unit: tuple[float, str],
     parts: Sequence[StackedPart],
@@ -75,15 +87,18 @@ def _rank_chart(
     values: Sequence[str],
 ) -> Html:
     """Return a chart with a row per rank, or with columns for many ranks; arguments as in `stacked_bar_chart`."""
-    num_ranks, (factor, unit_name) = len(values), unit
-    if num_ranks > _MAX_ROWS:
-        num_columns = min(num_ranks, _MAX_COLUMNS)
+    factor, unit_name = unit
+    if len(values) > _MAX_ROWS:
+        num_columns = min(len(values), _MAX_COLUMNS)
         columns = []
         for part in parts:
             groups = np.array_split(np.array(part.amounts) * factor, num_columns)
             columns.append(part._replace(amounts=[float(group.mean()) for group in groups]))
-        return stacked_column_chart(title, unit_name, "rank", columns, num_ranks)
-    return stacked_bar_chart(title, unit, [f"rank {rank}" for rank in range(num_ranks)], parts, format_value, values)
+        return stacked_column_chart(title, unit_name, "rank", columns, ranks.num_ranks)
+    size = ranks.ranks_per_group
+    firsts = range(0, ranks.num_ranks, size)
+    labels = [f"rank {rank}" if size == 1 else f"ranks {rank} to {rank + size - 1}" for rank in firsts]
+    return stacked_bar_chart(title, unit, labels, parts, format_value, values)
 
 
 def _bubble_chart(ranks: RankMeans) -> Html:

@@ -81,7 +81,7 @@ def _rows(record: Record, prediction: JsonObject | None) -> list[_Row]:
 
 
 def _stage_quantities(stages: object, ranks: RankMeans, layout: Layout) -> Iterator[_Quantity]:
-    if isinstance(stages, list) and layout.stages > 1 and ranks.num_ranks == layout.num_ranks:
+    if isinstance(stages, list) and layout.stages > 1 and len(ranks.busy) == layout.num_ranks:
         # Busy times as [stages, replicas]: adjacent ranks are the stages of one replica, or the replicas of one stage.
         are_stages_adjacent = layout.adjacent == "stages"
         busy = ranks.busy.reshape(-1, layout.stages).T if are_stages_adjacent else ranks.busy.reshape(layout.stages, -1)

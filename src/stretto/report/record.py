@@ -144,11 +144,17 @@ class SaveHistory:
 
 
 class RankMeans:
-    """The mean times of a step on each rank, over the log lines since the number of ranks last changed."""
+    """The mean times of a step on each rank, over the log lines since the number of ranks last changed.
+
+    With many ranks, the log has the median of groups of ranks, such as nodes, and the highest memory in each.
+    """
 
     def __init__(self) -> None:
         self.seconds = 0.0  # duration of a step
         self.busy = self.waiting = self.memory = np.zeros(0)  # of each rank; memory is the maximum, not the mean
+        self.ranks_per_group = 1  # how many ranks each number is of
+        self.num_ranks = 0  # 0 if the log has no per-rank measurements
+        self.slowest: tuple[int, float] | None = None  # of groups: the busiest rank in the last line, and how busy
         self.bubbles = DownsampledSeries("step", "bubble", max_buckets=300)  # over the whole log
         self._num_lines = 0
 
@@ -166,7 +172,13 @@ class RankMeans:
         if not is_valid or not len(busy) == len(waiting) == len(memory) > 0:
             return
         self.bubbles.add(read_int(line, "step"), 1 - float(busy.mean()) / seconds)
-        if self.num_ranks != len(busy):
+        group_size, num_ranks = max(1, read_int(line, "ranks_per_group")), read_int(line, "num_ranks")
+        if not 0 <= group_size * len(busy) - num_ranks < group_size:
+            group_size, num_ranks = 1, len(busy)
+        if group_size > 1:
+            self.slowest = read_int(line, "slowest_rank"), read_amount(line, "slowest_busy")
+        if (self.num_ranks, self.ranks_per_group) != (num_ranks, group_size):
+            self.num_ranks, self.ranks_per_group = num_ranks, group_size
             self._num_lines, self.seconds, self.busy, self.waiting, self.memory = 1, seconds, busy, waiting, memory
             return
         self._num_lines += 1
@@ -174,11 +186,6 @@ class RankMeans:
         self.busy += (busy - self.busy) / self._num_lines
         self.waiting += (waiting - self.waiting) / self._num_lines
         self.memory = np.fmax(self.memory, memory)
-
-    @property
-    def num_ranks(self) -> int:
-        """The number of ranks; 0 if the log has no per-rank measurements."""
-        return len(self.busy)
 
     @property
     def bubble(self) -> float:

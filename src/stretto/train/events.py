@@ -30,7 +30,7 @@ class EvaluationReport:
 
 Event = StepReport | RankReport | EvaluationReport | SaveReport | PlanReport
 
-_KINDS = {StepReport: "step", RankReport: "ranks", SaveReport: "save", PlanReport: "plan"}
+_KINDS = {StepReport: "step", SaveReport: "save", PlanReport: "plan"}
 
 
 def log_line(event: Event) -> tuple[str, Mapping[str, object]]:
@@ -40,4 +40,6 @@ def log_line(event: Event) -> tuple[str, Mapping[str, object]]:
         scores = {"loss": evaluation.loss, "num_targets": evaluation.num_targets, **evaluation.scores}
         table = {} if evaluation.class_table is None else {PER_CLASS: evaluation.class_table.as_dict()}
         return "evaluation", {"step": event.step, **scores, **table}
+    if isinstance(event, RankReport):
+        return "ranks", event.log_fields()
     return _KINDS[type(event)], asdict(event)

@@ -1,16 +1,20 @@
-"""A run's log: one JSON line per event, also sent to trackers. A resumed run drops the lines of steps it repeats."""
+"""A run's log: one JSON line per event, also sent to trackers. A resumed run drops the lines of steps it repeats.
+
+Only the end of a log is read, however long it is: before the line of a step, all lines are of that step or earlier.
+"""
 
 import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from pathlib import Path
-from typing import TextIO
+from typing import BinaryIO, TextIO
 
-from stretto.base.bounded_read import bounded_lines
+from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.base.disk import atomic_path
 from stretto.base.run_folder import RunFolder
 from stretto.config.run import RunConfig
@@ -18,6 +22,8 @@ from stretto.train.sinks.sink import LogLine
 from stretto.train.sinks.sinks import Sinks, open_sinks
 
 _log = logging.getLogger(__name__)
+_BLOCK_BYTES = 1 << 16
+_MAX_COPIED_BYTES = 16 << 20  # a longer log is continued in place, as a copy of it would take seconds
 
 
 class LogWriter:
@@ -26,18 +32,27 @@ class LogWriter:
     def __init__(self, file: TextIO, sinks: Sinks | None = None) -> None:
         self._file = file
         self._sinks = sinks
+        self._num_bytes = os.fstat(file.fileno()).st_size
+        self._is_taken_over = False
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Write a line of this kind to the log and the sinks."""
         # JSON has no NaN or infinity; they become null.
         finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
         try:
-            self._file.write(json.dumps({"kind": kind, **finite}) + "\n")
+            self._write(json.dumps({"kind": kind, **finite}) + "\n")
         except OSError as error:
             # A missing line is no reason to end a run, and a full disk may have space again later.
             _log.warning("%s can't be written (%s); the run continues", self._file.name, error.strerror)
         if self._sinks is not None:
             self._sinks.write(kind, finite)
+
+    def _write(self, line: str) -> None:
+        # A newer launch has cut the file. Its lines must not be mixed with ours, and we stop at the next save anyway.
+        self._is_taken_over |= os.fstat(self._file.fileno()).st_size < self._num_bytes
+        if not self._is_taken_over:
+            self._file.write(line)
+            self._num_bytes = os.fstat(self._file.fileno()).st_size
 
 
 @contextmanager
@@ -58,16 +73,41 @@ def open_log_writer(folder: RunFolder, config: RunConfig, step: int) -> Iterator
 def open_log(path: Path, step: int) -> TextIO:
     """Open a log to continue after `step`; drop the lines that an earlier launch wrote about later steps.
 
-    A new file replaces the old one. If an earlier launch is still running, it writes to a file that nobody reads.
+    A new file replaces the old one. If an earlier launch is still running, it writes to a file that nobody reads. A
+    long log is cut instead, which an earlier launch notices.
     """
-    with atomic_path(path) as new_path, new_path.open("wb") as log:
-        # Line by line, as the log of a long run may not fit into memory.
-        for line in _lines(path):
-            if _parse_step(line) <= step:
-                log.write(line.rstrip(b"\n") + b"\n")
-        log.flush()
-        os.fsync(log.fileno())
+    num_kept, kept_lines = 0, []
+    for start, line in _lines_backwards(path):
+        kind, line_step = _parse(line)
+        if line_step <= step:
+            kept_lines.append(line.rstrip(b"\n") + b"\n")
+            if kind == "step":
+                num_kept = start
+                break
+    end = b"".join(reversed(kept_lines))
+    if num_kept > _MAX_COPIED_BYTES:
+        with path.open("r+b") as log:
+            log.truncate(num_kept)
+            log.seek(num_kept)
+            _write_and_sync(log, [end])
+    else:
+        with atomic_path(path) as new_path, new_path.open("wb") as log:
+            _write_and_sync(log, chain(_blocks(path, num_kept), [end]))
     return path.open("a", encoding="utf-8", buffering=1)
+
+
+def _blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
+    if num_bytes:
+        with path.open("rb") as log:
+            while num_bytes and (block := log.read(min(_BLOCK_BYTES, num_bytes))):
+                yield block
+                num_bytes -= len(block)
+
+
+def _write_and_sync(file: BinaryIO, contents: Iterable[bytes]) -> None:
+    file.writelines(contents)
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
@@ -82,20 +122,45 @@ def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
 
 
 def has_evaluation(path: Path, step: int) -> bool:
-    """Return whether a log has the evaluation at `step`; its line begins with the keys `kind` and `step`."""
-    prefix = f'{{"kind": "evaluation", "step": {step},'.encode()
-    return any(line.startswith(prefix) for line in _lines(path))
+    """Return whether a log has the evaluation at `step`; its line comes after that of the step."""
+    for _, line in _lines_backwards(path):
+        kind, line_step = _parse(line)
+        if kind == "evaluation" and line_step == step:
+            return True
+        if kind == "step" and line_step < step:
+            return False
+    return False
 
 
-def _lines(path: Path) -> Iterator[bytes]:
-    if path.exists():
-        with path.open("rb") as log:
-            yield from filter(None, bounded_lines(log))
+def _lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
+    """Yield the lines of a log from the last to the first, with the position of each."""
+    if not path.exists():
+        return
+    with path.open("rb") as log:
+        position, rest = log.seek(0, os.SEEK_END), b""
+        while position > 0:
+            num_bytes = min(_BLOCK_BYTES, position)
+            position -= num_bytes
+            log.seek(position)
+            block = log.read(num_bytes) + rest
+            # The first line of a block may have begun before it.
+            first_end = block.find(b"\n", 0, len(block) - 1) + 1
+            if position > 0 and first_end == 0:
+                rest = block if len(block) <= MAX_READ_BYTES else b""  # it is damaged, and so are its two parts
+                continue
+            start = first_end if position > 0 else 0
+            rest = block[:start]
+            lines = block[start:].splitlines(keepends=True)
+            end = position + len(block)
+            for line in reversed(lines):
+                end -= len(line)
+                yield end, line
 
 
-def _parse_step(line: bytes) -> float:
+def _parse(line: bytes) -> tuple[str, float]:
+    """Return the kind and the step of a line; an infinite step if it is incomplete, as after a kill while writing."""
     try:
-        return float(json.loads(line)["step"])
-    except (ValueError, KeyError, TypeError):
-        # The line is incomplete: the run was killed while writing it. Infinity makes `open_log` drop it.
-        return math.inf
+        values = json.loads(line)
+        return str(values["kind"]), float(values["step"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return "", math.inf

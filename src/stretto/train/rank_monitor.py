@@ -1,11 +1,15 @@
 """RankMonitor: measures how long each rank computes and waits, and how much memory it uses."""
 
-from dataclasses import dataclass
-from statistics import fmean
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import fmean, median
 
 from stretto.engine.engine import Engine
 from stretto.mesh.device import peak_memory
 from stretto.train.trainer import StepReport
+
+# The log has the figures of each rank up to so many ranks; with more, those of groups of ranks, at most so many.
+_MAX_LOGGED = 64
 
 
 @dataclass(frozen=True)
@@ -17,11 +21,44 @@ class RankReport:
     busy: tuple[float, ...]  # per rank: mean seconds per step spent on data, compute and the optimizer, not waiting
     waiting: tuple[float, ...]  # per rank: mean seconds per step spent waiting for other ranks
     memory: tuple[int, ...]  # per rank: peak bytes so far, allocated on an accelerator or resident on the CPU
+    ranks_per_node: int = 1
 
     @property
     def bubble(self) -> float:
         """The fraction of their time that ranks wait for other ranks, stages or replicas."""
         return 1 - fmean(self.busy) / self.seconds
+
+    def log_fields(self) -> Mapping[str, object]:
+        """Return the fields of the report's log line: its size is limited, however many ranks there are.
+
+        With more than 64 ranks, each list has a figure per node, or per group of nodes if there are more than 64.
+        """
+        num_ranks = len(self.busy)
+        if num_ranks <= _MAX_LOGGED:
+            fields = asdict(self)
+            del fields["ranks_per_node"]
+            return fields
+        num_nodes = -(-num_ranks // self.ranks_per_node)
+        group_size = self.ranks_per_node * -(-num_nodes // _MAX_LOGGED)
+
+        def summarize(values: Sequence[float], summary: Callable[[Sequence[float]], float]) -> list[float]:
+            groups = [values[start : start + group_size] for start in range(0, num_ranks, group_size)]
+            return [float(f"{summary(group):.4g}") for group in groups]
+
+        slowest_rank = max(range(num_ranks), key=lambda rank: self.busy[rank])
+        return {
+            "step": self.step,
+            "seconds": self.seconds,
+            "num_ranks": num_ranks,
+            "ranks_per_group": group_size,
+            "busy": summarize(self.busy, median),
+            "busy_min": summarize(self.busy, min),
+            "busy_max": summarize(self.busy, max),
+            "waiting": summarize(self.waiting, median),
+            "memory": summarize(self.memory, max),
+            "slowest_rank": slowest_rank,
+            "slowest_busy": self.busy[slowest_rank],
+        }
 
 
 class RankMonitor:
@@ -53,4 +90,5 @@ class RankMonitor:
             return None
         seconds, waiting, memory = zip(*gathered, strict=True)
         busy = tuple(total - waited for total, waited in zip(seconds, waiting, strict=True))
-        return RankReport(self._last_step_report.step, fmean(seconds), busy, waiting, tuple(map(int, memory)))
+        step, ranks_per_node = self._last_step_report.step, world.local_size
+        return RankReport(step, fmean(seconds), busy, waiting, tuple(map(int, memory)), ranks_per_node)
