@@ -212,3 +212,12 @@ def test_a_pipe_in_the_place_of_an_index_is_refused(tmp_path: Path) -> None:
     os.mkfifo(folder / "index.json")
     with pytest.raises(DataError, match=r"index\.json is not a regular file"):
         Store.open(folder)
+
+
+def test_a_store_that_another_rank_has_checked_is_checked_file_by_file(tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "store", num_shards=2)
+    os.truncate(folder / "values-00001.bin", 100)
+    pages = Store.open(folder, checks_files=False).pages
+    assert len(pages.read([ByteRange("values-00000.bin", 0, 9)])[0]) == 9
+    with pytest.raises(DataError, match=r"values-00001\.bin has 100 bytes, not .*; copy it again"):
+        pages.read([ByteRange("values-00001.bin", 0, 9)])

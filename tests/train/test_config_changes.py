@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import tempfile
 import time
 import tracemalloc
@@ -13,13 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto import Run
+from stretto.base.position import Position
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.data import Corpus
-from stretto.errors import ConfigError
+from stretto.errors import ConfigError, DataError
 from stretto.train import log as run_log
 from stretto.train.config_changes import find_changes
 from stretto.train.log import LogWriter, has_evaluation, open_log
+from stretto.train.start import prepare_run
 
 
 def config_for(corpus: Corpus, folder: Path, changes: dict[str, object] | None = None) -> RunConfig:
@@ -84,6 +87,29 @@ def test_the_changed_fields_are_shown(byte_corpus: Corpus, tmp_path: Path) -> No
     # A field that a later version has added was at its default.
     del before["save"], before["train"]["nonfinite"]
     assert len(find_changes(before, now)) == 3
+
+
+def test_only_the_first_rank_looks_at_the_runs_folder_its_checkpoints_and_all_files(
+    byte_corpus: Corpus, tmp_path: Path
+) -> None:
+    data = tmp_path / "data"
+    shutil.copytree(byte_corpus.location, data)
+    config = config_for(byte_corpus, tmp_path / "run", {"data.train": str(data)})
+    claims = tmp_path / "run" / "checkpoints" / "generations"
+    claims.mkdir(parents=True)
+    (claims / "000000001.json").write_text("damaged")
+    with pytest.raises(DataError, match="is damaged"):
+        prepare_run(config)
+    (claims / "000000001.json").unlink()
+    shard = next(data.glob("tokens-*.bin"))
+    os.truncate(shard, shard.stat().st_size - 1)
+    with pytest.raises(DataError, match=f"{shard.name} has "):
+        prepare_run(config)
+    (claims / "000000001.json").write_text("damaged")
+    windows = prepare_run(config, is_first_rank=False).train.windows
+    # What it has not looked at, it notices when it reads it.
+    with pytest.raises(DataError, match=f"{shard.name} has "):
+        windows.read(Position(0, 0, 0))
 
 
 def test_a_log_continues_after_the_saved_step(tmp_path: Path) -> None:

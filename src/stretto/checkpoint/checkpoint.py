@@ -210,8 +210,11 @@ def read_claims(storage: Storage) -> dict[int, Claim]:
 def wait_for_claim(storage: Storage, generation: int) -> Claim:
     """Return a launch's claim as soon as this rank sees it; raise DataError after a timeout."""
     file_name = claim_file_name(generation)
-    wait_for_files(storage, GENERATIONS, [file_name])
-    return _read_claim(storage, file_name)
+    try:
+        return _read_claim(storage, file_name)  # without a listing: all ranks do this at the same time
+    except FileNotFoundError:
+        wait_for_files(storage, GENERATIONS, [file_name])
+        return _read_claim(storage, file_name)
 
 
 def claim_file_name(generation: int) -> str:

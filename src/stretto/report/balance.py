@@ -10,7 +10,7 @@ from stretto.report.chart import Line, StackedPart, line_chart, stacked_column_c
 from stretto.report.formatting import format_percent, step_time_unit
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section
-from stretto.report.record import RankMeans, Record
+from stretto.report.record import JsonObject, RankMeans, Record, read_amount, read_int
 
 # Up to _MAX_ROWS ranks are drawn as rows, more as columns; above _MAX_COLUMNS, each column is the mean of some ranks.
 _MAX_ROWS, _MAX_COLUMNS = 24, 256
@@ -27,7 +27,10 @@ def balance_section(record: Record) -> Html:
     if ranks.bubbles.num_rows > 1:
         charts.append(figure(_bubble_chart(ranks)))
     times = figure(_time_chart(ranks), "full-width")
-    return section("balance", "Load balance", note(_describe(ranks)), times, tag("div", *charts, class_="grid"))
+    notes = [note(_describe(ranks))]
+    if ranks.straggler is not None:
+        notes.append(note(_describe_straggler(ranks.straggler, ranks.seconds)))
+    return section("balance", "Load balance", *notes, times, tag("div", *charts, class_="grid"))
 
 
 def _describe_one(ranks: RankMeans) -> str:
@@ -54,6 +57,16 @@ def _describe(ranks: RankMeans) -> str:
     return (
         f"{summary} Rank {busiest} was busiest with {format_seconds(float(ranks.busy[busiest]))}, {ratio:.2f} times "
         f"the mean; rank {least_busy} was least busy with {format_seconds(float(ranks.busy[least_busy]))}."
+    )
+
+
+def _describe_straggler(straggler: JsonObject, step_seconds: float) -> str:
+    seconds = read_amount(straggler, "seconds")
+    return (
+        f"From step {read_int(straggler, 'since'):,} to step {read_int(straggler, 'until'):,}, rank "
+        f"{read_int(straggler, 'rank')} was a straggler: it took {format_seconds(seconds)} longer per step than the "
+        f"other ranks with the same stage, and all waited for it: {format_percent(seconds / step_seconds)} of the mean "
+        "step. Check its node: another process, a hot or slow device, slow storage."
     )
 
 

@@ -155,6 +155,7 @@ class RankMeans:
         self.ranks_per_group = 1  # how many ranks each number is of
         self.num_ranks = 0  # 0 if the log has no per-rank measurements
         self.slowest: tuple[int, float] | None = None  # of groups: the busiest rank in the last line, and how busy
+        self.straggler: JsonObject | None = None  # the last that was found: its rank, since when, and seconds per step
         self.bubbles = DownsampledSeries("step", "bubble", max_buckets=300)  # over the whole log
         self._num_lines = 0
 
@@ -175,6 +176,8 @@ class RankMeans:
         group_size, num_ranks = max(1, read_int(line, "ranks_per_group")), read_int(line, "num_ranks")
         if not 0 <= group_size * len(busy) - num_ranks < group_size:
             group_size, num_ranks = 1, len(busy)
+        if isinstance(straggler := line.get("straggler"), Mapping):
+            self.straggler = {**straggler, "until": read_int(line, "step")}
         if group_size > 1:
             self.slowest = read_int(line, "slowest_rank"), read_amount(line, "slowest_busy")
         if (self.num_ranks, self.ranks_per_group) != (num_ranks, group_size):

@@ -6,6 +6,7 @@ from statistics import fmean, median
 
 from stretto.engine.engine import Engine
 from stretto.mesh.device import peak_memory
+from stretto.train.straggler import Straggler, StragglerCheck
 from stretto.train.trainer import StepReport
 
 # The log has the figures of each rank up to so many ranks; with more, those of groups of ranks, at most so many.
@@ -22,6 +23,7 @@ class RankReport:
     waiting: tuple[float, ...]  # per rank: mean seconds per step spent waiting for other ranks
     memory: tuple[int, ...]  # per rank: peak bytes so far, allocated on an accelerator or resident on the CPU
     ranks_per_node: int = 1
+    straggler: Straggler | None = None  # a rank that all others have been waiting for
 
     @property
     def bubble(self) -> float:
@@ -33,11 +35,11 @@ class RankReport:
 
         With more than 64 ranks, each list has a figure per node, or per group of nodes if there are more than 64.
         """
+        straggler = {} if self.straggler is None else {"straggler": asdict(self.straggler)}
         num_ranks = len(self.busy)
         if num_ranks <= _MAX_LOGGED:
-            fields = asdict(self)
-            del fields["ranks_per_node"]
-            return fields
+            lists = {"busy": self.busy, "waiting": self.waiting, "memory": self.memory}
+            return {"step": self.step, "seconds": self.seconds, **lists, **straggler}
         num_nodes = -(-num_ranks // self.ranks_per_node)
         group_size = self.ranks_per_node * -(-num_nodes // _MAX_LOGGED)
 
@@ -58,6 +60,7 @@ class RankReport:
             "memory": summarize(self.memory, max),
             "slowest_rank": slowest_rank,
             "slowest_busy": self.busy[slowest_rank],
+            **straggler,
         }
 
 
@@ -66,6 +69,7 @@ class RankMonitor:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
+        self._straggler_check = StragglerCheck(engine.mesh.topology)
         self._last_step_report: StepReport | None = None
         self._num_steps, self._seconds, self._waiting_seconds = 0, 0.0, 0.0  # since the last call to gather
 
@@ -90,5 +94,6 @@ class RankMonitor:
             return None
         seconds, waiting, memory = zip(*gathered, strict=True)
         busy = tuple(total - waited for total, waited in zip(seconds, waiting, strict=True))
-        step, ranks_per_node = self._last_step_report.step, world.local_size
-        return RankReport(step, fmean(seconds), busy, waiting, tuple(map(int, memory)), ranks_per_node)
+        step, mean_seconds = self._last_step_report.step, fmean(seconds)
+        straggler = self._straggler_check.add(step, mean_seconds, busy)
+        return RankReport(step, mean_seconds, busy, waiting, tuple(map(int, memory)), world.local_size, straggler)

@@ -1,0 +1,109 @@
+"""Figures of many ranks: a log line of limited size that still names the slowest rank, and its page in the report."""
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from helpers.layout_cases import Case, RandomWindows, lstm_model
+from helpers.rank_pool import RankPools
+from stretto import Layout, TrainConfig, Trainer, World, make_engine
+from stretto.mesh.topology import Topology
+from stretto.nn import Block, CrossEntropy, Stack, State
+from stretto.report.balance import balance_section
+from stretto.report.record_reader import read_record
+from stretto.train.events import log_line
+from stretto.train.rank_monitor import RankMonitor, RankReport
+from stretto.train.straggler import StragglerCheck
+
+
+def make_report(num_ranks: int, slowest: int, ranks_per_node: int = 8) -> RankReport:
+    busy = tuple(0.5 + (1.25 if rank == slowest else rank / num_ranks / 10) for rank in range(num_ranks))
+    waiting = tuple(2 - seconds for seconds in busy)
+    return RankReport(10, 2.0, busy, waiting, tuple(10**9 + rank for rank in range(num_ranks)), ranks_per_node)
+
+
+@given(st.integers(65, 5000), st.sampled_from([1, 4, 6, 8, 16]), st.data())
+def test_a_line_of_many_ranks_is_short_and_names_the_slowest(
+    num_ranks: int, ranks_per_node: int, data: st.DataObject
+) -> None:
+    slowest = data.draw(st.integers(0, num_ranks - 1))
+    kind, values = log_line(make_report(num_ranks, slowest, ranks_per_node))
+    line = json.loads(json.dumps(values))
+    assert kind == "ranks" and len(json.dumps(values)) < 5000
+    assert line["slowest_rank"] == slowest and line["slowest_busy"] == 1.75 == max(line["busy_max"])
+    size = line["ranks_per_group"]
+    assert size % ranks_per_node == 0 and len(line["busy"]) == -(-num_ranks // size) <= 64
+    group = slowest // size
+    assert line["busy_max"].index(1.75) == group
+    figures = zip(line["busy_min"], line["busy"], line["busy_max"], strict=True)
+    assert all(low <= middle <= high for low, middle, high in figures)
+
+
+def test_a_line_of_few_ranks_has_every_rank() -> None:
+    kind, values = log_line(make_report(64, 3))
+    assert kind == "ranks" and list(values) == ["step", "seconds", "busy", "waiting", "memory"]
+    assert len(values["busy"]) == 64  # type: ignore[arg-type]
+
+
+def test_the_report_shows_groups_of_ranks_and_the_slowest_rank(tmp_path: Path) -> None:
+    pages = {}
+    for num_ranks in (4096, 72, 48):
+        folder = tmp_path / str(num_ranks)
+        folder.mkdir()
+        lines = [{"kind": "ranks", **dict(log_line(make_report(num_ranks, 17))[1])} for _ in range(2)]
+        (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        pages[num_ranks] = str(balance_section(read_record(folder)))
+    assert "The mean step on 4,096 ranks took" in pages[4096] and "the median of 64 ranks" in pages[4096]
+    assert "rank 17 was busiest with 1.75 s" in pages[4096]
+    assert "ranks 64 to 71" in pages[72]
+    assert "Rank 17 was busiest" in pages[48] and "median" not in pages[48]
+
+
+def test_a_rank_that_stays_slow_is_a_straggler_and_one_that_was_slow_once_is_not() -> None:
+    check = StragglerCheck(Topology(num_replicas=4, num_stages=2))
+    even = [1.0, 5.0] * 4  # the second stage has more to do, which is not a rank's fault
+    slow = [seconds + (0.9 if rank == 5 else 0.0) for rank, seconds in enumerate(even)]
+    times = [even, slow, even, slow, slow, slow, slow, even]
+    stragglers = [check.add(10 * number, 6.0, busy) for number, busy in enumerate(times, start=1)]
+    assert [None if found is None else (found.rank, found.since) for found in stragglers] == [
+        None, None, None, None, None, (5, 31), (5, 31), None,
+    ]  # fmt: skip
+    few = StragglerCheck(Topology(num_replicas=2, num_stages=1))
+    assert not any(few.add(step, 1.0, [0.5, 1.0]) for step in range(9))
+
+
+class PausesOnOneRank(Block):
+    """Takes its time on rank 1."""
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        time.sleep(0.1 if os.environ.get("RANK") == "1" else 0.0)
+        return x, state
+
+
+def train_with_a_slow_rank(world: World) -> list[Mapping[str, Any]]:
+    case = Case(num_rows=9, num_steps=4)
+    model = Stack([*lstm_model(), PausesOnOneRank()]).to(case.dtype)
+    engine = make_engine(model, CrossEntropy(), Layout(replicas=3), world, seed=3)
+    trainer = Trainer(engine, RandomWindows(case), TrainConfig(steps=case.num_steps))
+    monitor, lines = RankMonitor(engine), []
+    for report in trainer:
+        monitor.add(report)
+        ranks = monitor.gather()
+        lines += [] if ranks is None else [{"kind": "ranks", **log_line(ranks)[1]}]
+    return lines
+
+
+def test_a_rank_that_is_slowed_down_on_purpose_is_named_in_log_and_report(pools: RankPools, tmp_path: Path) -> None:
+    lines = pools[3].run(train_with_a_slow_rank)[0]
+    straggler = lines[-1]["straggler"]
+    assert (straggler["rank"], straggler["since"]) == (1, 1) and 0.08 < straggler["seconds"] < 0.5
+    (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    page = str(balance_section(read_record(tmp_path)))
+    assert "From step 1 to step 4, rank 1 was a straggler: it took" in page
