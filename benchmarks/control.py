@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import sys
 import tempfile
 import threading
 import time
@@ -28,6 +29,7 @@ from stretto import CheckpointManager, World
 from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.snapshot import Snapshot
 from stretto.launch.rank_environment import free_port
+from stretto.mesh import rank_store, rank_tree
 from stretto.mesh.c10d import PrefixStore, TCPStore
 from stretto.mesh.file_limit import raise_file_limit
 from stretto.mesh.launch_info import LaunchInfo
@@ -38,7 +40,8 @@ from stretto.mesh.signed_store import SignedStore
 from timing import parse_quick, show
 
 SIZES, QUICK_SIZES = (64, 512, 4096), (64, 512)
-RANKS_PER_WORKER = 512
+RANKS_PER_WORKER = 256
+LOCAL_PERIOD_SECONDS = 30.0
 TIMEOUT = timedelta(seconds=300)
 SECRET = b"the ranks of this benchmark"
 STATE = TrainingState(step=1, seed=0, optimizer="SGD", epoch=0, pool=0, index=0, progress=0.0)
@@ -124,6 +127,9 @@ def work(pipe: Connection, numbers: range, size: int, port: int, folder: str) ->
     """Run some ranks, a thread each: an action whenever the parent says so."""
     torch.set_num_threads(1)
     threading.stack_size(1 << 20)
+    # What a rank does by itself every second, without the store, would take all of the few cores of this machine.
+    rank_tree._PERIOD_SECONDS = rank_store._CHECK_SECONDS = LOCAL_PERIOD_SECONDS
+    sys.setswitchinterval(0.05)  # hundreds of threads share a process
     ranks = [Rank(number, size, port, folder) for number in numbers]
     with ThreadPoolExecutor(len(ranks)) as pool:
         while (action := pipe.recv()) is not None:
