@@ -92,7 +92,8 @@ def train_with_a_slow_rank(world: World) -> list[Mapping[str, Any]]:
     model = Stack([*lstm_model(), PausesOnOneRank()]).to(case.dtype)
     engine = make_engine(model, CrossEntropy(), Layout(replicas=3), world, seed=3)
     trainer = Trainer(engine, RandomWindows(case), TrainConfig(steps=case.num_steps))
-    monitor, lines = RankMonitor(engine), []
+    monitor = RankMonitor(engine)
+    lines: list[Mapping[str, Any]] = []
     for report in trainer:
         monitor.add(report)
         ranks = monitor.gather()
