@@ -44,9 +44,10 @@ def launch(
 
 
 def failures(ranks: list[Liveness], without: set[int]) -> list[Failure | None]:
+    until = time.monotonic() + SOON
     for number, rank in enumerate(ranks):
         if number not in without:
-            rank._has_failed.wait(SOON)
+            rank._has_failed.wait(max(0.0, until - time.monotonic()))
     return [rank.failure for number, rank in enumerate(ranks) if number not in without]
 
 
