@@ -9,7 +9,7 @@ import pytest
 from stretto.errors import LostPeerError
 from stretto.mesh import timeouts
 from stretto.mesh.c10d import HashStore, TCPStore
-from stretto.mesh.rendezvous import leave, rendezvous
+from stretto.mesh.rendezvous import delete_keys, leave, rendezvous
 from stretto.mesh.signed_store import SignedStore
 
 SOON = timedelta(seconds=10)
@@ -48,6 +48,16 @@ def test_keys_of_an_earlier_incomplete_launch_do_no_harm() -> None:
     assert len(set(gather(store, [2, 1, 0], 3, b"second").values())) == 1
     # A different number of ranks.
     assert len(set(gather(store, [1, 0], 2).values())) == 1
+
+
+def test_a_rank_deletes_its_own_keys_and_not_those_of_a_newer_launch() -> None:
+    store = HashStore()
+    names = gather(store, [0, 1, 2], 3)
+    store.set("hello/2", "of a newer launch")
+    for rank, name in names.items():
+        delete_keys(SignedStore(store), rank, name)
+    assert not store.check(["hello/1"]) and store.get("hello/2") == b"of a newer launch"
+    assert not store.check([f"{names[0]}/joined/1"]) and not store.check([f"{names[0]}/joined/2"])
 
 
 def test_a_rank_that_does_not_join_is_named() -> None:

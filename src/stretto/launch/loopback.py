@@ -5,6 +5,7 @@ from datetime import timedelta
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
 from stretto.mesh.c10d import TCPStore
+from stretto.mesh.file_limit import raise_file_limit
 from stretto.mesh.store import listen_at
 
 BACKEND = "stretto-loopback"
@@ -28,6 +29,7 @@ class LoopbackRendezvous(RendezvousHandler):
         return "stretto"
 
     def next_rendezvous(self) -> RendezvousInfo:
+        raise_file_limit()  # of the process that hosts the store of all ranks
         listener = listen_at("127.0.0.1", 0, is_single_node=True)
         assert listener is not None, "every machine has loopback"
         port = int(listener.getsockname()[1])

@@ -19,7 +19,7 @@ from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.launcher_watch import find_launcher, watch_launcher
 from stretto.mesh.liveness import WAITING, Liveness
 from stretto.mesh.rank_store import RankStore
-from stretto.mesh.rendezvous import forget, leave, rendezvous
+from stretto.mesh.rendezvous import delete_keys, leave, rendezvous
 from stretto.mesh.secret import SECRET_VARIABLE, find_secret
 from stretto.mesh.signed_store import SignedStore
 from stretto.mesh.store import open_store
@@ -87,7 +87,8 @@ def _join_ranks(
     says_goodbye = False
     try:
         _initialize_process_groups(joined, store, backend)
-        forget(run_store, launch_info.rank, launch_id)
+        delete_keys(run_store, launch_info.rank, launch_id)
+        joined.liveness.tree.delete_keys()
         yield joined
         # Skipped after an error: a failed rank doesn't wait; the others notice when its connections close at exit.
         dist.destroy_process_group()
@@ -151,11 +152,11 @@ def _join(
     # A connection of our own: torch's process groups may wait on the first one.
     own_store = store.clone()
     liveness = Liveness(own_store, launch_info, timeout, store_rank=None if launch_info.has_agent_store else 0)
-    if liveness.tree.problem is not None:
+    if liveness.tree.connect_error is not None:
         _log.warning(
             "rank %d can't connect to rank %d (%s), so it takes up to run.timeout to notice that a rank is lost; set "
             "MASTER_ADDR to an address that all nodes reach",
-            launch_info.rank, liveness.tree.parent, liveness.tree.problem,
+            launch_info.rank, liveness.tree.parent, liveness.tree.connect_error,
         )  # fmt: skip
     messages = RankStore(own_store.in_scope("messages"))
     joined = World(launch_info.rank, launch_info.size, device, liveness, messages, timeout, launch_info.local_size)

@@ -8,10 +8,12 @@ and its connection to them broke before any report came. They report it to all r
     connection breaks   ───►  reports: rank 2 is lost   ───►   waits for a report when its own connections break
 
 A rank whose collective has timed out asks all ranks; one that is not waiting for others says that it is the slow one.
-While nothing fails, no rank asks anything, and the key-value store isn't used.
+While nothing fails, no rank asks anything, and the key-value store isn't used. A rank that can't reach a part of the
+tree waits for a report in the store instead, and passes it on to the others.
 """
 
 import json
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -36,6 +38,10 @@ _QUESTION = "who is slow?"
 _ANSWER_TIMEOUT_SECONDS = 3.0
 # How long to wait for a report. It takes milliseconds, or a bit longer on a busy node.
 _REPORT_SECONDS = 5.0
+# How long a question counts: meanwhile, no rank needs to ask it again.
+_QUESTION_SECONDS = 5.0
+# How long to wait before the store is used because a part of the tree has gone: a run that ends well ends meanwhile.
+_CUT_OFF_SECONDS = 2.0
 
 FailureKind = Literal["lost", "slow", "error"]
 
@@ -76,11 +82,16 @@ class Liveness:
         self.status: object = "starting"  # set by the main thread; the tree's thread converts it to text
         self.status_since = time.monotonic()  # when it was set
         self.failure: Failure | None = None  # the first that this rank has learned of
-        self._rank = launch_info.rank
+        self._rank, self._size = launch_info.rank, launch_info.size
         self._store = RankStore(store, _ANSWER_TIMEOUT_SECONDS)
         self._store_rank = store_rank  # the rank that hosts the store; None if an elastic agent does
-        self._has_failed = threading.Event()
-        self.tree = RankTree(store, launch_info, timeout, lambda: str(self.status), self._on_message, self._on_lost)
+        self._has_failed, self._is_stopped = threading.Event(), threading.Event()
+        self._last_question = -math.inf
+        self._store_watch: threading.Thread | None = None
+        self.tree = RankTree(
+            store, launch_info, timeout, lambda: str(self.status), self._on_message, self._on_lost, self._on_cut_off
+        )
+        self.tree.start()
 
     def set_status(self, status: object) -> None:
         """Set what this rank is doing, which other ranks report if this one is lost."""
@@ -93,32 +104,38 @@ class Liveness:
     def report(self, failure: Failure) -> None:
         """Tell all ranks of a failure, unless this one has learned of another before."""
         if self.failure is None:
-            self.tree.send(failure.dump())  # before this rank learns of it, because then it ends
-            self._learn(failure)
-            # For ranks that can't connect to their parents.
+            # Before this rank learns of it, because then it ends.
+            self.tree.send(failure.dump())
             with suppress(RuntimeError):
                 self._store.set_once(_FAILURE_KEY, failure.dump())
+            self._learn(failure)
 
     def find_failure(self, *, asks: bool) -> Failure | None:
         """Wait for a report of a failure; None if there is none. If this rank `asks`, a slow rank reports itself."""
-        if asks and self.failure is None:
+        if asks and self.failure is None and self._is_new_question():
+            self.tree.expect_heartbeats()
             self.tree.send(_QUESTION)
-        if not self._has_failed.wait(_REPORT_SECONDS) and self.tree.missing_children:
-            self.report(Failure("lost", min(self.tree.missing_children), None))
-        if self.failure is None:
+        # If a rank is frozen, its neighbors must first miss a few heartbeats.
+        if not self._has_failed.wait(_REPORT_SECONDS + (self.tree.max_silence if asks else 0.0)):
             self.read_store()
+        if self.failure is None:
+            with suppress(RuntimeError):
+                child = self.tree.find_ended_child()
+                if child is not None:
+                    self.report(Failure("lost", child, None))
         return self.failure
 
     def read_store(self) -> None:
-        """Learn of a failure from the store, as a rank must that can't connect to its parent."""
+        """Learn of a failure from the store, and pass it on to the neighbors in the tree."""
         try:
             error = self._store.get(_ERROR_KEY)
-            failure = Failure.parse(self._store.get(_FAILURE_KEY))
+            failure = self._parse(self._store.get(_FAILURE_KEY))
             if error is not None:
                 failure = Failure("error", 0, error.partition("\n")[2])
         except RuntimeError:
             failure = None if self._store_rank is None else Failure("lost", self._store_rank, None)
-        if failure is not None:
+        if failure is not None and self.failure is None:
+            self.tree.send(failure.dump())
             self._learn(failure)
 
     def publish_error(self, error: str, print_error: Callable[[], None]) -> None:
@@ -144,20 +161,63 @@ class Liveness:
 
     def stop(self, *, says_goodbye: bool) -> None:
         """Stop watching. Without a goodbye, the other ranks see this one as lost."""
+        self._is_stopped.set()
         self.tree.stop(says_goodbye=says_goodbye)
+        if self._store_watch is not None:
+            self._store_watch.join(_ANSWER_TIMEOUT_SECONDS)
 
     def _learn(self, failure: Failure) -> None:
         if self.failure is None:
             self.failure = failure
             self._has_failed.set()
 
+    def _parse(self, text: str | None) -> Failure | None:
+        failure = Failure.parse(text)
+        return failure if failure is not None and failure.rank < self._size else None
+
+    def _is_new_question(self) -> bool:
+        """Return whether the question was not asked just before; if so, it is now."""
+        now = time.monotonic()
+        is_new = now - self._last_question > _QUESTION_SECONDS
+        if is_new:
+            self._last_question = now
+        return is_new
+
     def _on_lost(self, rank: int, status: str | None) -> None:
         self.report(Failure("lost", rank, status))
 
-    def _on_message(self, text: str) -> None:
+    def _on_message(self, text: str, source: int) -> None:
+        if self.failure is not None:
+            return
         if text == _QUESTION:
-            status = str(self.status)
-            if not status.startswith(WAITING):
-                self.report(Failure("slow", self._rank, status))
-        elif (failure := Failure.parse(text)) is not None:
+            if self._is_new_question():
+                self.tree.expect_heartbeats()
+                self.tree.send(text, source)
+                status = str(self.status)
+                if not status.startswith(WAITING):
+                    self.report(Failure("slow", self._rank, status))
+        elif (failure := self._parse(text)) is not None:
+            self.tree.send(text, source)
             self._learn(failure)
+
+    def _on_cut_off(self) -> None:
+        if self._store_watch is None and not self._is_stopped.is_set():
+            self._store_watch = threading.Thread(target=self._watch_store, daemon=True)
+            self._store_watch.start()
+
+    def _watch_store(self) -> None:
+        """Wait until a failure is in the store."""
+        # If the store is gone, this rank's next operation fails.
+        with suppress(_NoLongerNeededError, RuntimeError):
+            self.tree.publish_connect_error()
+            if not self._is_stopped.wait(_CUT_OFF_SECONDS):
+                self._store.wait_for_keys([_FAILURE_KEY], math.inf, self._raise_if_not_needed)
+                self.read_store()
+
+    def _raise_if_not_needed(self) -> None:
+        if self._is_stopped.is_set() or self.failure is not None:
+            raise _NoLongerNeededError
+
+
+class _NoLongerNeededError(Exception):
+    """Ends the wait for a failure in the store."""

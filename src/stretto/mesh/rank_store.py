@@ -1,9 +1,9 @@
 """RankStore: a key-value store of short texts that all ranks share, with a time limit on every call."""
 
-import threading
 import time
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from itertools import count
 from typing import TypeVar
 
@@ -15,7 +15,7 @@ from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout
 
 Value = TypeVar("Value")
 
-_CHECK_SECONDS = 0.5  # how often a rank that waits for a message looks whether another has failed
+_WAIT_SECONDS = 1.0  # how often a rank that waits for a message looks whether another has failed
 
 
 class RankStore:
@@ -58,32 +58,23 @@ class RankStore:
     def wait_for_keys(
         self, keys: list[str], seconds: float, raise_if_failed: Callable[[], None] = lambda: None
     ) -> bool:
-        """Wait up to `seconds` for all keys to have a value; return whether they do. Meanwhile, the store isn't asked.
+        """Wait up to `seconds` for all keys to have a value; return whether they do.
 
         `raise_if_failed` is called now and then, and may raise an error that ends the wait.
         """
         # A connection of its own, because a call blocks all others on the same one.
         store = self._call(self._store.clone)
-        errors: list[Exception] = []
-        has_ended = threading.Event()
-
-        def wait() -> None:
+        deadline = time.monotonic() + seconds
+        while True:
+            # In short waits: a thread that waits in torch's C++ while the process ends would abort it.
+            remaining = min(max(0.01, deadline - time.monotonic()), _WAIT_SECONDS)
             try:
-                store.wait(keys, timedelta(seconds=seconds))
-            except Exception as error:  # noqa: BLE001 - raised below, on the caller's thread
-                errors.append(error)
-            has_ended.set()
-
-        threading.Thread(target=wait, daemon=True).start()
-        deadline = time.monotonic() + seconds + self._seconds
-        while not has_ended.wait(_CHECK_SECONDS):
-            raise_if_failed()
-            if time.monotonic() > deadline:
-                self.is_unreachable = True
-                raise OperationTimeoutError("the store does not answer")
-        if errors and not isinstance(errors[0], DistStoreError):
-            raise errors[0]
-        return not errors  # a DistStoreError means that the time was up
+                self._call(partial(store.wait, keys, timedelta(seconds=remaining)), self._seconds + remaining)
+                return True
+            except DistStoreError:  # the time was up
+                raise_if_failed()
+                if time.monotonic() >= deadline:
+                    return False
 
     def wait_for_messages(
         self, keys: Mapping[int, str], timeout: timedelta, raise_if_failed: Callable[[], None]
@@ -113,11 +104,11 @@ class RankStore:
         """Return 0, 1, 2, ... Ranks that make the same calls get equal numbers, for keys that they share."""
         return next(self._numbers)
 
-    def _call(self, call: Callable[[], Value]) -> Value:
+    def _call(self, call: Callable[[], Value], seconds: float | None = None) -> Value:
         if self.is_unreachable:
             raise OperationTimeoutError("the store did not answer an earlier call")
         try:
-            return call_with_timeout(self._seconds, call)
+            return call_with_timeout(seconds or self._seconds, call)
         except OperationTimeoutError:
             self.is_unreachable = True
             raise

@@ -36,12 +36,17 @@ def rendezvous(store: SignedStore, rank: int, size: int, timeout: timedelta) -> 
     return _lead(store, size, seconds) if rank == 0 else _follow(store, rank, size, seconds)
 
 
-def forget(store: SignedStore, rank: int, launch_id: str) -> None:
+def delete_keys(store: SignedStore, rank: int, launch_id: str) -> None:
     """Delete this rank's keys of the rendezvous, after all ranks have joined."""
-    if rank > 0:
-        hello = store.unsigned.get(f"hello/{rank}").decode(errors="replace")
-        for key in (f"hello/{rank}", f"welcome/{rank}/{hello}", f"{launch_id}/joined/{rank}"):
-            store.delete(key)
+    if rank == 0:
+        return
+    store.delete(f"{launch_id}/joined/{rank}")
+    hello_key = f"hello/{rank}"
+    if store.check([hello_key]):
+        welcome_key = f"welcome/{rank}/{store.unsigned.get(hello_key).decode(errors='replace')}"
+        if store.get(welcome_key) == launch_id:  # otherwise the hello is that of a newer launch
+            store.delete(hello_key)
+            store.delete(welcome_key)
 
 
 def leave(store: Store, rank: int, size: int) -> None:

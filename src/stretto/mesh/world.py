@@ -235,8 +235,6 @@ class World:
     def _known_failure(self) -> StrettoError | None:
         if self.liveness is None:
             return None
-        if self.liveness.failure is None and self.liveness.tree.problem is not None:
-            self.liveness.read_store()
         failure, status = self.liveness.failure, str(self.liveness.status)
         activity = status if status.startswith(WAITING) else "running"
         return None if failure is None else self._describe(failure, activity)
@@ -277,6 +275,9 @@ class World:
 
     def _describe_rank(self, failure: Failure) -> str:
         """Return a rank with its position and status: `rank 3 (replica 1, stage 0, last seen in F0.1 of window 9)`."""
-        details = [] if self.topology is None else [str(self.topology.position(failure.rank))]
+        # An elastic layout may leave ranks out.
+        topology = self.topology
+        is_in_layout = topology is not None and failure.rank < topology.size
+        details = [str(topology.position(failure.rank))] if topology is not None and is_in_layout else []
         details += [] if failure.text is None else [f"last seen {failure.text}"]
         return f"rank {failure.rank} ({', '.join(details)})" if details else f"rank {failure.rank}"
