@@ -5,6 +5,8 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from pathlib import Path
 
 import pytest
@@ -20,7 +22,12 @@ from stretto.checkpoint.lineage import CheckpointName, Claim, checkpoints_to_rem
 from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.storage import LocalStorage
-from stretto.errors import ConfigError, DataError, DivergedError, FencedError
+from stretto.errors import ConfigError, DataError, DivergedError, FencedError, LostPeerError
+from stretto.mesh.c10d import HashStore
+from stretto.mesh.launch_info import LaunchInfo
+from stretto.mesh.liveness import Liveness
+from stretto.mesh.rank_store import RankStore
+from stretto.mesh.signed_store import SignedStore
 
 WEIGHTS = "weights.w"
 
@@ -375,6 +382,34 @@ def test_a_save_that_one_rank_can_not_write_fails_and_the_run_continues(pools: R
 
 def start_in(world: World, folder: Path) -> None:
     CheckpointManager(folder, world).start()
+
+
+def test_a_rank_that_is_lost_during_a_save_ends_the_wait_for_its_files(tmp_path: Path) -> None:
+    """Two ranks, each as in a process of its own; the second never writes its files."""
+    store = HashStore()
+
+    def join(rank: int) -> World:
+        own_store = SignedStore(store).in_scope("launch")
+        liveness = Liveness(own_store, LaunchInfo(rank, 2, rank, 2, "127.0.0.1", 0), timedelta(minutes=10))
+        return World(rank, 2, torch.device("cpu"), liveness, RankStore(own_store.in_scope("messages")))
+
+    def start(world: World) -> CheckpointManager:
+        checkpoints = CheckpointManager(tmp_path, world)
+        checkpoints.start()
+        return checkpoints
+
+    with ThreadPoolExecutor(2) as pool:
+        worlds = list(pool.map(join, range(2)))
+        first, _ = pool.map(start, worlds)
+    lost = worlds[1].liveness
+    assert lost is not None
+    threading.Timer(0.2, lost.stop, kwargs={"says_goodbye": False}).start()
+    started = time.monotonic()
+    with pytest.raises(LostPeerError, match="rank 0 lost rank 1"):
+        first.save(snapshot(1, worlds[0]), wait=True)
+    assert time.monotonic() - started < 5.0
+    first.close(wait=False)
+    worlds[0].stop_watchdog(says_goodbye=True)
 
 
 def test_a_start_that_is_refused_is_refused_on_all_ranks(pools: RankPools, tmp_path: Path) -> None:

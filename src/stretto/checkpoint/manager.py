@@ -299,7 +299,7 @@ class CheckpointManager:
         """Wait for all ranks to write their files; return the files, or raise if a rank could not write its own."""
         files: list[CheckpointFile] = []
         keys = {rank: self._key(save, rank) for rank in range(self.world.size)}
-        for text in self.world.store.wait_for_messages(keys, self._message_timeout, self._check_open):
+        for text in self.world.store.wait_for_messages(keys, self._message_timeout, self._raise_if_ended):
             message = json.loads(text)
             if "error" in message:
                 type_name, error = message["error"]
@@ -315,9 +315,10 @@ class CheckpointManager:
     def _wait_for_first_rank(self, key: str) -> str:
         return self.world.store.wait_for_message(key, 0, self._message_timeout, self.world.raise_failure)
 
-    def _check_open(self) -> None:
+    def _raise_if_ended(self) -> None:
         if self._is_closed.is_set():
             raise DataError("the run ended before all ranks had written their files")
+        self.world.raise_failure()
 
     def _key(self, save: "_BackgroundSave", suffix: int | str) -> str:
         return f"{self._key_prefix}/{save.number}/{suffix}"
