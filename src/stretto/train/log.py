@@ -7,10 +7,9 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
-from itertools import chain
 from pathlib import Path
 from typing import BinaryIO, TextIO
 
@@ -23,7 +22,6 @@ from stretto.train.sinks.sinks import Sinks, open_sinks
 
 _log = logging.getLogger(__name__)
 _BLOCK_BYTES = 1 << 16
-_MAX_COPIED_BYTES = 16 << 20  # a longer log is continued in place, as a copy of it would take seconds
 
 
 class LogWriter:
@@ -32,27 +30,18 @@ class LogWriter:
     def __init__(self, file: TextIO, sinks: Sinks | None = None) -> None:
         self._file = file
         self._sinks = sinks
-        self._num_bytes = os.fstat(file.fileno()).st_size
-        self._is_taken_over = False
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Write a line of this kind to the log and the sinks."""
         # JSON has no NaN or infinity; they become null.
         finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
         try:
-            self._write(json.dumps({"kind": kind, **finite}) + "\n")
+            self._file.write(json.dumps({"kind": kind, **finite}) + "\n")
         except OSError as error:
             # A missing line is no reason to end a run, and a full disk may have space again later.
             _log.warning("%s can't be written (%s); the run continues", self._file.name, error.strerror)
         if self._sinks is not None:
             self._sinks.write(kind, finite)
-
-    def _write(self, line: str) -> None:
-        # A newer launch has cut the file. Its lines must not be mixed with ours, and we stop at the next save anyway.
-        self._is_taken_over |= os.fstat(self._file.fileno()).st_size < self._num_bytes
-        if not self._is_taken_over:
-            self._file.write(line)
-            self._num_bytes = os.fstat(self._file.fileno()).st_size
 
 
 @contextmanager
@@ -73,8 +62,7 @@ def open_log_writer(folder: RunFolder, config: RunConfig, step: int) -> Iterator
 def open_log(path: Path, step: int) -> TextIO:
     """Open a log to continue after `step`; drop the lines that an earlier launch wrote about later steps.
 
-    A new file replaces the old one. If an earlier launch is still running, it writes to a file that nobody reads. A
-    long log is cut instead, which an earlier launch notices.
+    A new file replaces the old one. If an earlier launch is still running, it writes to a file that nobody reads.
     """
     num_kept, kept_lines = 0, []
     for start, line in _lines_backwards(path):
@@ -84,30 +72,21 @@ def open_log(path: Path, step: int) -> TextIO:
             if kind == "step":
                 num_kept = start
                 break
-    end = b"".join(reversed(kept_lines))
-    if num_kept > _MAX_COPIED_BYTES:
-        with path.open("r+b") as log:
-            log.truncate(num_kept)
-            log.seek(num_kept)
-            _write_and_sync(log, [end])
-    else:
-        with atomic_path(path) as new_path, new_path.open("wb") as log:
-            _write_and_sync(log, chain(_blocks(path, num_kept), [end]))
+    with atomic_path(path) as new_path, new_path.open("wb") as log:
+        _copy_start(path, log, num_kept)
+        log.writelines(reversed(kept_lines))
+        log.flush()
+        os.fsync(log.fileno())
     return path.open("a", encoding="utf-8", buffering=1)
 
 
-def _blocks(path: Path, num_bytes: int) -> Iterator[bytes]:
+def _copy_start(path: Path, target: BinaryIO, num_bytes: int) -> None:
+    """Copy the first bytes of a file, without reading their lines."""
     if num_bytes:
-        with path.open("rb") as log:
-            while num_bytes and (block := log.read(min(_BLOCK_BYTES, num_bytes))):
-                yield block
+        with path.open("rb") as source:
+            while num_bytes and (block := source.read(min(_BLOCK_BYTES, num_bytes))):
+                target.write(block)
                 num_bytes -= len(block)
-
-
-def _write_and_sync(file: BinaryIO, contents: Iterable[bytes]) -> None:
-    file.writelines(contents)
-    file.flush()
-    os.fsync(file.fileno())
 
 
 def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
@@ -117,8 +96,10 @@ def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
             num_bytes -= len(text)
             if num_bytes < 0:
                 return
-            values = json.loads(text)
-            yield values.pop("kind", "line"), values  # `LogWriter` writes no line without a kind
+            with suppress(ValueError, RecursionError):  # a line that is damaged is left out
+                values = json.loads(text)
+                if isinstance(values, dict):
+                    yield values.pop("kind", "line"), values  # `LogWriter` writes no line without a kind
 
 
 def has_evaluation(path: Path, step: int) -> bool:
@@ -139,7 +120,7 @@ def _lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
     with path.open("rb") as log:
         position, rest = log.seek(0, os.SEEK_END), b""
         while position > 0:
-            num_bytes = min(_BLOCK_BYTES, position)
+            num_bytes = min(max(_BLOCK_BYTES, len(rest)), position)  # long lines take few reads
             position -= num_bytes
             log.seek(position)
             block = log.read(num_bytes) + rest
