@@ -54,16 +54,17 @@ def test_a_line_of_few_ranks_has_every_rank() -> None:
 
 def test_the_report_shows_groups_of_ranks_and_the_slowest_rank(tmp_path: Path) -> None:
     pages = {}
-    for num_ranks in (4096, 72, 48):
+    for num_ranks in (4096, 72, 70, 65, 48):
         folder = tmp_path / str(num_ranks)
         folder.mkdir()
         lines = [{"kind": "ranks", **dict(log_line(make_report(num_ranks, 17))[1])} for _ in range(2)]
         (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
         pages[num_ranks] = str(balance_section(read_record(folder)))
-    assert "The mean step on 4,096 ranks took" in pages[4096] and "the median of 64 ranks" in pages[4096]
+    assert "The mean step on 4,096 ranks took" in pages[4096] and "the mean of 64 ranks" in pages[4096]
     assert "rank 17 was busiest with 1.75 s" in pages[4096]
     assert "ranks 64 to 71" in pages[72]
-    assert "Rank 17 was busiest" in pages[48] and "median" not in pages[48]
+    assert "ranks 64 to 69" in pages[70] and ">rank 64<" in pages[65]
+    assert "Rank 17 was busiest" in pages[48] and "mean of" not in pages[48]
 
 
 def test_a_rank_that_stays_slow_is_a_straggler_and_one_that_was_slow_once_is_not() -> None:
@@ -71,12 +72,20 @@ def test_a_rank_that_stays_slow_is_a_straggler_and_one_that_was_slow_once_is_not
     even = [1.0, 5.0] * 4  # the second stage has more to do, which is not a rank's fault
     slow = [seconds + (0.9 if rank == 5 else 0.0) for rank, seconds in enumerate(even)]
     times = [even, slow, even, slow, slow, slow, slow, even]
-    stragglers = [check.add(10 * number, 6.0, busy) for number, busy in enumerate(times, start=1)]
+    stragglers = [check.add(10 * number + 1, 6.0, busy) for number, busy in enumerate(times)]
     assert [None if found is None else (found.rank, found.since) for found in stragglers] == [
         None, None, None, None, None, (5, 31), (5, 31), None,
     ]  # fmt: skip
     few = StragglerCheck(Topology(num_replicas=2, num_stages=1))
     assert not any(few.add(step, 1.0, [0.5, 1.0]) for step in range(9))
+
+
+def test_a_rank_of_a_slow_node_is_named_whichever_of_its_ranks_is_the_slowest() -> None:
+    check = StragglerCheck(Topology(num_replicas=6, num_stages=1))
+    times = [[1.0, 1.0, 1.0, 1.0, 1.5 + 0.1 * (number % 2), 1.55] for number in range(3)]
+    stragglers = [check.add(70 + number, 1.6, busy) for number, busy in enumerate(times)]
+    assert stragglers[:2] == [None, None]
+    assert stragglers[2] is not None and (stragglers[2].rank, stragglers[2].since) == (5, 70)
 
 
 class PausesOnOneRank(Block):

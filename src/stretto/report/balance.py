@@ -50,7 +50,7 @@ def _describe(ranks: RankMeans) -> str:
     if ranks.slowest is not None and ranks.ranks_per_group > 1:
         rank, seconds = ranks.slowest
         return (
-            f"{summary} Each bar is the median of {ranks.ranks_per_group} ranks. In the last measurement, rank {rank} "
+            f"{summary} Each bar is the mean of {ranks.ranks_per_group} ranks. In the last measurement, rank {rank} "
             f"was busiest with {format_seconds(seconds)}, {seconds / mean if mean else 1.0:.2f} times the mean."
         )
     ratio = float(ranks.busy[busiest]) / mean if mean else 1.0
@@ -110,7 +110,11 @@ def _rank_chart(
         return stacked_column_chart(title, unit_name, "rank", columns, ranks.num_ranks)
     size = ranks.ranks_per_group
     firsts = range(0, ranks.num_ranks, size)
-    labels = [f"rank {rank}" if size == 1 else f"ranks {rank} to {rank + size - 1}" for rank in firsts]
+    lasts = [min(first + size, ranks.num_ranks) - 1 for first in firsts]
+    labels = [
+        f"rank {first}" if first == last else f"ranks {first} to {last}"
+        for first, last in zip(firsts, lasts, strict=True)
+    ]
     return stacked_bar_chart(title, unit, labels, parts, format_value, values)
 
 

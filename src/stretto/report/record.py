@@ -146,7 +146,7 @@ class SaveHistory:
 class RankMeans:
     """The mean times of a step on each rank, over the log lines since the number of ranks last changed.
 
-    With many ranks, the log has the median of groups of ranks, such as nodes, and the highest memory in each.
+    With many ranks, the log has the mean of groups of ranks, such as nodes, and the highest memory in each.
     """
 
     def __init__(self) -> None:

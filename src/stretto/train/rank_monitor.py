@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from statistics import fmean
 
 from stretto.engine.engine import Engine
 from stretto.mesh.device import peak_memory
@@ -33,7 +33,8 @@ class RankReport:
     def log_fields(self) -> Mapping[str, object]:
         """Return the fields of the report's log line: its size is limited, however many ranks there are.
 
-        With more than 64 ranks, each list has a figure per node, or per group of nodes if there are more than 64.
+        With more than 64 ranks, each list has a figure per node, or per group of nodes if there are more than 64: the
+        mean of its ranks, and for the busy times also the least and the most.
         """
         straggler = {} if self.straggler is None else {"straggler": asdict(self.straggler)}
         num_ranks = len(self.busy)
@@ -53,10 +54,10 @@ class RankReport:
             "seconds": self.seconds,
             "num_ranks": num_ranks,
             "ranks_per_group": group_size,
-            "busy": summarize(self.busy, median),
+            "busy": summarize(self.busy, fmean),
             "busy_min": summarize(self.busy, min),
             "busy_max": summarize(self.busy, max),
-            "waiting": summarize(self.waiting, median),
+            "waiting": summarize(self.waiting, fmean),
             "memory": summarize(self.memory, max),
             "slowest_rank": slowest_rank,
             "slowest_busy": self.busy[slowest_rank],
@@ -71,11 +72,14 @@ class RankMonitor:
         self._engine = engine
         self._straggler_check = StragglerCheck(engine.mesh.topology)
         self._last_step_report: StepReport | None = None
+        self._first_step = 1  # since the last call to gather
         self._num_steps, self._seconds, self._waiting_seconds = 0, 0.0, 0.0  # since the last call to gather
 
     def add(self, report: StepReport) -> None:
         """Add the report of a step of this rank."""
         self._last_step_report = report
+        if self._num_steps == 0:
+            self._first_step = report.step
         self._num_steps += 1
         self._seconds += report.seconds
         self._waiting_seconds += report.waiting_seconds
@@ -95,5 +99,5 @@ class RankMonitor:
         seconds, waiting, memory = zip(*gathered, strict=True)
         busy = tuple(total - waited for total, waited in zip(seconds, waiting, strict=True))
         step, mean_seconds = self._last_step_report.step, fmean(seconds)
-        straggler = self._straggler_check.add(step, mean_seconds, busy)
+        straggler = self._straggler_check.add(self._first_step, mean_seconds, busy)
         return RankReport(step, mean_seconds, busy, waiting, tuple(map(int, memory)), world.local_size, straggler)

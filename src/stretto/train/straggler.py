@@ -13,7 +13,7 @@ _MIN_PEERS = 3  # the median of two ranks says nothing about which of them is sl
 
 @dataclass(frozen=True)
 class Straggler:
-    """A slow rank: the first step of the time in which it was the slowest, and what it costs per step."""
+    """A slow rank: the first step since which it is slow, and what it costs per step."""
 
     rank: int
     since: int
@@ -25,22 +25,21 @@ class StragglerCheck:
 
     def __init__(self, topology: Topology) -> None:
         self._topology = topology
-        self._last_step = 0
-        self._rank: int | None = None  # the slowest in the last reports
-        self._since = self._num_reports = 0
+        self._slow_since: dict[int, tuple[int, int]] = {}  # by slow rank: its first step, and the number of reports
 
-    def add(self, step: int, seconds: float, busy: Sequence[float]) -> Straggler | None:
-        """Add the busy times of all ranks since the last report; `seconds` is the time of a step."""
-        excess, rank = max(self._excesses(busy), default=(0.0, -1))
-        if excess < _MIN_FRACTION * seconds:
-            self._rank = None
-        elif rank == self._rank:
-            self._num_reports += 1
-        else:
-            self._rank, self._since, self._num_reports = rank, self._last_step + 1, 1
-        self._last_step = step
-        is_straggler = self._rank is not None and self._num_reports >= _MIN_REPORTS
-        return Straggler(rank, self._since, excess) if is_straggler else None
+    def add(self, first_step: int, seconds: float, busy: Sequence[float]) -> Straggler | None:
+        """Add the busy times of all ranks since `first_step`; `seconds` is the time of a step.
+
+        All ranks of a slow node are slow, each a bit more than the others now and then, so each counts for itself.
+        """
+        slow = {rank: excess for excess, rank in self._excesses(busy) if excess >= _MIN_FRACTION * seconds}
+        counts = {rank: self._slow_since.get(rank, (first_step, 0)) for rank in slow}
+        self._slow_since = {rank: (since, num_reports + 1) for rank, (since, num_reports) in counts.items()}
+        stragglers = [rank for rank, (_, num_reports) in self._slow_since.items() if num_reports >= _MIN_REPORTS]
+        if not stragglers:
+            return None
+        rank = max(stragglers, key=lambda rank: slow[rank])
+        return Straggler(rank, self._slow_since[rank][0], slow[rank])
 
     def _excesses(self, busy: Sequence[float]) -> list[tuple[float, int]]:
         """Return each rank, and how much longer it takes than the median of its stage."""
