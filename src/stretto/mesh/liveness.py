@@ -115,8 +115,11 @@ class Liveness:
         if asks and self.failure is None and self._is_new_question():
             self.tree.expect_heartbeats()
             self.tree.send(_QUESTION)
-        # If a rank is frozen, its neighbors must first miss a few heartbeats.
-        if not self._has_failed.wait(_REPORT_SECONDS + (self.tree.max_silence if asks else 0.0)):
+        has_failed = self._has_failed.wait(_REPORT_SECONDS)
+        if not has_failed and self._last_question > -math.inf:  # this rank or another has asked
+            # The neighbors of a frozen rank must first miss a few heartbeats.
+            has_failed = self._has_failed.wait(self.tree.max_silence)
+        if not has_failed:
             self.read_store()
         if self.failure is None:
             with suppress(RuntimeError):
