@@ -3,10 +3,12 @@ from stretto.base.task import CategoryInputs as CategoryInputs
 from stretto.base.task import TargetKind as TargetKind
 from stretto.base.task import Task as Task
 from stretto.base.window import Window as Window
+from stretto.prepare.executors import open_executor as open_executor
 from stretto.prepare.hints import DataHints as DataHints
 from stretto.prepare.inspection import Inspection as Inspection
 from stretto.prepare.inspection import TextSchema as TextSchema
 from stretto.prepare.inspection import inspect_data as inspect_data
+from stretto.prepare.launcher_ranks import Ranks as Ranks
 from stretto.prepare.options import SequenceOptions as SequenceOptions
 from stretto.prepare.options import SeriesOptions as SeriesOptions
 from stretto.prepare.options import TextOptions as TextOptions

@@ -459,10 +459,10 @@ ERROR_SECTIONS = (
                 DataError,
             ),
             ErrorCase(
-                "<url> is a URL; prepare into a local folder, then copy it",
-                "Data is prepared on a disk, and copied to object storage when it is complete.",
-                "Prepare into a folder, then copy it, for example with `aws s3 cp --recursive`.",
-                "stretto prepare text book.txt --out s3://bucket/data",
+                "--on=spark is not supported; choose from ray, ray=HOST:PORT, ray://HOST:PORT, dask=HOST:PORT",
+                "Parts are prepared by Ray or Dask, by the ranks of a launcher, or in Python by any executor.",
+                "Choose one of these, or read Parquet files that Spark has written.",
+                "stretto prepare text book.txt --out data/spark --on spark",
                 DataError,
             ),
             ErrorCase(

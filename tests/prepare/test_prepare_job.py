@@ -10,9 +10,11 @@ import pytest
 
 from stretto.data import SequenceOptions, TextOptions, prepare_sequences, prepare_series
 from stretto.errors import DataError
-from stretto.prepare import prepare_job
-from stretto.prepare.prepare_job import Job, LostWorkerError, OnProgress, PartResult, Progress, open_job
+from stretto.prepare import work_folder
+from stretto.prepare.part_runner import LostWorkerError, PartResult, PartResults, in_order
+from stretto.prepare.prepare_job import Job, OnProgress, Progress, open_job
 from stretto.prepare.prepare_text import prepare_text
+from stretto.prepare.work_folder import LocalWorkFolder, WorkFolder
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,7 @@ class Write:
 
     trace: Path
 
-    def __call__(self, part: str, number: int, folder: Path, /) -> PartResult:
+    def __call__(self, part: str, number: int, folder: WorkFolder, /) -> PartResult:
         with self.trace.open("a") as file:
             file.write(f"{number}\n")
         if part == "bad":
@@ -35,8 +37,12 @@ class Write:
 class Count:
     """Return a record of about a megabyte."""
 
-    def __call__(self, part: int, number: int, folder: Path, /) -> PartResult:
+    def __call__(self, part: int, number: int, folder: WorkFolder, /) -> PartResult:
         return {"counts": "x" * 1_000_000}
+
+
+def merge(results: PartResults) -> PartResult:
+    return {"parts": [result["part"] for result in in_order(results)]}
 
 
 def run(
@@ -57,9 +63,9 @@ def run(
 
     try:
         with open_job(tmp_path / "out", [], {"option": option}, workers, stop) as job:
-            records = job.run("write", Write(trace), parts, [1] * len(parts), "writing", learned)
-            assert [record["part"] for record in records] == parts
-            job.finish()
+            sizes = [1] * len(parts)
+            merged = job.run("write", Write(trace), parts, sizes, "writing", learned, merge)
+            assert merged["parts"] == parts
     except KeyboardInterrupt:
         pass
     return sorted(map(int, trace.read_text().split()))
@@ -130,12 +136,17 @@ def test_finished_parts_survive_the_death_of_a_worker(tmp_path: Path) -> None:
 def test_unordered_results_are_not_kept_in_memory(workers: int, tmp_path: Path) -> None:
     done: list[int] = []
     for _ in range(2):  # the second time they are all there already
-        seen = set()
+        seen: set[int] = set()
         with pytest.raises(KeyboardInterrupt), open_job(tmp_path / "out", [], {}, workers, _append_to(done)) as job:
+
+            def check(results: PartResults, seen: set[int] = seen) -> PartResult:
+                for number, record in results:
+                    seen.add(number)
+                    assert len(record["counts"]) == 1_000_000
+                return {}
+
             tracemalloc.start()
-            for number, record in job.run_unordered("count", Count(), range(30), [1] * 30, "counting", ""):
-                seen.add(number)
-                assert len(record["counts"]) == 1_000_000
+            job.run("count", Count(), range(30), [1] * 30, "counting", "", check)
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             raise KeyboardInterrupt
@@ -174,7 +185,7 @@ def test_a_job_resumes_if_interrupted_before_the_first_part_or_after_the_last(
 
     (tmp_path / "out.partial" / "parts").mkdir(parents=True)
     with monkeypatch.context() as patch:
-        patch.setattr(prepare_job, "fsync_folder", cut)
+        patch.setattr(work_folder, "fsync_folder", cut)
         assert run(tmp_path, ["a", "b"]) == [0, 1]
     assert run(tmp_path, ["a", "b"]) == []
     assert list((tmp_path / "out").iterdir()) == []
@@ -194,7 +205,7 @@ def test_a_second_job_in_the_same_folder_is_an_error(tmp_path: Path) -> None:
         assert isinstance(job, Job)
         with pytest.raises(DataError, match="is being written by another process"), open_job(tmp_path / "out", [], {}):
             raise AssertionError
-        assert job.folder.exists()
+        assert isinstance(job.folder, LocalWorkFolder) and job.folder.path.exists()
 
 
 def prepare_and_watch(kind: str, files: list[Path], folder: Path) -> list[int]:
@@ -245,7 +256,7 @@ def test_a_store_has_no_files_of_an_attempt_with_more_parts(tmp_path: Path, monk
     for path in files:
         path.write_text('{"text": "one two three"}\n' * 40)
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(prepare_job, "fsync_folder", cut)
+        patch.setattr(work_folder, "fsync_folder", cut)
         prepare_and_watch("sequences", files, tmp_path / "out")
     files[1].write_text('{"text": "one two three"}\n')
     prepare_and_watch("sequences", files, tmp_path / "out")

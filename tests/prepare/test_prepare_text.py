@@ -157,8 +157,6 @@ def test_a_corpus_is_never_overwritten(text_file: Path, tmp_path: Path) -> None:
         prepare_text([text_file], tmp_path / "out")
     with pytest.raises(DataError, match="already exists and is not an empty folder"):
         prepare_text([text_file], text_file)
-    with pytest.raises(DataError, match="is a URL; prepare into a local folder"):
-        prepare_text([text_file], "s3://bucket/out")
 
 
 def test_only_tokens_of_the_corpus_can_be_read(text_file: Path, tmp_path: Path) -> None:

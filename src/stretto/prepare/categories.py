@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from stretto.base.errors import DataError
@@ -11,10 +10,12 @@ from stretto.base.fingerprint import fingerprint
 from stretto.base.task import MAX_CATEGORIES
 from stretto.prepare.category_codes import are_booleans, category_name, codes_of
 from stretto.prepare.options import BadRowPolicy
-from stretto.prepare.prepare_job import Job, PartResult
+from stretto.prepare.part_runner import PartResult, PartResults
+from stretto.prepare.prepare_job import Job
 from stretto.prepare.record_parser import as_list, sort_class_names
 from stretto.prepare.records import RecordPart
 from stretto.prepare.row_reader import BadRowError, RowReader
+from stretto.prepare.work_folder import WorkFolder
 from stretto.store.sequences import Channels
 
 OnNote = Callable[[str], None]
@@ -38,12 +39,20 @@ class CategoryScan:
     bad_rows: BadRowPolicy
     has_lists: bool  # whether a row may have a list of texts, one per time step
 
-    def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
+    def __call__(self, part: RecordPart, number: int, folder: WorkFolder, /) -> PartResult:
         names: dict[str, set[str]] = {field: set() for field in self.fields}
         reader = RowReader(part, self.bad_rows)
         for _, found in reader.read(lambda record: self._parse(record, part.format == "csv"), self.fields):
             for field, texts in found.items():
                 names[field] |= texts
+                _check_number(field, names[field])
+        return {field: sorted(texts) for field, texts in names.items()}
+
+    def merge(self, results: PartResults) -> PartResult:
+        names: dict[str, set[str]] = {field: set() for field in self.fields}
+        for _, result in results:
+            for field in self.fields:
+                names[field].update(result[field])
                 _check_number(field, names[field])
         return {field: sorted(texts) for field, texts in names.items()}
 
@@ -70,11 +79,10 @@ def find_categories(
     if not fields:
         return {}
     scan, sizes = CategoryScan(tuple(fields), bad_rows, has_lists), [part.size for part in parts]
-    results = job.run("categories", scan, parts, sizes, "finding categories", fingerprint(repr(scan)))
+    result = job.run("categories", scan, parts, sizes, "finding categories", fingerprint(repr(scan)), scan.merge)
     codes = {}
     for field in fields:
-        names = {name for result in results for name in result[field]}
-        _check_number(field, names)
+        names = {*result[field]}
         if not names:
             raise DataError(f"{field!r} has no value in any row; leave it out of the inputs")
         if are_booleans(names):  # the same names from each format

@@ -7,6 +7,7 @@ has more content than `expansion_limit` allows.
 import bz2
 import gzip
 import io
+import sys
 import zlib
 from importlib import import_module
 from pathlib import Path
@@ -38,7 +39,7 @@ def content_suffix(path: Path) -> str:
 def open_binary(path: Path, offset: int = 0) -> io.BufferedReader:
     """Open the content of a file at an offset; in a compressed file, all content before it is read to get there."""
     if not is_compressed(path):
-        file = path.open("rb")
+        file: io.BufferedReader = path.open("rb")
         file.seek(offset)
         return file
     expanded: io.BufferedReader = io.BufferedReader(ExpandedFile(path), _READ_BYTES)
@@ -47,12 +48,16 @@ def open_binary(path: Path, offset: int = 0) -> io.BufferedReader:
     return expanded
 
 
-def open_text(path: Path) -> io.TextIOWrapper:
+def open_text(path: Path, start: int = 0, stop: int = sys.maxsize) -> io.TextIOWrapper:
     """Open the content of a UTF-8 file with or without a byte order mark; line ends are kept as they are.
 
+    `start` and `stop` are the first byte, and the byte after the last one.
     Bytes that are not UTF-8 become surrogates, so that a bad cell spoils only its row, not the whole file.
     """
-    return io.TextIOWrapper(open_binary(path), encoding="utf-8-sig", errors="surrogateescape", newline="")
+    file = open_binary(path, start)
+    if stop < sys.maxsize:
+        file = io.BufferedReader(_BeginningOfFile(file, stop - start), _READ_BYTES)
+    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
 def content_size(path: Path) -> int:
@@ -61,6 +66,27 @@ def content_size(path: Path) -> int:
         return path.stat().st_size
     with open_binary(path) as file:
         return sum(len(block) for block in iter(lambda: file.read(_READ_BYTES), b""))
+
+
+class _BeginningOfFile(io.RawIOBase):
+    """The first bytes of an open file."""
+
+    def __init__(self, file: io.BufferedReader, num_bytes: int) -> None:
+        self._file, self._num_left = file, num_bytes
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:  # noqa: ANN401 - any writable buffer
+        view = memoryview(buffer).cast("B")
+        content = self._file.read(min(len(view), self._num_left))
+        self._num_left -= len(content)
+        view[: len(content)] = content
+        return len(content)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
 
 
 class ExpandedFile(io.RawIOBase):

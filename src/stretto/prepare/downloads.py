@@ -22,7 +22,7 @@ DOWNLOADS = Path("~/.cache/stretto/inputs")
 _RETRY_SECONDS = 60.0
 _FREE_BYTES = 1 << 30  # are left on the disk
 # What filesystems say about the version of a file; HTTP headers have capitals.
-_VERSION_KEYS = ("ETag", "Last-Modified", "LastModified", "mtime", "last_modified", "updated", "md5", "created")
+VERSION_KEYS = ("ETag", "Last-Modified", "LastModified", "mtime", "last_modified", "updated", "md5", "created")
 
 
 def localize(location: Path | str) -> Path:
@@ -71,7 +71,7 @@ def _download(url: str, remote: RemoteFolder) -> Path:
     info: dict[str, Any] = remote.filesystem.info(remote.root)
     if info.get("type") == "directory":
         raise DataError(f"{without_secrets(url)} is a folder; use the URLs of the files in it")
-    version = {key: str(info[key]) for key in _VERSION_KEYS if info.get(key) is not None}
+    version = {key: str(info[key]) for key in VERSION_KEYS if info.get(key) is not None}
     key = fingerprint({"url": url, "size": info.get("size"), "version": version})[:16]
     path = DOWNLOADS.expanduser() / key / _file_name(url)
     if path.is_file() and version:  # without a version, the file may have changed

@@ -1,8 +1,8 @@
 """prepare_sequences: turns records into a store; each record is one sequence of text, tokens or channels."""
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
@@ -16,16 +16,20 @@ from stretto.base.fingerprint import fingerprint
 from stretto.base.task import has_classes, has_own_length, is_per_row, is_per_step
 from stretto.prepare.categories import OnNote, find_categories, log_note
 from stretto.prepare.category_codes import Codes, codes_of
+from stretto.prepare.csv_parts import cut_csv
 from stretto.prepare.downloads import urls_in_errors
 from stretto.prepare.field_check import check_fields
 from stretto.prepare.options import SequenceOptions, given_vocabulary, open_like, token_level
-from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
+from stretto.prepare.part_runner import PartResult, PartResults
+from stretto.prepare.prepare_job import Job, OnProgress, Workers, open_job
 from stretto.prepare.record_parser import RecordParser, as_list, infer_parser, parse_number, sort_class_names
 from stretto.prepare.record_spool import Files, Records, are_records, source_options, spool_records
 from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows
 from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, SkippedRows, log_skipped_rows
+from stretto.prepare.saved_vocabulary import SavedVocabulary, save_vocabulary
 from stretto.prepare.shard_writer import (
     ShardResult,
+    Shards,
     finish_part,
     make_channels,
     make_target_values,
@@ -34,9 +38,11 @@ from stretto.prepare.shard_writer import (
     write_parts,
     write_store,
 )
+from stretto.prepare.symbol_counts import SymbolCounter, build_vocabulary, counts_name
 from stretto.prepare.target_kind import infer_target_kind
 from stretto.prepare.target_parser import ParsedTargets, TargetParser, make_target_parser
 from stretto.prepare.tokenizer import open_tokenizer, train_tokenizer
+from stretto.prepare.work_folder import WorkFolder, join_location
 from stretto.store.sequences import (
     CHANNEL_DTYPE,
     CLASS_DTYPE,
@@ -50,14 +56,7 @@ from stretto.store.sequences import (
     Tokens,
 )
 from stretto.store.subwords import split_lines
-from stretto.store.vocabulary import (
-    ByteVocabulary,
-    SymbolVocabulary,
-    Vocabulary,
-    split_symbols,
-    token_dtype,
-    vocabulary_bytes,
-)
+from stretto.store.vocabulary import ByteVocabulary, Vocabulary, split_symbols, token_dtype
 
 _SAMPLED_ROWS = 100  # how many records the kind of targets is inferred from
 
@@ -69,6 +68,7 @@ def prepare_sequences(
     options: SequenceOptions = SequenceOptions(),
     *,
     workers: int | None = None,
+    executor: Workers = None,
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
     on_note: OnNote = log_note,
@@ -93,16 +93,18 @@ def prepare_sequences(
 
     With `validation_fraction`, sequences are drawn at random for `folder/valid`; the others go to `folder/train`.
     Vocabulary and statistics come from the training split, unless `vocabulary` or `like` names other prepared data.
+    `workers` and `executor` say who writes the parts, as in `prepare_text`.
     Returns each split's sequences.
     """
+    start_job = partial(open_job, folder, workers=workers, on_progress=on_progress, executor=executor)
     if are_records(files):
         options = source_options(files, options)
-        with spool_records(files, folder) as path:
+        with spool_records(files, folder, executor) as path:
             parts = [replace(part, has_arrays=True) for part in cut_records([path], options.shard_bytes)]
-            return _prepare_parts([path], parts, folder, options, workers, on_progress, on_skipped, on_note)
-    paths = list_paths(cast("Files", files))
+            return _prepare_parts([path], parts, folder, options, start_job, on_skipped, on_note)
+    paths = list_paths(cast("Files", files), is_local=executor is None)
     parts = cut_records(paths, options.shard_bytes)
-    return _prepare_parts(paths, parts, folder, options, workers, on_progress, on_skipped, on_note)
+    return _prepare_parts(paths, parts, folder, options, start_job, on_skipped, on_note)
 
 
 def _prepare_parts(
@@ -110,8 +112,7 @@ def _prepare_parts(
     parts: list[RecordPart],
     folder: Path | str,
     options: SequenceOptions,
-    workers: int | None,
-    on_progress: OnProgress,
+    start_job: Callable[..., AbstractContextManager[Job]],  # `open_job`, with who writes the parts
     on_skipped: OnSkipped,
     on_note: OnNote,
 ) -> list[Sequences]:
@@ -129,17 +130,21 @@ def _prepare_parts(
     if parser.level == "subword" and target is not None and is_per_step(target.kind):
         problem = f"targets={','.join(target.fields)} has a target per time step, which a subword is not"
         raise DataError(f"{problem}; use level=char or level=word, or give the tokens as integers")
-    settings = _SequenceSettings(options, _RowParser(parser, target), vocabulary, shared)
+    settings = _SequenceSettings(options, _RowParser(parser, target), shared)
     # `paths` keeps a path that is given twice: its records are written twice, and the fingerprint includes it twice.
-    with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
+    with start_job(inputs=paths, options=options.to_dict(), splits=settings.splits) as job:
+        if vocabulary is not None:
+            settings = replace(settings, vocabulary=save_vocabulary(job, lambda: vocabulary))
+        parts = cut_csv(job, parts, options.shard_bytes)
         settings = _with_categories(job, parts, _train_subwords(job, parts, settings))
         settings = _scan(job, parts, settings)
-        skipped = _write(job, parts, settings, on_note)
-        job.finish()
+        skipped, notes = _write(job, parts, settings)
+    for note in notes:
+        on_note(note)
     _note_unused(parts[0], settings, on_note)
     if skipped.num_rows:
         on_skipped(skipped)
-    return [Sequences.open(Path(folder) / split) for split in settings.splits]
+    return [Sequences.open(join_location(folder, split)) for split in settings.splits]
 
 
 @dataclass(frozen=True)
@@ -183,8 +188,8 @@ class _SequenceSettings:
 
     options: SequenceOptions
     row_parser: _RowParser
-    vocabulary: Vocabulary | None
     shared: SharedProperties | None  # of `like`
+    vocabulary: SavedVocabulary | None = None  # of text, when it is known
 
     @property
     def parser(self) -> RecordParser:
@@ -197,14 +202,12 @@ class _SequenceSettings:
     @property
     def learned(self) -> str:
         """A fingerprint of what follows from the files: from the first record, and from the scan of all of them."""
-        symbols = None if self.vocabulary is None else vocabulary_bytes(self.vocabulary).decode()
-        return fingerprint([repr(self.row_parser), symbols])
+        return fingerprint([repr(self.row_parser), repr(self.vocabulary)])
 
-    @property
-    def num_tokens(self) -> int:
-        """The vocabulary size."""
-        if self.vocabulary is not None:
-            return len(self.vocabulary)
+    def num_tokens(self, vocabulary: Vocabulary | None) -> int:
+        """Return the vocabulary size."""
+        if vocabulary is not None:
+            return len(vocabulary)
         assert self.parser.num_tokens is not None, "set by the scan"
         return self.parser.num_tokens
 
@@ -396,43 +399,55 @@ def _note_unused(part: RecordPart, settings: _SequenceSettings, on_note: OnNote)
 
 def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> _SequenceSettings:
     """Return settings with the vocabulary, or its size, and the classes; read all records if any of them is unknown."""
-    parser, vocabulary = settings.parser, settings.vocabulary
+    parser = settings.parser
     is_text = parser.value_type == "text"
-    needs_vocabulary = vocabulary is None if is_text else parser.value_type == "tokens" and parser.num_tokens is None
+    needs_vocabulary = (
+        settings.vocabulary is None if is_text else parser.value_type == "tokens" and parser.num_tokens is None
+    )
     row_parser = settings.row_parser
     if not needs_vocabulary and not row_parser.needs_classes:
         return settings
     phase = f"counting {parser.level}s" if needs_vocabulary and is_text else "scanning records"
-    task = _ScanPart(settings, needs_vocabulary)
-    counts: Counter[str] = Counter()
+    task, sizes, learned = _ScanPart(settings, needs_vocabulary), [part.size for part in parts], settings.learned
+    result = job.run("scan", task, parts, sizes, phase, learned, partial(_merge_scans, job, len(parts)))
+    vocabulary = settings.vocabulary
+    if needs_vocabulary and is_text:
+        learned = fingerprint([learned, *(part.stamp for part in parts)])
+        vocabulary = build_vocabulary(job, parser.level, len(parts), settings.options.max_symbols, learned)
+    elif needs_vocabulary:
+        parser = replace(parser, num_tokens=result["largest"] + 1)
+    target = row_parser.target
+    if target is not None and row_parser.needs_classes:
+        if not result["classes"]:
+            raise DataError(f"targets={target.fields[0]} has no class in any row; choose a different field")
+        blank = [""] if has_own_length(target.kind) else []  # class 0 is never a target
+        target = replace(target, classes=_numbered([*blank, *sort_class_names(result["classes"])]))
+    return replace(settings, row_parser=_RowParser(parser, target), vocabulary=vocabulary)
+
+
+def _merge_scans(job: Job, num_parts: int, results: PartResults) -> PartResult:
     names: set[str] = set()
     largest, first_bad = -1, {}  # first_bad: the first bad row of each part without a good one
-    sizes = [part.size for part in parts]
-    for number, result in job.run_unordered("scan", task, parts, sizes, phase, settings.learned):
-        counts.update(result["counts"])
+    for number, result in results:
         names.update(result["classes"])
         largest = max(largest, result["largest"])
         if not result["num_rows"]:
             first_bad[number] = result["first_bad"]
-    if len(first_bad) == len(parts):
-        first = next((first_bad[number] for number in range(len(parts)) if first_bad[number]), "")
+    if len(first_bad) == num_parts:
+        first = next((first_bad[number] for number in range(num_parts) if first_bad[number]), "")
         raise DataError(f"{job.target} would be empty: all rows are bad (the first is {first}); use different files")
-    if needs_vocabulary and is_text:
-        vocabulary = SymbolVocabulary.from_counts(parser.level, counts, settings.options.max_symbols)
-    elif needs_vocabulary:
-        parser = replace(parser, num_tokens=largest + 1)
-    target = row_parser.target
-    if target is not None and row_parser.needs_classes:
-        if not names:
-            raise DataError(f"targets={target.fields[0]} has no class in any row; choose a different field")
-        blank = [""] if has_own_length(target.kind) else []  # class 0 is never a target
-        target = replace(target, classes=_numbered([*blank, *sort_class_names(names)]))
-    return replace(settings, row_parser=_RowParser(parser, target), vocabulary=vocabulary)
+    return {"classes": sorted(names), "largest": largest}
 
 
-def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings, on_note: OnNote) -> SkippedRows:
-    parser, splits, fraction = settings.parser, settings.splits, settings.options.validation_fraction
-    shards, skipped = write_parts(job, _WriteSequences(settings), parts, splits, fraction, settings.learned)
+def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> tuple[SkippedRows, list[str]]:
+    task, write_stores = _WriteSequences(settings), partial(_write_stores, job, settings)
+    fraction, learned = settings.options.validation_fraction, settings.learned
+    return write_parts(job, task, parts, settings.splits, fraction, learned, write_stores)
+
+
+def _write_stores(job: Job, settings: _SequenceSettings, shards: Shards, on_note: OnNote) -> None:
+    parser, splits = settings.parser, settings.splits
+    vocabulary = None if settings.vocabulary is None else settings.vocabulary.open(job.folder)
     values: Tokens | Channels
     if parser.value_type == "channels":
         shared_values = None if settings.shared is None else settings.shared.values
@@ -440,13 +455,12 @@ def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings, o
         values = make_channels(parser.channel_names, shards[splits[0]], like, parser.categories)  # of training
         note_unknown(parser.channel_names, shards, parser.categories, on_note)
     else:
-        values = Tokens(num_tokens=settings.num_tokens)
+        values = Tokens(num_tokens=settings.num_tokens(vocabulary))
     target = settings.row_parser.target
     targets = None if target is None else _stored_targets(target, shards[splits[0]], settings.shared)
     origin = Origin(inputs=tuple(parser.fields), targets=() if target is None else target.fields)
     for split in splits:
-        write_store(job, split, shards[split], values, targets, settings.vocabulary, origin)
-    return skipped
+        write_store(job, split, shards[split], values, targets, vocabulary, origin)
 
 
 def _stored_targets(
@@ -467,10 +481,10 @@ class _ScanPart:
     settings: _SequenceSettings
     needs_vocabulary: bool  # for tokens, only its size
 
-    def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
+    def __call__(self, part: RecordPart, number: int, folder: WorkFolder, /) -> PartResult:
         parser, reader = self.settings.parser, RowReader(part, self.settings.options.bad_rows)
         row_parser = self.settings.row_parser
-        counts: Counter[str] = Counter()
+        counter = SymbolCounter(parser.level)
         classes: set[str] = set()
         largest, num_rows = -1, 0
         parse = partial(row_parser.parse, is_csv=part.format == "csv")
@@ -484,9 +498,16 @@ class _ScanPart:
                 largest = max(largest, int(value.max()))
             # As for a corpus, the vocabulary is built from the training split.
             elif self.settings.choose_split(number, row_index) != "valid":
-                counts.update(split_symbols(value, parser.level))
-        token_stats = {"counts": dict(counts), "largest": largest}
-        return {**token_stats, "classes": sorted(classes), "num_rows": num_rows, "first_bad": reader.first_bad}
+                counter.update(split_symbols(value, parser.level))
+        has_counts = self.needs_vocabulary and parser.value_type == "text"
+        files = [counter.write(folder, counts_name(number))] if has_counts else []
+        return {
+            "files": files,
+            "largest": largest,
+            "classes": sorted(classes),
+            "num_rows": num_rows,
+            "first_bad": reader.first_bad,
+        }
 
 
 @dataclass(frozen=True)
@@ -495,10 +516,13 @@ class _WriteSequences:
 
     settings: _SequenceSettings
 
-    def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
-        settings, parser, vocabulary = self.settings, self.settings.parser, self.settings.vocabulary
+    def __call__(self, part: RecordPart, number: int, folder: WorkFolder, /) -> PartResult:
+        settings, parser = self.settings, self.settings.parser
+        vocabulary = None if settings.vocabulary is None else settings.vocabulary.open(folder)
         row_parser, target = settings.row_parser, settings.row_parser.target
-        dtype: np.dtype[Any] = CHANNEL_DTYPE if parser.value_type == "channels" else token_dtype(settings.num_tokens)
+        dtype: np.dtype[Any] = CHANNEL_DTYPE
+        if parser.value_type != "channels":
+            dtype = token_dtype(settings.num_tokens(vocabulary))
         reader = RowReader(part, settings.options.bad_rows)
         rows = reader.read(partial(row_parser.parse, is_csv=part.format == "csv"), row_parser.fields)
         target_dtype, own_length = row_parser.target_dtype, row_parser.targets_have_own_length

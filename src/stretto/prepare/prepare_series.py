@@ -5,6 +5,7 @@ from array import array
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import date, datetime
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -19,15 +20,25 @@ from stretto.prepare.category_codes import Codes, to_code
 from stretto.prepare.downloads import urls_in_errors
 from stretto.prepare.field_check import check_fields
 from stretto.prepare.options import BadRowPolicy, NanPolicy, SeriesOptions, open_like
-from stretto.prepare.prepare_job import Job, OnProgress, PartResult, open_job
+from stretto.prepare.part_runner import PartResult
+from stretto.prepare.prepare_job import Job, OnProgress, Workers, open_job
 from stretto.prepare.record_parser import FLOAT32_MAX, parse_number, to_number
 from stretto.prepare.record_spool import Files, Records, are_records, spool_records
 from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows, shorten
 from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, SkippedRows, log_skipped_rows, missing_field
 from stretto.prepare.series_columns import MAX_ROWS_SAMPLED, SeriesColumns, choose_columns
 from stretto.prepare.series_targets import SeriesTargets, StepTargets, make_series_targets
-from stretto.prepare.shard_writer import finish_part, make_channels, note_unknown, open_shards, write_parts, write_store
+from stretto.prepare.shard_writer import (
+    Shards,
+    finish_part,
+    make_channels,
+    note_unknown,
+    open_shards,
+    write_parts,
+    write_store,
+)
 from stretto.prepare.time_formats import ambiguous_format, find_time_formats, parse_time
+from stretto.prepare.work_folder import WorkFolder, join_location
 from stretto.store.sequences import CHANNEL_DTYPE, Channels, Origin, Sequences, SharedProperties
 
 Timestamp = float | datetime
@@ -42,6 +53,7 @@ def prepare_series(
     options: SeriesOptions = SeriesOptions(),
     *,
     workers: int | None = None,
+    executor: Workers = None,
     on_progress: OnProgress = lambda progress: None,
     on_skipped: OnSkipped = log_skipped_rows,
     on_note: OnNote = log_note,
@@ -62,13 +74,16 @@ def prepare_series(
     `folder/valid` and the rest to `folder/train`, from which the statistics are computed. With `like`, columns and
     statistics come from that data. `known_future` and `static` name the channels that a forecast knows ahead of time.
     `static` may name `by`, which is then a category. `on_note` is called with what you may want to know: the columns
-    that are left out, and how many texts are not among the categories of `like`.
+    that are left out, and how many texts are not among the categories of `like`. `workers` and `executor` say who
+    writes the parts, as in `prepare_text`.
     """
     if are_records(files):
-        with spool_records(files, folder) as path:
-            return _prepare_files(list_paths(path), folder, options, workers, on_progress, on_skipped, on_note)
-    paths = list_paths(cast("Files", files))
-    return _prepare_files(paths, folder, options, workers, on_progress, on_skipped, on_note)
+        with spool_records(files, folder, executor) as path:
+            return _prepare_files(
+                list_paths(path), folder, options, workers, executor, on_progress, on_skipped, on_note
+            )
+    paths = list_paths(cast("Files", files), is_local=executor is None)
+    return _prepare_files(paths, folder, options, workers, executor, on_progress, on_skipped, on_note)
 
 
 def _prepare_files(
@@ -76,6 +91,7 @@ def _prepare_files(
     folder: Path | str,
     options: SeriesOptions,
     workers: int | None,
+    executor: Workers,
     on_progress: OnProgress,
     on_skipped: OnSkipped,
     on_note: OnNote,
@@ -98,17 +114,19 @@ def _prepare_files(
         targets=make_series_targets(parts, options, shared),
         categories={} if channels is None else shared_codes(channels),
     )
-    with open_job(folder, paths, options.to_dict(), workers, on_progress) as job:
+    splits = _splits(options)
+    with open_job(folder, paths, options.to_dict(), workers, on_progress, executor, splits) as job:
         if columns.categories:
             categories = find_categories(job, parts, columns.categories, options.bad_rows, has_lists=False)
             parser = replace(parser, categories=categories)
-        skipped = _write(job, parts, parser, options, shared, on_note)
-        job.finish()
+        skipped, notes = _write(job, parts, parser, options, shared)
+    for note in notes:
+        on_note(note)
     if columns.ignored:
         on_note(f"ignored, since neither numbers nor few different texts: {', '.join(columns.ignored)}")
     if skipped.num_rows:
         on_skipped(skipped)
-    return [Sequences.open(Path(folder) / split) for split in _splits(options)]
+    return [Sequences.open(join_location(folder, split)) for split in splits]
 
 
 def _splits(options: SeriesOptions) -> tuple[str, ...]:
@@ -121,14 +139,25 @@ def _write(
     parser: "_StepParser",
     options: SeriesOptions,
     shared: SharedProperties | None,
-    on_note: OnNote,
-) -> SkippedRows:
+) -> tuple[SkippedRows, list[str]]:
     if parser.targets is not None:
         parser = replace(parser, targets=parser.targets.find_classes(job, parts, options))
-    splits, targets = _splits(options), parser.targets
-    task = _WriteSeries(parser, splits, options.validation_fraction, options.bad_rows)
+    splits, fraction = _splits(options), options.validation_fraction
+    task = _WriteSeries(parser, splits, fraction, options.bad_rows)
     learned = fingerprint(repr(parser))  # the columns, from the first file, and the classes
-    shards, skipped = write_parts(job, task, parts, splits, options.validation_fraction, learned)
+    write_stores = partial(_write_stores, job, parser, options, shared)
+    return write_parts(job, task, parts, splits, fraction, learned, write_stores)
+
+
+def _write_stores(
+    job: Job,
+    parser: "_StepParser",
+    options: SeriesOptions,
+    shared: SharedProperties | None,
+    shards: Shards,
+    on_note: OnNote,
+) -> None:
+    splits, targets = _splits(options), parser.targets
     like = shared.values if shared is not None and isinstance(shared.values, Channels) else None
     channels = make_channels(parser.columns, shards[splits[0]], like, parser.categories)
     note_unknown(parser.columns, shards, parser.categories, on_note)
@@ -139,7 +168,6 @@ def _write(
     origin = Origin(by=parser.by, time=parser.time, time_format=parser.time_format, targets=target_columns)
     for split in splits:
         write_store(job, split, shards[split], channels, stored_targets, origin=origin)
-    return skipped
 
 
 def _shared_channels(shared: SharedProperties, options: SeriesOptions) -> Channels:
@@ -270,7 +298,7 @@ class _WriteSeries:
     validation_fraction: float
     bad_rows: BadRowPolicy
 
-    def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
+    def __call__(self, part: RecordPart, number: int, folder: WorkFolder, /) -> PartResult:
         reader = RowReader(part, self.bad_rows)
         targets = self.parser.targets
         with open_shards(

@@ -1,6 +1,5 @@
 """prepare_text: turns text files into a corpus, in bounded memory, completely or not at all."""
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -9,34 +8,21 @@ from pathlib import Path
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
+from stretto.prepare.compression import content_size, is_compressed
 from stretto.prepare.downloads import urls_in_errors
+from stretto.prepare.file_stamp import file_stamp
 from stretto.prepare.options import TextOptions, given_vocabulary, token_level
-from stretto.prepare.prepare_job import (
-    Job,
-    OnProgress,
-    PartResult,
-    file_record,
-    move_into_store,
-    open_job,
-    part_path,
-)
+from stretto.prepare.part_runner import PartResult, PartResults, file_record, in_order, part_name
+from stretto.prepare.prepare_job import Job, OnProgress, Workers, open_job
 from stretto.prepare.records import list_paths
+from stretto.prepare.saved_vocabulary import SavedVocabulary, save_vocabulary
+from stretto.prepare.symbol_counts import SymbolCounter, build_vocabulary, counts_name
 from stretto.prepare.text_files import TextFiles
 from stretto.prepare.tokenizer import open_tokenizer, train_tokenizer
+from stretto.prepare.work_folder import WorkFolder, join_location
 from stretto.store.corpus import Corpus, CorpusFields, shard_name
-from stretto.store.file_writer import FileWriter, write_file
-from stretto.store.index import write_index
 from stretto.store.subwords import split_lines
-from stretto.store.vocabulary import (
-    VOCABULARY_FILE,
-    ByteVocabulary,
-    Level,
-    SymbolVocabulary,
-    Vocabulary,
-    split_symbols,
-    token_dtype,
-    vocabulary_bytes,
-)
+from stretto.store.vocabulary import VOCABULARY_FILE, ByteVocabulary, Level, Vocabulary, split_symbols, token_dtype
 
 TextRange = tuple[int, int]  # the first byte, and the byte after the last one
 
@@ -45,6 +31,7 @@ TextRange = tuple[int, int]  # the first byte, and the byte after the last one
 class TextPart:
     """A range of the text that becomes one shard."""
 
+    texts: TextFiles  # those of all files that the range is in
     start: int
     stop: int
     stamp: str  # of its files: changes when one of them is modified
@@ -57,6 +44,7 @@ def prepare_text(
     options: TextOptions = TextOptions(),
     *,
     workers: int | None = None,
+    executor: Workers = None,
     on_progress: OnProgress = lambda progress: None,
 ) -> list[Corpus]:
     """Write text files as a corpus to `folder`; return the corpus of each split.
@@ -64,24 +52,43 @@ def prepare_text(
     With `validation_fraction`, the end of the text goes to `folder/valid` and the rest to `folder/train`.
     The vocabulary is built from the training text, unless one is given. Each shard but the last holds `shard_bytes` of
     text, plus the rest of its last line or compressed file. Shards are written by `workers` processes; by default, as
-    many as pay off.
+    many as pay off. With an `executor`, its workers write them, or the ranks of a launcher; they must see the files and
+    the folder, which may be URLs. The result is the same, byte for byte.
     """
     vocabulary = given_vocabulary(options)
     level = token_level(options, vocabulary)
-    texts = TextFiles.open(list_paths(files))
-    splits = _split(texts, Path(folder), options.validation_fraction)
-    with open_job(folder, texts.paths, options.to_dict(), workers, on_progress) as job:
+    paths = list_paths(files, is_local=executor is None)
+    names = ("train", "valid") if options.validation_fraction else ("",)
+    with open_job(folder, paths, options.to_dict(), workers, on_progress, executor, names) as job:
+        texts = TextFiles.open(paths, _packed_sizes(job, paths))
+        splits = _split(texts, folder, options.validation_fraction)
         parts = {split: _cut(texts, text_range, options.shard_bytes) for split, text_range in splits.items()}
-        if vocabulary is None:
-            training_parts = next(iter(parts.values()))  # those of the first split
-            vocabulary = _build_vocabulary(job, texts, training_parts, level, options)
+        training_parts = next(iter(parts.values()))  # those of the first split
+        saved = _save_vocabulary(job, vocabulary, training_parts, level, options)
         for split in splits:
-            _write(job, texts, split, parts[split], vocabulary)
-        job.finish()
-    return [Corpus.open(Path(folder) / split) for split in splits]
+            _write(job, split, parts[split], saved)
+    return [Corpus.open(join_location(folder, split)) for split in splits]
 
 
-def _split(texts: TextFiles, folder: Path, validation_fraction: float) -> dict[str, TextRange]:
+def _packed_sizes(job: Job, paths: Sequence[Path]) -> dict[Path, int]:
+    """Return the sizes of the contents of compressed files, which are read for that, in parallel."""
+    packed = [path for path in dict.fromkeys(paths) if is_compressed(path) and path.is_file()]
+    if not packed:
+        return {}
+    parts, sizes = [(path, file_stamp(path)) for path in packed], [path.stat().st_size for path in packed]
+    found = job.run("size", _find_size, parts, sizes, "reading packed files", "", _merge_sizes)["sizes"]
+    return dict(zip(packed, found, strict=True))
+
+
+def _find_size(part: tuple[Path, str], number: int, folder: WorkFolder, /) -> PartResult:
+    return {"size": content_size(part[0])}
+
+
+def _merge_sizes(results: PartResults) -> PartResult:
+    return {"sizes": [result["size"] for result in in_order(results)]}
+
+
+def _split(texts: TextFiles, folder: Path | str, validation_fraction: float) -> dict[str, TextRange]:
     """Return the byte range of each split by its name; without a validation split, the only one has no name."""
     if not validation_fraction:
         return {"": (0, texts.num_bytes)}
@@ -90,7 +97,8 @@ def _split(texts: TextFiles, folder: Path, validation_fraction: float) -> dict[s
     for split, (start, stop) in splits.items():
         if start == stop:
             remedy = "use a different fraction, or 0 and a separate validation file"
-            raise DataError(f"validation_fraction={validation_fraction} leaves no text for {folder / split}; {remedy}")
+            problem = f"validation_fraction={validation_fraction} leaves no text for {join_location(folder, split)}"
+            raise DataError(f"{problem}; {remedy}")
     return splits
 
 
@@ -101,92 +109,93 @@ def _cut(texts: TextFiles, text_range: TextRange, shard_bytes: int) -> list[Text
     while (edge := edges[-1] + shard_bytes) < stop:
         edges.append(min(texts.next_cut(edge - 1), stop))  # at `edge` itself if a line starts there
     ranges = pairwise([*edges, stop] if edges[-1] < stop else edges)
-    return [TextPart(start, stop, texts.stamp(start, stop)) for start, stop in ranges]
+    return [TextPart(texts.within(start, stop), start, stop, texts.stamp(start, stop)) for start, stop in ranges]
 
 
 def _sizes(parts: Sequence[TextPart]) -> list[int]:
     return [part.stop - part.start for part in parts]
 
 
-def _build_vocabulary(
-    job: Job, texts: TextFiles, parts: Sequence[TextPart], level: Level, options: TextOptions
-) -> Vocabulary:
-    if level == "byte":
-        return ByteVocabulary()
+def _save_vocabulary(
+    job: Job, vocabulary: Vocabulary | None, parts: Sequence[TextPart], level: Level, options: TextOptions
+) -> SavedVocabulary:
+    """Save the given vocabulary for the tasks, or one that is built from the parts."""
+    if vocabulary is not None or level == "byte":
+        return save_vocabulary(job, lambda: vocabulary or ByteVocabulary())
     if level == "subword":
         num_tokens = open_tokenizer(options.tokenizer)
         assert isinstance(num_tokens, int), "a tokenizer from a file is a given vocabulary"
-        return train_tokenizer(job, parts, _sizes(parts), partial(_read_lines, texts), num_tokens)
-    counts: Counter[str] = Counter()
-    task = _CountSymbols(texts, level)
-    for _, result in job.run_unordered("count", task, parts, _sizes(parts), f"counting {level}s", learned=""):
-        counts.update(result["counts"])
-    return SymbolVocabulary.from_counts(level, counts, options.max_symbols)
+        return train_tokenizer(job, parts, _sizes(parts), _read_lines, num_tokens)
+    job.run("count", _CountSymbols(level), parts, _sizes(parts), f"counting {level}s", learned="")
+    learned = fingerprint([part.stamp for part in parts])
+    return build_vocabulary(job, level, len(parts), options.max_symbols, learned)
 
 
-def _read_lines(texts: TextFiles, part: TextPart) -> Iterator[list[str]]:
+def _read_lines(part: TextPart) -> Iterator[list[str]]:
     """Yield the lines of a part, as many as a span has at a time."""
-    for span in texts.read_spans(part.start, part.stop, by_line=True):
+    for span in part.texts.read_spans(part.start, part.stop, by_line=True):
         span.check_utf8()
         yield split_lines(span.text.decode())
 
 
-def _write(job: Job, texts: TextFiles, split: str, parts: Sequence[TextPart], vocabulary: Vocabulary) -> None:
-    """Write the store of one split, in the job's folder."""
-    folder = job.folder / split
-    folder.mkdir(exist_ok=True)
-    task = _WriteTokens(texts, vocabulary, split)
-    learned = fingerprint(vocabulary_bytes(vocabulary).decode())
-    results = job.run(f"write{split}", task, parts, _sizes(parts), f"writing {job.target / split}", learned)
+def _write(job: Job, split: str, parts: Sequence[TextPart], vocabulary: SavedVocabulary) -> None:
+    """Write the store of one split."""
+    location, sizes = join_location(job.target, split), _sizes(parts)
+    task, merge = _WriteTokens(vocabulary, split), partial(_make_store, job, split, sum(sizes), vocabulary)
+    job.run(f"write{split}", task, parts, sizes, f"writing {location}", vocabulary.name, merge)
+
+
+def _make_store(
+    job: Job, split: str, num_bytes: int, vocabulary: SavedVocabulary, part_results: PartResults
+) -> PartResult:
     # A part of white space without a line end has no words; a line end is the word `<eos>`.
-    results = [result for result in results if result["num_tokens"]]
+    results = [result for result in in_order(part_results) if result["num_tokens"]]
     if not results:
-        raise DataError(f"the text for {job.target / split} is only white space, with no words; use different files")
-    shards = [
-        move_into_store(result["files"][0], job.folder, shard_name(number)) for number, result in enumerate(results)
-    ]
+        location = join_location(job.target, split)
+        raise DataError(f"the text for {location} is only white space, with no words; use different files")
+    shards = [(result["files"][0], shard_name(number)) for number, result in enumerate(results)]
     fields = CorpusFields(
-        num_bytes=sum(_sizes(parts)),
+        num_bytes=num_bytes,
         num_unknown=sum(result["num_unknown"] for result in results),
         shards=tuple(result["num_tokens"] for result in results),
     )
-    vocabulary_file = write_file(folder / VOCABULARY_FILE, vocabulary_bytes(vocabulary))
-    write_index(folder, fields.kind, fields.model_dump(mode="json"), [*shards, vocabulary_file])
+    contents = {VOCABULARY_FILE: job.folder.read(vocabulary.name)}
+    job.add_store(split, fields.kind, fields.model_dump(mode="json"), shards, contents)
+    return {}
 
 
 @dataclass(frozen=True)
 class _CountSymbols:
     """Counts the symbols of a part."""
 
-    texts: TextFiles
     level: Level
 
-    def __call__(self, part: TextPart, number: int, folder: Path, /) -> PartResult:
-        counts: Counter[str] = Counter()
-        for span in self.texts.read_spans(part.start, part.stop):
+    def __call__(self, part: TextPart, number: int, folder: WorkFolder, /) -> PartResult:
+        counter = SymbolCounter(self.level)
+        for span in part.texts.read_spans(part.start, part.stop):
             span.check_utf8()
-            counts.update(split_symbols(span.text, self.level))
-        return {"counts": dict(counts)}
+            counter.update(split_symbols(span.text, self.level))
+        return {"files": [counter.write(folder, counts_name(number))]}
 
 
 @dataclass(frozen=True)
 class _WriteTokens:
     """Writes the tokens of a part."""
 
-    texts: TextFiles
-    vocabulary: Vocabulary
+    vocabulary: SavedVocabulary
     split: str
 
-    def __call__(self, part: TextPart, number: int, folder: Path, /) -> PartResult:
-        dtype = token_dtype(len(self.vocabulary))
+    def __call__(self, part: TextPart, number: int, folder: WorkFolder, /) -> PartResult:
+        vocabulary = self.vocabulary.open(folder)
+        dtype = token_dtype(len(vocabulary))
         # All but bytes are decoded from UTF-8. Subwords may cross the end of a word, but not that of a line.
-        is_decoded, by_line = self.vocabulary.level != "byte", self.vocabulary.level == "subword"
-        unknown, num_unknown = self.vocabulary.unknown_token, 0
-        with FileWriter(part_path(folder, self.split, number, "tokens")) as writer:
-            for span in self.texts.read_spans(part.start, part.stop, by_line=by_line):
+        is_decoded, by_line = vocabulary.level != "byte", vocabulary.level == "subword"
+        unknown, num_unknown = vocabulary.unknown_token, 0
+        with folder.open_writer(part_name(self.split, number, "tokens")) as writer:
+            for span in part.texts.read_spans(part.start, part.stop, by_line=by_line):
                 if is_decoded:
                     span.check_utf8()
-                tokens = self.vocabulary.encode(span.text)
+                tokens = vocabulary.encode(span.text)
                 writer.append(tokens.astype(dtype))
                 num_unknown += 0 if unknown is None else int((tokens == unknown).sum())
             file = writer.finish()

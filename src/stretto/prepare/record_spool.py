@@ -1,21 +1,26 @@
 """spool_records: writes records that are in memory, or come one by one, to a file, which can be prepared in parts."""
 
 import json
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any, TypeGuard
+from uuid import uuid4
 
 import numpy as np
 
 from stretto.base.disk import explain_write_errors
 from stretto.base.errors import DataError
 from stretto.base.record_source import RecordSource
+from stretto.base.remote import is_remote
 from stretto.base.task import GIVEN_TARGET_KINDS
 from stretto.prepare.json_arrays import encode_array
+from stretto.prepare.launcher_ranks import Ranks
 from stretto.prepare.options import SequenceOptions
+from stretto.prepare.prepare_job import Workers
 
 Files = Sequence[Path | str] | Path | str
 Records = Iterable[Mapping[str, Any]] | RecordSource
@@ -30,12 +35,18 @@ def are_records(source: Files | Records) -> TypeGuard[Records]:
 
 
 @contextmanager
-def spool_records(records: Records, folder: Path | str) -> Iterator[Path]:
+def spool_records(records: Records, folder: Path | str, executor: Workers = None) -> Iterator[Path]:
     """Write records to a JSONL file beside `folder`, one at a time; it is deleted at the end of the context.
+
+    If `folder` is a URL, the file is a temporary one on this machine.
 
     Arrays are written as `encode_array` does: read its parts with `has_arrays`.
     """
+    if isinstance(executor, Ranks) or (executor is not None and is_remote(folder)):
+        raise DataError("executor can't be combined with records in memory, which other machines don't see; use files")
     path = Path(f"{folder}.records.jsonl")
+    if is_remote(folder):
+        path = Path(tempfile.gettempdir(), f"stretto-{uuid4().hex}.records.jsonl")
     with explain_write_errors(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.unlink(missing_ok=True)  # of a call that was interrupted

@@ -3,6 +3,7 @@
 import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from importlib import import_module
 from pathlib import Path
@@ -12,12 +13,14 @@ from stretto.base.bounded_read import MAX_READ_BYTES, bounded_lines, parse_json,
 from stretto.base.errors import DataError
 from stretto.base.extras import install_command
 from stretto.base.locations import is_allowed
+from stretto.base.remote import is_remote
 from stretto.prepare.compression import content_suffix, is_compressed, open_binary, open_text
 from stretto.prepare.csv_cells import LINE_TOO_LONG, READ_LIMIT, csv_cells, csv_reader, is_utf8, read_header
 from stretto.prepare.downloads import localize
 from stretto.prepare.file_stamp import file_stamp
 from stretto.prepare.json_arrays import decode_array
 from stretto.prepare.npz_file import ArrayFile
+from stretto.prepare.remote_path import RemotePath
 from stretto.prepare.text_files import TextFiles
 
 RecordFormat = Literal["jsonl", "csv", "parquet", "npz", "datasets"]
@@ -48,13 +51,13 @@ class ParsedRow(NamedTuple):
 
 @dataclass(frozen=True)
 class RecordPart:
-    """Consecutive rows of one file; a file that is CSV, arrays or compressed is always one part."""
+    """Consecutive rows of one file; a file of arrays or a compressed one is always one part."""
 
     path: Path
     format: RecordFormat
-    # Both are in bytes (JSONL), row groups (Parquet) or rows (dataset, arrays); 0 for CSV.
+    # Both are in bytes (JSONL, CSV), row groups (Parquet) or rows (dataset, arrays).
     start: int
-    stop: int  # sys.maxsize for the end of a compressed file
+    stop: int  # sys.maxsize for the end of a compressed file or of a CSV file
     size: int  # in bytes, or in rows for a dataset
     stamp: str = ""  # of the file: changes when the file is modified
     per_row: tuple[str, ...] = ()  # arrays that have no time steps, so that `lengths` does not cut them
@@ -64,15 +67,22 @@ class RecordPart:
         """Return a row's number in its file, from 1: the line number in JSONL; in CSV, the header does not count."""
         if self.format == "jsonl":
             return _lines_before(self.path, self.start) + row_index + 1
+        if self.format == "csv":
+            num_before = sum(1 for _ in _csv_rows(replace(self, start=0, stop=self.start))) if self.start else 0
+            return num_before + row_index + 1
         if self.format == "parquet":
             metadata = open_parquet(self.path).metadata
             return sum(int(metadata.row_group(group).num_rows) for group in range(self.start)) + row_index + 1
         return self.start + row_index + 1
 
 
-def list_paths(files: Sequence[Path | str] | Path | str) -> list[Path]:
-    """Return the local paths of one file or several, whose URLs are downloaded; reject an empty list."""
-    paths = [localize(file) for file in ([files] if isinstance(files, Path | str) else files)]
+def list_paths(files: Sequence[Path | str] | Path | str, *, is_local: bool = True) -> list[Path]:
+    """Return the paths of one file or several; reject an empty list.
+
+    URLs are downloaded, unless other machines read the files: then each reads what it needs (`is_local=False`).
+    """
+    given = [files] if isinstance(files, Path | str) else files
+    paths = [localize(file) if is_local or not is_remote(file) else RemotePath.of_url(str(file)) for file in given]
     if not paths:
         raise DataError("there are no files to prepare; give at least one")
     return paths
@@ -142,7 +152,7 @@ def _cut(path: Path, format: RecordFormat, part_bytes: int) -> Iterator[RecordPa
     if format == "csv":
         with open_text(path) as file:
             read_header(path, csv_reader(file, path))  # rejects a bad header before any work starts
-        yield RecordPart(path, format, 0, 0, path.stat().st_size)
+        yield RecordPart(path, format, 0, sys.maxsize, path.stat().st_size)  # `cut_csv` cuts a large one
     elif format == "jsonl" and is_compressed(path):
         yield RecordPart(path, format, 0, sys.maxsize, path.stat().st_size)
     elif format == "jsonl":
@@ -176,7 +186,7 @@ def _jsonl_rows(part: RecordPart) -> Iterator[ParsedRow]:
                 yield ParsedRow(index, {}, LINE_TOO_LONG)
             else:
                 bytes_left -= len(line)
-                if not index and not part.start:
+                if not index and part.stop == sys.maxsize and not part.start:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 # A blank line is not a row, but it counts, so that row numbers are line numbers.
                 if not line.isspace():
@@ -202,9 +212,12 @@ def parse_line(index: int, line: bytes, object_hook: Callable[[dict[str, Any]], 
 
 def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
     index, is_blank = 0, False
-    with open_text(part.path) as file:
+    with open_text(part.path, 0, sys.maxsize if part.start else part.stop) as file, ExitStack() as stack:
         reader = csv_reader(file, part.path)
         header = read_header(part.path, reader)
+        if part.start:
+            rows = stack.enter_context(open_text(part.path, part.start, part.stop))
+            reader = csv_reader(rows, part.path, ",")
         for cells, problem in csv_cells(reader):
             # With one column, a blank line is an empty cell, except at the end: yield it only if another line follows.
             if is_blank and len(header) == 1:
@@ -222,7 +235,7 @@ def _csv_rows(part: RecordPart) -> Iterator[ParsedRow]:
             if not is_blank:
                 yield csv_row(index, header, cells, problem)
                 index += 1
-    if not index:
+    if not index and part.stop == sys.maxsize and not part.start:
         raise DataError(f"{part.path} has a header but no rows; leave it out")
 
 

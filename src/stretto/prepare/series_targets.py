@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,15 @@ from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.task import IGNORE_INDEX, TABLE_TARGET_KINDS, TargetKind, has_classes, is_per_row
 from stretto.prepare.options import SeriesOptions
-from stretto.prepare.prepare_job import Job, PartResult
+from stretto.prepare.part_runner import PartResult, PartResults
+from stretto.prepare.prepare_job import Job
 from stretto.prepare.record_parser import sort_class_names
 from stretto.prepare.records import RecordPart, read_rows
 from stretto.prepare.row_reader import BadRowError, RowReader
 from stretto.prepare.shard_writer import ShardResult, make_target_values
 from stretto.prepare.target_kind import infer_target_kind
 from stretto.prepare.target_parser import TargetParser
+from stretto.prepare.work_folder import WorkFolder
 from stretto.store.sequences import CHANNEL_DTYPE, CLASS_DTYPE, Classes, SharedProperties, StoredTargets, TargetValues
 
 StepTargets = list[float] | str | None  # the values of a time step, or the name of its class
@@ -73,12 +74,16 @@ class SeriesTargets:
             return self
         sizes = [part.size for part in parts]
         task, learned = _ScanClasses(self, options), fingerprint(repr(self))
-        results = job.run("scan", task, parts, sizes, "scanning rows", learned)
-        names = sort_class_names({name for result in results for name in result["classes"]})
+        result = job.run("scan", task, parts, sizes, "scanning rows", learned, _merge_classes)
+        names = sort_class_names(result["classes"])
         if not names:
             raise DataError(f"targets={self.columns[0]} has no class in any row; choose a different column")
         classes = {name: number for number, name in enumerate(names)}
         return replace(self, parser=replace(self.parser, classes=classes))
+
+
+def _merge_classes(results: PartResults) -> PartResult:
+    return {"classes": sorted({name for _, result in results for name in result["classes"]})}
 
 
 @dataclass(frozen=True)
@@ -88,7 +93,7 @@ class _ScanClasses:
     targets: SeriesTargets
     options: SeriesOptions
 
-    def __call__(self, part: RecordPart, number: int, folder: Path, /) -> PartResult:
+    def __call__(self, part: RecordPart, number: int, folder: WorkFolder, /) -> PartResult:
         reader = RowReader(part, self.options.bad_rows)
         rows = reader.read(lambda record: self._parse(record, part.format == "csv"), self.targets.columns)
         return {"classes": sorted({name for _, name in rows if isinstance(name, str)})}

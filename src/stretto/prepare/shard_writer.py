@@ -1,9 +1,8 @@
 """ShardWriter: writes the sequences of a part to files; `write_store` makes a store from the files of all parts."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import reduce
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -14,12 +13,12 @@ from stretto.base.errors import DataError
 from stretto.base.units import pluralize
 from stretto.prepare.categories import OnNote
 from stretto.prepare.category_codes import Codes
-from stretto.prepare.prepare_job import Job, PartResult, PartTask, file_record, move_into_store, part_path
+from stretto.prepare.part_runner import PartResult, PartResults, PartTask, file_record, in_order, part_name
+from stretto.prepare.prepare_job import Job
 from stretto.prepare.records import RecordPart
 from stretto.prepare.row_reader import RowReader, SkippedRows
-from stretto.store.file_writer import FileWriter, write_file
-from stretto.store.index import write_index
-from stretto.store.pages import PagedFile
+from stretto.prepare.work_folder import WorkFolder, join_location
+from stretto.store.file_writer import FileWriter
 from stretto.store.sequences import (
     END_DTYPE,
     Channels,
@@ -121,7 +120,7 @@ class ShardWriter:
 
 @contextmanager
 def open_shards(
-    folder: Path,
+    folder: WorkFolder,
     splits: Sequence[str],
     part_number: int,
     dtype: np.dtype[Any],
@@ -134,8 +133,8 @@ def open_shards(
     with ExitStack() as stack:
         writers = {}
         for split in splits:
-            paths = {name: part_path(folder, split, part_number, name) for name in names}
-            files = {name: stack.enter_context(FileWriter(path)) for name, path in paths.items()}
+            paths = {name: part_name(split, part_number, name) for name in names}
+            files = {name: stack.enter_context(folder.open_writer(path)) for name, path in paths.items()}
             writers[split] = ShardWriter(files, split, dtype, target_dtype)
         yield writers
 
@@ -147,6 +146,10 @@ def finish_part(writers: Mapping[str, ShardWriter], reader: RowReader) -> PartRe
     return {"files": files, "splits": shards, "num_bad": reader.num_bad, "first_bad": reader.first_bad}
 
 
+Shards = dict[str, list[ShardResult]]  # those of each split
+WriteStores = Callable[[Shards, OnNote], None]
+
+
 def write_parts(
     job: Job,
     task: PartTask[RecordPart],
@@ -154,25 +157,35 @@ def write_parts(
     splits: Sequence[str],
     validation_fraction: float,
     learned: str,
-) -> tuple[dict[str, list[ShardResult]], SkippedRows]:
-    """Write all parts; return each split's shards and the rows that were skipped. Reject an empty split.
+    write_stores: WriteStores,
+) -> tuple[SkippedRows, list[str]]:
+    """Write all parts, and make stores of them; return the rows that were skipped, and notes. Reject an empty split.
 
-    `learned` is a fingerprint of what the task has from other files than the part's own, see `Job.run_unordered`.
+    `learned` is a fingerprint of what the task has from other files than the part's own, see `Job.run`.
     """
-    for split in splits:
-        (job.folder / split).mkdir(exist_ok=True)
-    results = job.run("write", task, parts, [part.size for part in parts], f"writing {job.target}", learned)
-    first_bad = next((result["first_bad"] for result in results if result["first_bad"]), "")
-    skipped = SkippedRows(sum(result["num_bad"] for result in results), first_bad)
-    shards = {split: [result["splits"][split] for result in results] for split in splits}
-    empty = [split for split in splits if not any(shard["num_sequences"] for shard in shards[split])]
-    if len(empty) == len(splits):
+
+    def merge(part_results: PartResults) -> PartResult:
+        results, notes = in_order(part_results), list[str]()
+        first_bad = next((result["first_bad"] for result in results if result["first_bad"]), "")
+        skipped = SkippedRows(sum(result["num_bad"] for result in results), first_bad)
+        shards = {split: [result["splits"][split] for result in results] for split in splits}
+        _check_shards(job, shards, validation_fraction, skipped)
+        write_stores(shards, notes.append)
+        return {"num_bad": skipped.num_rows, "first_bad": skipped.first, "notes": notes}
+
+    sizes = [part.size for part in parts]
+    result = job.run("write", task, parts, sizes, f"writing {job.target}", learned, merge)
+    return SkippedRows(result["num_bad"], result["first_bad"]), result["notes"]
+
+
+def _check_shards(job: Job, shards: Shards, validation_fraction: float, skipped: SkippedRows) -> None:
+    empty = [split for split in shards if not any(shard["num_sequences"] for shard in shards[split])]
+    if len(empty) == len(shards):
         bad = f": {skipped.summary}, the first is {skipped.first}" if skipped.num_rows else ""
         raise DataError(f"{job.target} would be empty{bad}; use different files")
     if empty:
-        problem = f"validation_fraction={validation_fraction} leaves nothing for {job.target / empty[0]}"
+        problem = f"validation_fraction={validation_fraction} leaves nothing for {join_location(job.target, empty[0])}"
         raise DataError(f"{problem}; use a different fraction, 0 for no validation data, or more data")
-    return shards, skipped
 
 
 def write_store(
@@ -185,21 +198,20 @@ def write_store(
     origin: Origin | None = None,
 ) -> None:
     """Make the store of one split from the shards that the parts wrote for it; empty shards are left out."""
-    folder = job.folder / split
-    files: list[PagedFile] = []
+    files: list[tuple[ShardResult, str]] = []
     shards: list[Shard] = []
     for result in results:
         if result["num_sequences"]:
             for file in result["files"]:
                 suffix = file["path"].rpartition(".")[2]
-                files.append(move_into_store(file, job.folder, shard_file(suffix, len(shards))))
+                files.append((file, shard_file(suffix, len(shards))))
             shards.append(Shard(**{name: result[name] for name in Shard.model_fields}))
-    num_bytes = None
+    num_bytes, contents = None, {}
     if vocabulary is not None:
         num_bytes = sum(result["num_bytes"] for result in results)
-        files.append(write_file(folder / VOCABULARY_FILE, vocabulary_bytes(vocabulary)))
+        contents = {VOCABULARY_FILE: vocabulary_bytes(vocabulary)}
     fields = SequencesFields(values=values, targets=targets, num_bytes=num_bytes, origin=origin, shards=tuple(shards))
-    write_index(folder, fields.kind, fields.model_dump(mode="json"), files)
+    job.add_store(split, fields.kind, fields.model_dump(mode="json"), files, contents)
 
 
 # `[5, channels]`: count, mean, sum of squared deviations from the mean, minimum, maximum.

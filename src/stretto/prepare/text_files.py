@@ -1,10 +1,11 @@
 """TextFiles: several files as one long text, read in spans that avoid splitting words."""
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from pathlib import Path
+from types import MappingProxyType
 from typing import Self
 
 from stretto.base.errors import DataError
@@ -42,16 +43,20 @@ class TextFiles:
     starts: tuple[int, ...]  # position of each file in the text, then the size of the text
 
     @classmethod
-    def open(cls, paths: Sequence[Path | str]) -> Self:
-        """Find the sizes of the files, for which a compressed one is read; reject a missing or empty one."""
+    def open(cls, paths: Sequence[Path | str], packed_sizes: Mapping[Path, int] = MappingProxyType({})) -> Self:
+        """Find the sizes of the files; reject a missing or empty one.
+
+        A compressed file is read to find its size, unless `packed_sizes` has it.
+        """
         sizes = []
-        for path in map(Path, paths):
+        files = tuple(path if isinstance(path, Path) else Path(path) for path in paths)
+        for path in files:
             if not path.is_file():
                 raise DataError(f"{path} is not a file; use the paths of text files")
-            sizes.append(content_size(path))
+            sizes.append(packed_sizes[path] if path in packed_sizes else content_size(path))
             if not sizes[-1]:
                 raise DataError(f"{path} is empty; leave it out")
-        return cls(tuple(map(Path, paths)), tuple(accumulate(sizes, initial=0)))
+        return cls(files, tuple(accumulate(sizes, initial=0)))
 
     @property
     def num_bytes(self) -> int:
@@ -96,6 +101,11 @@ class TextFiles:
         """Return a text that changes when a file between `start` and `stop` is modified, or gets other positions."""
         files = range(bisect_right(self.starts, start) - 1, bisect_left(self.starts, stop))
         return fingerprint([(self.starts[index], file_stamp(self.paths[index])) for index in files])
+
+    def within(self, start: int, stop: int) -> "TextFiles":
+        """Return those of the files that have text between `start` and `stop`; positions stay the same."""
+        first, last = bisect_right(self.starts, start) - 1, bisect_left(self.starts, stop)
+        return TextFiles(self.paths[first:last], self.starts[first : last + 1])
 
     def _files(self) -> Iterator[tuple[Path, int, int]]:
         """Return each file with its start and stop in the text."""

@@ -10,7 +10,10 @@ from stretto.base.bounded_read import read_bounded
 from stretto.base.errors import DataError
 from stretto.base.extras import import_optional_dependency
 from stretto.base.fingerprint import fingerprint
-from stretto.prepare.prepare_job import Job, Part, PartResult, Progress
+from stretto.prepare.part_runner import Part, PartResult, PartResults
+from stretto.prepare.prepare_job import Job, Progress
+from stretto.prepare.saved_vocabulary import SavedVocabulary, save_vocabulary
+from stretto.prepare.work_folder import WorkFolder
 from stretto.store.subwords import MAX_TOKENS, SubwordVocabulary
 
 # A tokenizer learns from at most this much of the training text, so that the words it counts fit into memory.
@@ -41,8 +44,8 @@ def train_tokenizer(
     sizes: Sequence[int],
     read: Callable[[Part], Iterator[list[str]]],
     num_tokens: int,
-) -> SubwordVocabulary:
-    """Return a BPE that is trained on the lines of all parts, in order.
+) -> SavedVocabulary:
+    """Save a BPE that is trained on the lines of all parts, in order.
 
     Of a large text, it is trained on the beginnings of parts that are evenly spaced, in proportion to their sizes.
     """
@@ -57,9 +60,14 @@ def train_tokenizer(
         job.on_progress(Progress(phase, min(num_bytes, total), total))
 
     # One task, because a merge depends on all counts. As a task of the job, it is not repeated after an interruption.
-    task = _TrainTokenizer(read, num_tokens, tuple(shares), on_bytes)
-    (result,) = job.run("tokenizer", task, [tuple(chosen)], [total], phase, learned=fingerprint(shares))
-    return SubwordVocabulary(result["tokenizer"])
+    task, learned = _TrainTokenizer(read, num_tokens, tuple(shares), on_bytes), fingerprint(shares)
+    result = job.run("tokenizer", task, [tuple(chosen)], [total], phase, learned, _only_result, is_local=True)
+    return save_vocabulary(job, lambda: SubwordVocabulary(result["tokenizer"]))
+
+
+def _only_result(results: PartResults) -> PartResult:
+    ((_, result),) = results
+    return result
 
 
 @dataclass(frozen=True)
@@ -69,9 +77,9 @@ class _TrainTokenizer(Generic[Part]):
     read: Callable[[Part], Iterator[list[str]]]
     num_tokens: int
     shares: tuple[int, ...]  # bytes of each part to use
-    on_bytes: Callable[[int], None]  # there is one task only, so it runs in this process
+    on_bytes: Callable[[int], None]  # runs in this process, or in that of rank 0
 
-    def __call__(self, parts: tuple[Part, ...], number: int, folder: Path, /) -> PartResult:
+    def __call__(self, parts: tuple[Part, ...], number: int, folder: WorkFolder, /) -> PartResult:
         return {"tokenizer": train_bpe(self._read_lines(parts), self.num_tokens).tokenizer_json}
 
     def _read_lines(self, parts: tuple[Part, ...]) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 import os
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -17,6 +18,9 @@ class FileWriter:
     """An append-only file; `finish` returns its size and checksums for the index."""
 
     path: Path
+    # Gives the complete file at `path` its name in a store, such as by an upload; None: it is written there at once.
+    publish: Callable[[Path], object] | None = None
+    name: str = ""  # in the store; that of `path` if there is no `publish`
     num_bytes: int = 0
     _checksums: list[int] = field(default_factory=list)
 
@@ -27,8 +31,10 @@ class FileWriter:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close the file, finished or not."""
+        """Close the file, finished or not; remove it if it was to be published."""
         self._file.close()
+        if self.publish is not None:
+            self.path.unlink(missing_ok=True)
 
     def append(self, values: NDArray[Any] | bytes) -> None:
         """Append bytes, or the bytes of an array."""
@@ -43,11 +49,13 @@ class FileWriter:
             self.num_bytes += len(part)
 
     def finish(self) -> PagedFile:
-        """Flush the file to disk and close it; return its name, size and checksums."""
+        """Flush the file to disk, close and publish it; return its name, size and checksums."""
         self._file.flush()
         os.fsync(self._file.fileno())
         self._file.close()
-        return PagedFile(self.path.name, self.num_bytes, np.array(self._checksums, np.uint32))
+        if self.publish is not None:
+            self.publish(self.path)
+        return PagedFile(self.name or self.path.name, self.num_bytes, np.array(self._checksums, np.uint32))
 
 
 def write_file(path: Path, content: bytes) -> PagedFile:

@@ -81,9 +81,14 @@ class Store:
 
 
 def write_index(folder: Path, kind: str, fields: dict[str, Any], files: Sequence[PagedFile]) -> None:
-    """Turn a folder of files into a store: write the checksums of all pages, then the index with its own SHA-256."""
+    """Turn a folder of files into a store."""
+    for name, content in index_files(kind, fields, files).items():
+        write_file(folder / name, content)
+
+
+def index_files(kind: str, fields: dict[str, Any], files: Sequence[PagedFile]) -> dict[str, bytes]:
+    """Return what makes files a store: the checksums of all pages, and the index with its own SHA-256, by name."""
     checksums = np.concatenate([file.checksums for file in files]).astype("<u4").tobytes()
-    write_file(folder / CHECKSUMS, checksums)
     tree = {
         "format": FORMAT,
         "version": VERSION,
@@ -92,7 +97,7 @@ def write_index(folder: Path, kind: str, fields: dict[str, Any], files: Sequence
         "files": [{"name": file.name, "num_bytes": file.num_bytes} for file in files],
         "checksums": zlib.crc32(checksums),  # CRC-32 of checksums.bin
     }
-    write_file(folder / INDEX, json.dumps(add_checksum(tree), indent=1).encode())
+    return {CHECKSUMS: checksums, INDEX: json.dumps(add_checksum(tree), indent=1).encode()}
 
 
 def damaged_index(location: str, reason: str) -> DataError:

@@ -1,0 +1,347 @@
+"""Ranks of a launcher that prepare data together: they claim parts in the work folder, and meet nowhere else.
+
+data/book.partial/parts/
+  leader                  rank 0's token and heartbeat: the others join when they see it beat
+  3f9c61d0/               named by the token, so that nothing of an earlier start counts
+    open-write            the parts of this phase can be claimed; a new number in it means: look again
+    claims-write/00007    the rank that prepares a part; a file that only one rank can create
+    result-write          what rank 0 made of the results of all parts
+    ranks/3               heartbeat of a rank that has joined
+    error                 the error of a rank, the first one
+    outcome               that everything is prepared, or the error that all ranks raise
+    left/3                a rank that has read the outcome
+"""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+from uuid import uuid4
+
+from stretto.base.errors import DataError
+from stretto.base.jitter import jitter
+from stretto.prepare.work_folder import PARTS, WorkFolder
+
+LEADER = f"{PARTS}/leader"
+_BEAT_SECONDS = 1.0
+_BEATS_PER_RANK = 5  # rank 0 beats this many times as often as the others, which may be thousands
+_POLL_SECONDS = 0.3  # at first; the pauses grow, so that many ranks that wait for long ask rarely
+_MAX_POLL_SECONDS = 3.0
+_REPORT_SECONDS = 10.0  # for rank 0 to report its error
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Which of the ranks that a launcher has started this process is; all of them make the same call."""
+
+    rank: int
+    size: int
+    lost_after: float = 60.0  # seconds without a heartbeat after which the parts of a rank are prepared by others
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size:
+            raise DataError(f"rank={self.rank} must be from 0 to size - 1, which is {self.size - 1}")
+
+
+class RankZeroError(DataError):
+    """The error that rank 0 raises too: all ranks end with the same one."""
+
+
+class Runner(Protocol):
+    """Prepares parts of a phase and saves their results."""
+
+    @property
+    def name(self) -> str: ...
+    def __call__(self, number: int, part: Any, /) -> int: ...  # noqa: ANN401 - the parts of any phase
+    def finished(self) -> set[int]: ...
+
+
+@dataclass
+class RankSession:
+    """What one rank does in a preparation: rank 0 leads, the others help."""
+
+    ranks: Ranks
+    folder: WorkFolder
+    token: str
+    _beats: dict[str, tuple[bytes, float]] = field(default_factory=dict)  # of each rank: the last one, and when it came
+
+    @property
+    def is_leader(self) -> bool:
+        return self.ranks.rank == 0
+
+    def start(self) -> None:
+        """Create the session's folder."""
+        self._write("size", self.ranks.size)
+
+    def lead(self, runner: Runner, parts: Sequence[tuple[int, Any]]) -> Generator[int, None, None]:
+        """Prepare parts together with all ranks; yield the number of each when it is finished."""
+        missing, num_opened = dict(parts), 0
+        self._write(f"open-{runner.name}", num_opened)
+        pause = _POLL_SECONDS
+        while missing:
+            self._raise_reported()
+            for number in self._claim(runner.name, missing, set()):
+                runner(number, missing[number])
+                break
+            else:
+                if self._release_lost(runner.name, missing):
+                    num_opened += 1
+                    self._write(f"open-{runner.name}", num_opened)
+                time.sleep(jitter(pause))
+                pause = min(1.5 * pause, _MAX_POLL_SECONDS)
+            for number in sorted(runner.finished() & missing.keys()):
+                del missing[number]
+                pause = _POLL_SECONDS
+                yield number
+
+    def help(self, runner: Runner, parts: Sequence[Any]) -> Any:  # noqa: ANN401 - JSON
+        """Prepare parts until rank 0 has published what it made of all results; return that."""
+        num_opened, pause = None, _POLL_SECONDS
+        while True:
+            names = self._look()
+            if f"result-{runner.name}" in names:
+                return self._read(f"result-{runner.name}")
+            if "outcome" in names:
+                raise _OutcomeError
+            if f"open-{runner.name}" in names and (opened := self._read(f"open-{runner.name}")) != num_opened:
+                num_opened, pause = opened, _POLL_SECONDS
+                done = runner.finished()
+                with self._reported():
+                    for number in self._claim(runner.name, range(len(parts)), done):
+                        runner(number, parts[number])
+                        if self._look().keys() & {"error", "outcome"}:
+                            break
+            else:
+                time.sleep(jitter(pause))
+                pause = min(1.5 * pause, _MAX_POLL_SECONDS)
+
+    def publish(self, name: str, result: Any) -> None:  # noqa: ANN401 - JSON
+        """Tell the other ranks the result of a phase."""
+        self._write(f"result-{name}", result)
+
+    def close(self, error: BaseException | None) -> None:
+        """Tell the other ranks that all is prepared, or why not, and wait until they have read it."""
+        if not isinstance(error, Exception | None):  # Ctrl-C: don't wait
+            self._write("outcome", {"error": "rank 0 was interrupted; start all ranks again to resume"})
+            return
+        # A small job may be over before all ranks have started.
+        self._wait_for("ranks", {str(rank) for rank in range(1, self.ranks.size)})
+        message = None if error is None else str(error) if isinstance(error, DataError) else f"rank 0: {error!r}"
+        self._write("outcome", {"error": message})
+        self._wait_for("left", self._names("ranks").keys())
+
+    def await_outcome(self) -> None:
+        """Wait until rank 0 says that all is prepared, or why not."""
+        pause = _POLL_SECONDS
+        while "outcome" not in self._look():
+            time.sleep(jitter(pause))
+            pause = min(1.5 * pause, _MAX_POLL_SECONDS)
+
+    def leave(self, is_complete: Callable[[], bool]) -> None:
+        """Raise the error of the outcome, or return when the target is complete."""
+        message = self._read("outcome")["error"]
+        self.folder.create(self._path(f"left/{self.ranks.rank}"), b"")
+        if message is not None:
+            self._await_report()
+            raise RankZeroError(message)
+        until = time.monotonic() + self.ranks.lost_after
+        while not is_complete():
+            if time.monotonic() > until:
+                raise DataError(f"{self.folder.target} is not complete, but rank 0 has ended; start all ranks again")
+            time.sleep(jitter(_POLL_SECONDS))
+
+    def _await_report(self) -> None:
+        """Wait until rank 0 has raised its error: a launcher may end all ranks when the first one ends."""
+        until = time.monotonic() + _REPORT_SECONDS
+        while time.monotonic() < until and read_or_empty(self.folder, LEADER):
+            time.sleep(jitter(_POLL_SECONDS))
+        time.sleep(_BEAT_SECONDS)
+
+    def report(self, error: Exception) -> None:
+        """Tell rank 0 about an error of this rank; the first one counts."""
+        message = str(error) if isinstance(error, DataError) else f"rank {self.ranks.rank}: {error!r}"
+        self.folder.create(self._path("error"), json.dumps(message).encode())
+
+    @contextmanager
+    def _reported(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:  # noqa: BLE001 - all ranks raise it, when rank 0 has read it
+            self.report(error)
+
+    def _claim(self, name: str, numbers: Sequence[int] | Mapping[int, Any], done: set[int]) -> Iterator[int]:
+        """Yield the parts that this rank claims, one by one; the ranks begin at different ones."""
+        taken = self._claimed(name)
+        ordered = list(numbers)
+        start = self.ranks.rank * len(ordered) // self.ranks.size
+        for number in (*ordered[start:], *ordered[:start]):
+            if number in taken or number in done:
+                continue
+            if self.folder.create(self._path(f"claims-{name}/{number:05}"), str(self.ranks.rank).encode()):
+                yield number
+            else:
+                taken = self._claimed(name)
+
+    def _claimed(self, name: str) -> set[int]:
+        return {int(number) for number in self._names(f"claims-{name}") if number.isdecimal()}
+
+    def _release_lost(self, name: str, missing: Mapping[int, Any]) -> bool:
+        """Remove the claims of ranks without a heartbeat, so that the parts can be claimed again."""
+        claims = self._claimed(name) & missing.keys()
+        owners = {number: self._content(f"claims-{name}/{number:05}").decode() for number in claims}
+        lost = {owner for owner in set(owners.values()) if owner and not self._is_alive(owner)}
+        released = [self._path(f"claims-{name}/{number:05}") for number, owner in owners.items() if owner in lost]
+        self.folder.remove(released)
+        return bool(released)
+
+    def _is_alive(self, rank: str) -> bool:
+        """Whether the heartbeat of a rank has changed lately; the clocks of two machines are never compared."""
+        beat, now = self._content(f"ranks/{rank}"), time.monotonic()
+        last, since = self._beats.get(rank, (b"", now))
+        if rank not in self._beats or beat != last:
+            self._beats[rank] = beat, now
+            return True
+        return now - since < self.ranks.lost_after
+
+    def _wait_for(self, folder: str, expected: Iterable[str]) -> None:
+        """Wait until the folder has a file of each of these ranks; a rank that is lost or late is not waited for."""
+        until = time.monotonic() + self.ranks.lost_after
+        while missing := set(expected) - self._names(folder).keys():
+            joined = missing & self._names("ranks").keys()
+            # A rank with a heartbeat may have to finish its part before it looks.
+            alive = [rank for rank in joined if self._is_alive(rank)]
+            if time.monotonic() > until and not alive:
+                return
+            time.sleep(jitter(_POLL_SECONDS))
+
+    def _look(self) -> dict[str, int]:
+        """Return the names in the session's folder; raise if rank 0 was lost."""
+        names = self._names("")
+        if "outcome" not in names and not self._is_alive("leader"):
+            seconds = f"{self.ranks.lost_after:.0f} s"
+            raise DataError(f"rank 0 has not been heard from for {seconds}; start all ranks again to resume")
+        return names
+
+    def _raise_reported(self) -> None:
+        if "error" in self._names(""):
+            raise DataError(self._read("error"))
+
+    def _names(self, folder: str) -> dict[str, int]:
+        return self.folder.sizes(self._path(folder).rstrip("/"))
+
+    def _read(self, name: str) -> Any:  # noqa: ANN401 - JSON
+        return json.loads(self.folder.read(self._path(name)))
+
+    def _content(self, name: str) -> bytes:
+        try:
+            return self.folder.read(LEADER if name == "ranks/leader" else self._path(name))
+        except FileNotFoundError:
+            return b""
+
+    def _write(self, name: str, content: Any) -> None:  # noqa: ANN401 - JSON
+        self.folder.write(self._path(name), json.dumps(content).encode())
+
+    def _path(self, name: str) -> str:
+        return f"{PARTS}/{self.token}/{name}"
+
+
+class _OutcomeError(Exception):
+    """Rank 0 has ended with an error before this rank got what it asked for; `leave` raises that error."""
+
+
+@contextmanager
+def lead_ranks(ranks: Ranks, folder: WorkFolder, fingerprint: str) -> Iterator[RankSession]:
+    """Let the other ranks join; tell them the outcome at the end of the context."""
+    session = RankSession(ranks, folder, uuid4().hex[:16])
+    session.start()
+    with heartbeat(folder, LEADER, {"token": session.token, "fingerprint": fingerprint}):
+        try:
+            yield session
+        except BaseException as error:
+            session.close(error)
+            raise
+        session.close(None)
+
+
+@contextmanager
+def join_ranks(
+    ranks: Ranks, folder: WorkFolder, fingerprint: str, is_complete: Callable[[], bool]
+) -> Iterator[RankSession]:
+    """Join rank 0; at the end of the context, raise its error or return when the target is complete."""
+    session = RankSession(ranks, folder, _await_leader(ranks, folder, fingerprint))
+    with heartbeat(folder, f"{PARTS}/{session.token}/ranks/{ranks.rank}", {}, _BEATS_PER_RANK * _BEAT_SECONDS):
+        try:
+            yield session
+        except _OutcomeError:
+            pass
+        except Exception as error:  # noqa: BLE001 - all ranks raise it
+            session.report(error)
+        session.await_outcome()
+    # Without a heartbeat, which could write to a folder that rank 0 removes when all have left.
+    session.leave(is_complete)
+
+
+def _await_leader(ranks: Ranks, folder: WorkFolder, fingerprint: str) -> str:
+    """Return the token of rank 0 when its heartbeat is seen: the file may be from a start that was killed."""
+    seen, until = b"", time.monotonic() + ranks.lost_after
+    while time.monotonic() < until:
+        content = read_or_empty(folder, LEADER)
+        if seen and content not in (b"", seen):
+            leader = json.loads(content)
+            if leader["token"] == json.loads(seen)["token"]:
+                if leader["fingerprint"] != fingerprint:
+                    problem = "rank 0 has other files or options than"
+                    raise DataError(f"{problem} rank {ranks.rank}; start all ranks with the same command")
+                return str(leader["token"])
+        seen = content
+        time.sleep(jitter(_POLL_SECONDS))
+    raise DataError(
+        f"rank {ranks.rank} has waited {ranks.lost_after:.0f} s for rank 0 in {folder.location}; check that all ranks "
+        "see the same files, and start them again"
+    )
+
+
+@contextmanager
+def heartbeat(folder: WorkFolder, name: str, values: Mapping[str, Any], seconds: float | None = None) -> Iterator[None]:
+    """Write a file that changes every second, or every few seconds, until the end of the context."""
+    is_over, pause = threading.Event(), seconds or _BEAT_SECONDS
+
+    def beat() -> None:
+        number = 0
+        while not is_over.wait(pause):
+            number += 1
+            # What fails here is reported by the thread that does the work, which uses the same folder.
+            try:
+                folder.write(name, json.dumps({**values, "beat": number}).encode())
+            except (DataError, OSError):
+                continue
+
+    folder.write(name, json.dumps({**values, "beat": 0}).encode())
+    thread = threading.Thread(target=beat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()
+
+
+def check_no_leader(folder: WorkFolder) -> None:
+    """Raise if another process, maybe on another machine, prepares data in this folder: if a heartbeat is seen."""
+    before = read_or_empty(folder, LEADER)
+    if before:
+        time.sleep(3 * _BEAT_SECONDS)
+        if read_or_empty(folder, LEADER) not in (b"", before):
+            remedy = "wait for it or choose a different folder"
+            raise DataError(f"{folder.location} is being written by another process; {remedy}")
+
+
+def read_or_empty(folder: WorkFolder, name: str) -> bytes:
+    """Return the content of a file; nothing if it does not exist."""
+    try:
+        return folder.read(name)
+    except FileNotFoundError:
+        return b""

@@ -1,0 +1,136 @@
+"""Counts of symbols, however many different ones there are: sorted files, merged as a tree, in bounded memory.
+
+A line of a file is a symbol, a tab and its count; lines are sorted by symbol. So files are merged line by line, and the
+result does not depend on how many processes count. Nothing is rounded or left out before all counts are known.
+"""
+
+import heapq
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import groupby, islice
+from operator import itemgetter
+from typing import IO
+
+from stretto.prepare.part_runner import PartResult, file_record, part_name
+from stretto.prepare.prepare_job import Job
+from stretto.prepare.saved_vocabulary import SavedVocabulary, save_vocabulary
+from stretto.prepare.work_folder import WorkFolder
+from stretto.store.vocabulary import UNKNOWN, Level, SymbolVocabulary
+
+_MAX_COUNTED = 1 << 20  # different symbols in memory before they are written to a file
+_MAX_MERGED = 32  # files that are read at a time
+_LINES_PER_WRITE = 1 << 14
+# White space is no symbol of words, but of characters: each is written as two characters, which no symbol has there.
+_ESCAPES = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}
+_UNESCAPES = {escape: symbol for symbol, escape in _ESCAPES.items()}
+
+Count = tuple[bytes, int]  # a symbol as it is written, and how many times it occurs
+
+
+class SymbolCounter:
+    """Counts symbols; those that don't fit into memory are on the disk."""
+
+    def __init__(self, level: Level) -> None:
+        self._level = level
+        self._counts: Counter[str] = Counter()
+        self._runs: list[IO[bytes]] = []
+
+    def update(self, symbols: Iterable[str]) -> None:
+        """Count some symbols."""
+        self._counts.update(symbols)
+        if len(self._counts) >= _MAX_COUNTED:
+            run = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `write`
+            run.writelines(_lines(self._sorted()))
+            self._runs.append(run)
+            self._counts = Counter()
+
+    def write(self, folder: WorkFolder, name: str) -> PartResult:
+        """Write all counts to a file in the job's folder; return its `file_record`."""
+        with ExitStack() as stack:
+            for run in self._runs:
+                stack.enter_context(run).seek(0)
+            return _write(_merge([*map(_parse, self._runs), iter(self._sorted())]), folder, name)
+
+    def _sorted(self) -> list[Count]:
+        return sorted((_to_key(symbol, self._level), count) for symbol, count in self._counts.items())
+
+
+def build_vocabulary(job: Job, level: Level, num_parts: int, max_symbols: int | None, learned: str) -> SavedVocabulary:
+    """Save a vocabulary of at most `max_symbols` symbols (None: all): `<unk>` and the most frequent ones.
+
+    The parts have written their counts to `counts_name`; `learned` is a fingerprint of what they were made from.
+    """
+    paths, depth = [counts_name(number) for number in range(num_parts)], 0
+    while len(paths) > _MAX_MERGED:
+        groups = [tuple(paths[start : start + _MAX_MERGED]) for start in range(0, len(paths), _MAX_MERGED)]
+        depth += 1
+        task = _MergeCounts(f"merged{depth}")
+        job.run(f"merge{depth}", task, groups, [1] * len(groups), f"merging counts, step {depth}", learned)
+        paths = [part_name("", number, task.suffix) for number in range(len(groups))]
+    return save_vocabulary(job, lambda: _choose_symbols(job.folder, level, paths, max_symbols))
+
+
+def counts_name(number: int) -> str:
+    """Return the name of the file with the counts of a part."""
+    return part_name("", number, "counts")
+
+
+def _choose_symbols(
+    folder: WorkFolder, level: Level, paths: Sequence[str], max_symbols: int | None
+) -> SymbolVocabulary:
+    with ExitStack() as stack:
+        files = [stack.enter_context(folder.open_reader(path)) for path in paths]
+        merged = _merge(map(_parse, files))
+        counts = ((-count, _to_symbol(key, level)) for key, count in merged if key != UNKNOWN.encode())
+        # If all symbols are used, they are in memory anyway.
+        chosen = sorted(counts) if max_symbols is None else heapq.nsmallest(max_symbols - 1, counts)
+    return SymbolVocabulary(level, (UNKNOWN, *(symbol for _, symbol in chosen)))
+
+
+@dataclass(frozen=True)
+class _MergeCounts:
+    """Merges the counts of some files."""
+
+    suffix: str
+
+    def __call__(self, paths: tuple[str, ...], number: int, folder: WorkFolder, /) -> PartResult:
+        with ExitStack() as stack:
+            files = [stack.enter_context(folder.open_reader(path)) for path in paths]
+            return {"files": [_write(_merge(map(_parse, files)), folder, part_name("", number, self.suffix))]}
+
+
+def _merge(sources: Iterable[Iterator[Count]]) -> Iterator[Count]:
+    """Yield the sum of the counts of each symbol; the sources are sorted, and so is the result."""
+    for key, counts in groupby(heapq.merge(*sources), key=itemgetter(0)):
+        yield key, sum(count for _, count in counts)
+
+
+def _parse(lines: Iterable[bytes]) -> Iterator[Count]:
+    for line in lines:
+        key, _, count = line.rpartition(b"\t")
+        yield key, int(count)
+
+
+def _lines(counts: Iterable[Count]) -> Iterator[bytes]:
+    return (b"%b\t%d\n" % count for count in counts)
+
+
+def _write(counts: Iterator[Count], folder: WorkFolder, name: str) -> PartResult:
+    """Write counts to a file in the job's folder; return its `file_record`."""
+    lines = _lines(counts)
+    with folder.open_writer(name) as writer:
+        while block := b"".join(islice(lines, _LINES_PER_WRITE)):
+            writer.append(block)
+        return file_record(writer.finish())
+
+
+def _to_key(symbol: str, level: Level) -> bytes:
+    return (_ESCAPES.get(symbol, symbol) if level == "char" else symbol).encode()
+
+
+def _to_symbol(key: bytes, level: Level) -> str:
+    symbol = key.decode()
+    return _UNESCAPES.get(symbol, symbol) if level == "char" else symbol

@@ -1,0 +1,97 @@
+"""Ranks of real launchers, on disk and in a real object store: the same bytes as from one process."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from s3fs import S3FileSystem
+
+from helpers.prepared_files import KINDS, Preparation, content, make_preparation
+from helpers.s3_server import s3_server
+from helpers.slurm_cluster import slurm
+from stretto.errors import DataError
+from stretto.prepare.prepare_job import Progress
+
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "3", "--no-python"]
+
+
+@pytest.fixture(scope="module")
+def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with pytest.MonkeyPatch.context() as patch, s3_server(tmp_path_factory.mktemp("server")) as server:
+        for name, value in server.environment.items():
+            patch.setenv(name, value)
+        S3FileSystem.clear_instance_cache()
+        S3FileSystem().mkdir("bucket")
+        yield "s3://bucket"
+    S3FileSystem.clear_instance_cache()
+
+
+def command(preparation: Preparation, target: Path | str) -> list[str]:
+    return [sys.executable, "-m", "stretto", "prepare", *preparation.command, "--out", str(target)]
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_three_ranks_of_torchrun_write_the_same_bytes_and_one_tells_about_it(tmp_path: Path) -> None:
+    preparation = make_preparation("text", tmp_path / "in")
+    preparation.run(tmp_path / "plain")
+    step = [*TORCHRUN, *command(preparation, tmp_path / "ranks")]
+    output = subprocess.run(step, check=True, capture_output=True, text=True, timeout=100).stdout
+    assert output.count("train: ") == output.count("valid: ") == 1
+    assert content(tmp_path / "ranks") == content(tmp_path / "plain")
+    failed = subprocess.run(step, check=False, capture_output=True, text=True, timeout=100)
+    assert failed.returncode and "already holds prepared data" in failed.stderr
+
+
+@pytest.mark.slurm
+@pytest.mark.short
+def test_tasks_of_srun_on_two_nodes_write_the_same_bytes(tmp_path: Path) -> None:
+    preparation = make_preparation("sequences", tmp_path / "in")
+    preparation.run(tmp_path / "plain")
+    with slurm(tmp_path / "slurm") as cluster:
+        output = cluster.run("srun", "--nodes=2", "--ntasks=2", *command(preparation, tmp_path / "ranks"), seconds=100)
+    assert output.count("train: ") == output.count("valid: ") == 1
+    assert content(tmp_path / "ranks") == content(tmp_path / "plain")
+
+
+@pytest.mark.s3
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_bucket_gets_the_same_bytes_as_a_folder(kind: str, bucket: str, tmp_path: Path) -> None:
+    preparation = make_preparation(kind, tmp_path / "in", 60)
+    preparation.run(tmp_path / "plain")
+    stores = preparation.run(f"{bucket}/{kind}")
+    assert [store.location for store in stores] == [f"{bucket}/{kind}/train", f"{bucket}/{kind}/valid"]
+    assert content(f"{bucket}/{kind}") == content(tmp_path / "plain")
+    assert not content(f"{bucket}/{kind}.partial")
+    with pytest.raises(DataError, match=f"{bucket}/{kind} already holds prepared data; choose a different folder"):
+        preparation.run(f"{bucket}/{kind}")
+
+
+@pytest.mark.s3
+def test_ranks_of_torchrun_write_the_same_bytes_to_a_bucket(bucket: str, tmp_path: Path) -> None:
+    preparation = make_preparation("sequences", tmp_path / "in", 60)
+    preparation.run(tmp_path / "plain")
+    subprocess.run([*TORCHRUN, *command(preparation, f"{bucket}/ranks")], check=True, timeout=200, env=os.environ)
+    assert content(f"{bucket}/ranks") == content(tmp_path / "plain")
+    assert not content(f"{bucket}/ranks.partial")
+
+
+@pytest.mark.s3
+def test_a_preparation_in_a_bucket_resumes_and_redoes_only_what_has_changed(bucket: str, tmp_path: Path) -> None:
+    preparation = make_preparation("series", tmp_path / "in", 30)
+    good = preparation.files[4].read_text()
+    preparation.files[4].write_text(good.replace("red", "green") + "\n1,red,3")
+    target, seen = f"{bucket}/resumed", list[Progress]()
+    with pytest.raises(DataError, match=r"4\.csv, row 31: its number of cells is 3"):
+        preparation.run(target)
+    assert not content(target)
+    preparation.files[4].write_text(good)
+    preparation.run(target, on_progress=seen.append)
+    # Four of five parts were there already.
+    finished = sum(path.stat().st_size for path in preparation.files[:4])
+    assert seen[0].phase == "finding categories" and seen[0].done == finished
+    preparation.run(tmp_path / "plain")
+    assert content(target) == content(tmp_path / "plain")
