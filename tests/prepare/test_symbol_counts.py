@@ -38,7 +38,6 @@ def test_spilled_and_merged_counts_give_the_most_frequent_symbols(
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_memory_does_not_grow_with_the_number_of_different_words(tmp_path: Path) -> None:
     check_memory(tmp_path, num_words=600_000, max_counted=20_000, max_bytes=225_000_000)
 
