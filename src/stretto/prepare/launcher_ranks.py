@@ -30,6 +30,7 @@ _BEAT_SECONDS = 1.0
 _BEATS_PER_RANK = 5  # rank 0 beats this many times as often as the others, which may be thousands
 _POLL_SECONDS = 0.3  # at first; the pauses grow, so that many ranks that wait for long ask rarely
 _MAX_POLL_SECONDS = 3.0
+_START_FACTOR = 5  # ranks may start minutes apart, so rank 0 is waited for longer than it may be silent later
 _REPORT_SECONDS = 10.0  # for rank 0 to report its error
 
 
@@ -286,7 +287,8 @@ def join_ranks(
 
 def _await_leader(ranks: Ranks, folder: WorkFolder, fingerprint: str) -> str:
     """Return the token of rank 0 when its heartbeat is seen: the file may be from a start that was killed."""
-    seen, until = b"", time.monotonic() + ranks.lost_after
+    patience = _START_FACTOR * ranks.lost_after
+    seen, until = b"", time.monotonic() + patience
     while time.monotonic() < until:
         content = read_or_empty(folder, LEADER)
         if seen and content not in (b"", seen):
@@ -299,7 +301,7 @@ def _await_leader(ranks: Ranks, folder: WorkFolder, fingerprint: str) -> str:
         seen = content
         time.sleep(jitter(_POLL_SECONDS))
     raise DataError(
-        f"rank {ranks.rank} has waited {ranks.lost_after:.0f} s for rank 0 in {folder.location}; check that all ranks "
+        f"rank {ranks.rank} has waited {patience:.0f} s for rank 0 in {folder.location}; check that all ranks "
         "see the same files, and start them again"
     )
 

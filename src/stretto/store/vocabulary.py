@@ -1,10 +1,10 @@
 """Vocabulary: text to token ids and back, by byte, character, word or subword."""
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,12 +66,6 @@ class SymbolVocabulary:
         if not self.symbols or self.symbols[0] != UNKNOWN:
             raise DataError(f"symbol 0 of a {self.level} vocabulary must be {UNKNOWN}; prepare the data again")
         object.__setattr__(self, "_ids", {symbol: index for index, symbol in enumerate(self.symbols)})
-
-    @classmethod
-    def from_counts(cls, level: Level, counts: Mapping[str, int], max_symbols: int | None) -> Self:
-        """Return a vocabulary of at most `max_symbols` symbols (None: all): `<unk>` and the most frequent ones."""
-        known = sorted(counts.keys() - {UNKNOWN}, key=lambda symbol: (-counts[symbol], symbol))
-        return cls(level, (UNKNOWN, *known[: None if max_symbols is None else max_symbols - 1]))
 
     def __len__(self) -> int:
         return len(self.symbols)
