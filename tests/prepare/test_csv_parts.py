@@ -3,7 +3,7 @@ import io
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from stretto.data import SequenceOptions, Sequences, prepare_sequences
@@ -51,9 +51,34 @@ def test_a_large_file_is_cut_but_not_within_a_quoted_cell(tmp_path: Path) -> Non
     parts = cut(path, 100)
     assert len(parts) == 8 and max(part.size for part in parts) > 500
     assert len(rows_of(parts)) == 101
-    for text, count in (('5" pipe,1\n' * 100, 1), ("a,1\n" * 100, 5), ('"a",1\n' * 99 + 'a",1\n', 1)):
+    for text, count in (('5" pipe,1\n' * 100, 11), ("a,1\n" * 100, 5), ('"a",1\n' * 99 + 'a",1\n', 6)):
         path.write_text("text,label\n" + text)
         assert len(cut(path, 100)) == count, text[:10]
+
+
+RAW_CELLS = st.one_of(
+    st.text(st.sampled_from('ab"\n\r '), max_size=5), st.sampled_from(['pipe 5"', '"a\n,b"', "sep=,"])
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(rows=st.lists(st.tuples(RAW_CELLS, RAW_CELLS), min_size=1, max_size=12), part_bytes=st.integers(1, 40))
+@example(rows=[('pipe 5"', "1")] * 9 + [('"a\nb"', '"')] + [("short", "2")] * 3 + [('"\nb"', '"')], part_bytes=12)
+@example(rows=[("short", "2"), ("sep=", ""), ("\ufeffa", "")], part_bytes=1)
+def test_parts_of_text_that_no_csv_writer_wrote_are_read_as_the_file_is(
+    rows: list[tuple[str, str]], part_bytes: int, tmp_path: Path
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(("one,two\n" + "".join(f"{one},{two}\n" for one, two in rows)).encode())
+    parts = cut(path, part_bytes)
+
+    def read(parts: list[RecordPart]) -> list[tuple[object, str]] | str:
+        try:
+            return [(row.record, row.problem) for part in parts for row in read_rows(part)]
+        except DataError as error:
+            return str(error)
+
+    assert read(parts) == read(cut_records([path], None))
 
 
 def test_an_error_in_a_part_has_the_row_number_of_the_file(tmp_path: Path) -> None:

@@ -58,6 +58,13 @@ def test_the_number_of_a_row_is_that_of_its_line(
             assert json.loads(there[part.row_number(row.row_index) - 1]) == row.record
 
 
+def test_a_byte_order_mark_is_not_part_of_the_first_line(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", RECORDS)
+    path.write_bytes(b"\xef\xbb\xbf" + path.read_bytes())
+    for part_bytes in (None, 100):
+        assert read(path, part_bytes) == RECORDS
+
+
 def test_a_csv_is_its_cells_under_the_names_of_its_header(tmp_path: Path) -> None:
     path = tmp_path / "a.CSV"
     with path.open("w", newline="", encoding="utf-8-sig") as file:

@@ -89,3 +89,17 @@ def test_a_missing_file_and_one_that_has_shrunk_are_one_sentence(bucket: str, tm
     upload(tmp_path / "a.txt", bucket)
     with pytest.raises(DataError, match="has 3 bytes where 7 were requested, so it has changed; start the preparation"):
         path.open().read()
+
+
+def test_files_with_the_same_path_on_two_servers_are_two_files(bucket: str, tmp_path: Path) -> None:
+    for folder, text in (("one", "a b\n" * 9), ("two", "c\n" * 50)):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "a.txt").write_text(text)
+        (tmp_path / folder / "a.txt.gz").write_bytes(gzip.compress(text.encode()))
+    urls = [upload(tmp_path / name / "a.txt.gz", f"{bucket}{name}") for name in ("one", "two")]
+    first, second = map(RemotePath.of_url, urls)
+    assert first != second and first == RemotePath.of_url(urls[0]) and len({first, second}) == 2
+    prepare_text([tmp_path / name / "a.txt" for name in ("one", "two")], tmp_path / "plain", TextOptions(level="word"))
+    with ThreadPoolExecutor(1) as executor:
+        prepare_text(urls, tmp_path / "out", TextOptions(level="word"), executor=executor)
+    assert content(tmp_path / "out") == content(tmp_path / "plain")

@@ -1,3 +1,4 @@
+import resource
 import subprocess
 import sys
 from collections import Counter
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 
 from stretto.data import TextOptions, prepare_text
 from stretto.prepare import symbol_counts
+from stretto.prepare.work_folder import open_work_folder
 from stretto.store.vocabulary import SymbolVocabulary, split_symbols
 
 LINES = st.lists(st.text(st.sampled_from("ab\u00e9\U0001f600\t\r <unk>\\n"), max_size=12), min_size=1, max_size=30)
@@ -35,6 +37,23 @@ def test_spilled_and_merged_counts_give_the_most_frequent_symbols(
     ranked = sorted(counts.keys() - {"<unk>"}, key=lambda symbol: (-counts[symbol], symbol))
     assert isinstance(corpus.vocabulary, SymbolVocabulary)
     assert corpus.vocabulary.symbols == ("<unk>", *ranked[: None if max_symbols is None else max_symbols - 1])
+
+
+def test_a_part_that_spills_often_has_few_files_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(symbol_counts, "_MAX_COUNTED", 2)
+    folder = open_work_folder(tmp_path / "out")
+    (tmp_path / "out.partial" / "parts").mkdir(parents=True)
+    counter, limits = symbol_counts.SymbolCounter("word"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_open = max(int(path.name) for path in Path("/proc/self/fd").iterdir())
+    resource.setrlimit(resource.RLIMIT_NOFILE, (num_open + 110, limits[1]))
+    try:
+        for number in range(1500):
+            counter.update([f"w{number}", "often"])
+        counter.write(folder, "counts")
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    expected = sorted([*(f"w{number}\t1" for number in range(1500)), "often\t1500"])
+    assert folder.read("counts").decode().splitlines() == expected
 
 
 @pytest.mark.long

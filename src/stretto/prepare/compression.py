@@ -51,13 +51,13 @@ def open_binary(path: Path, offset: int = 0) -> io.BufferedReader:
 def open_text(path: Path, start: int = 0, stop: int = sys.maxsize) -> io.TextIOWrapper:
     """Open the content of a UTF-8 file with or without a byte order mark; line ends are kept as they are.
 
-    `start` and `stop` are the first byte, and the byte after the last one.
+    `start` and `stop` are the first byte, and the byte after the last one. Only a file's first bytes are a mark.
     Bytes that are not UTF-8 become surrogates, so that a bad cell spoils only its row, not the whole file.
     """
     file = open_binary(path, start)
     if stop < sys.maxsize:
         file = io.BufferedReader(_BeginningOfFile(file, stop - start), _READ_BYTES)
-    return io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    return io.TextIOWrapper(file, encoding="utf-8" if start else "utf-8-sig", errors="surrogateescape", newline="")
 
 
 def content_size(path: Path) -> int:

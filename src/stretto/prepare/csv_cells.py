@@ -34,12 +34,12 @@ def find_separator(path: Path, header: str) -> str:
 def csv_reader(text: TextIO, path: Path, separator: str | None = None) -> Iterator[list[str]]:
     """Return a reader for CSV text; a line or cell of more than `MAX_READ_BYTES` characters is a csv.Error.
 
-    If `separator` is None, it is found in the first line. Unless it is a comma, a cell such as 1,5 is a
-    `DecimalCommaText`, which is read as the number 1.5 where a number is expected.
+    If `separator` is None, the text begins with the header, and it is found there. Unless it is a comma, a cell such as
+    1,5 is a `DecimalCommaText`, which is read as the number 1.5 where a number is expected.
     """
     csv.field_size_limit(MAX_READ_BYTES)  # the default, 131,072 characters, is too low for a long text
     first = text.readline(MAX_READ_BYTES + 1)
-    if _SEPARATOR_LINE.fullmatch(first):
+    if separator is None and _SEPARATOR_LINE.fullmatch(first):
         first = text.readline(MAX_READ_BYTES + 1)
     separator = separator or find_separator(path, first)
     reader = csv.reader(_csv_lines(first, text), delimiter=separator, strict=True)

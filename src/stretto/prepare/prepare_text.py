@@ -70,12 +70,13 @@ def prepare_text(
     return [Corpus.open(join_location(folder, split)) for split in splits]
 
 
-def _packed_sizes(job: Job, paths: Sequence[Path]) -> dict[Path, int]:
-    """Return the sizes of the contents of compressed files, which are read for that, in parallel."""
-    packed = [path for path in dict.fromkeys(paths) if is_compressed(path) and path.is_file()]
+def _packed_sizes(job: Job, paths: Sequence[Path]) -> dict[int, int]:
+    """Return the size of the content of each compressed file, by its index; they are read for that, in parallel."""
+    packed = {index: path for index, path in enumerate(paths) if is_compressed(path) and path.is_file()}
     if not packed:
         return {}
-    parts, sizes = [(path, file_stamp(path)) for path in packed], [path.stat().st_size for path in packed]
+    parts = [(path, file_stamp(path)) for path in packed.values()]
+    sizes = [path.stat().st_size for path in packed.values()]
     found = job.run("size", _find_size, parts, sizes, "reading packed files", "", _merge_sizes)["sizes"]
     return dict(zip(packed, found, strict=True))
 

@@ -129,7 +129,7 @@ def _sample_lines(path: Path, is_csv: bool) -> _SampledRows:
     if is_csv:
         text, last_text = (part.decode("utf-8-sig", errors="surrogateescape") for part in (content, tail))
         separator = find_separator(path, io.StringIO(text, newline="").readline())
-        reader = csv_reader(io.StringIO(text, newline=""), path, separator)
+        reader = csv_reader(io.StringIO(text, newline=""), path)
         header = read_header(path, reader)
         last_reader = csv_reader(io.StringIO(last_text, newline=""), path, separator)
         first, last = _csv_rows(header, reader), _csv_rows(header, last_reader)

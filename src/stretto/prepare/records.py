@@ -186,7 +186,7 @@ def _jsonl_rows(part: RecordPart) -> Iterator[ParsedRow]:
                 yield ParsedRow(index, {}, LINE_TOO_LONG)
             else:
                 bytes_left -= len(line)
-                if not index and part.stop == sys.maxsize and not part.start:
+                if not index and not part.start:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 # A blank line is not a row, but it counts, so that row numbers are line numbers.
                 if not line.isspace():

@@ -50,6 +50,13 @@ class RemotePath(type(Path())):  # type: ignore[misc]
         # With the status, so that a worker sends no request for it, and all agree on the version.
         return _restore, (self.url, tuple(self._status))
 
+    def __eq__(self, other: object) -> bool:
+        # Not the path alone, which files on two servers may share.
+        return isinstance(other, RemotePath) and self.url == other.url
+
+    def __hash__(self) -> int:
+        return hash(self.url)
+
     def __str__(self) -> str:
         return without_secrets(self.url)
 

@@ -8,7 +8,7 @@ import heapq
 import tempfile
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import groupby, islice
 from operator import itemgetter
@@ -36,26 +36,44 @@ class SymbolCounter:
     def __init__(self, level: Level) -> None:
         self._level = level
         self._counts: Counter[str] = Counter()
-        self._runs: list[IO[bytes]] = []
+        # Sorted files; those at index 1 are each merged from as many as may be open, those of index 0, and so on.
+        self._runs: list[list[IO[bytes]]] = []
 
     def update(self, symbols: Iterable[str]) -> None:
         """Count some symbols."""
         self._counts.update(symbols)
         if len(self._counts) >= _MAX_COUNTED:
-            run = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `write`
-            run.writelines(_lines(self._sorted()))
-            self._runs.append(run)
+            self._add_run(self._sorted(), 0)
             self._counts = Counter()
+
+    def _add_run(self, counts: Iterable[Count], depth: int) -> None:
+        run = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `_read_runs`
+        run.writelines(_lines(counts))
+        if depth == len(self._runs):
+            self._runs.append([])
+        self._runs[depth].append(run)
+        if len(self._runs[depth]) == _MAX_MERGED:
+            full, self._runs[depth] = self._runs[depth], []
+            with _read_runs(full) as sources:
+                self._add_run(_merge(sources), depth + 1)
 
     def write(self, folder: WorkFolder, name: str) -> PartResult:
         """Write all counts to a file in the job's folder; return its `file_record`."""
-        with ExitStack() as stack:
-            for run in self._runs:
-                stack.enter_context(run).seek(0)
-            return _write(_merge([*map(_parse, self._runs), iter(self._sorted())]), folder, name)
+        runs = [run for of_depth in self._runs for run in of_depth]
+        with _read_runs(runs) as sources:
+            return _write(_merge([*sources, iter(self._sorted())]), folder, name)
 
     def _sorted(self) -> list[Count]:
         return sorted((_to_key(symbol, self._level), count) for symbol, count in self._counts.items())
+
+
+@contextmanager
+def _read_runs(runs: Sequence[IO[bytes]]) -> Iterator[list[Iterator[Count]]]:
+    """Read files from their beginning; they are closed at the end of the context."""
+    with ExitStack() as stack:
+        for run in runs:
+            stack.enter_context(run).seek(0)
+        yield [_parse(run) for run in runs]
 
 
 def build_vocabulary(job: Job, level: Level, num_parts: int, max_symbols: int | None, learned: str) -> SavedVocabulary:

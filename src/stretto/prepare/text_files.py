@@ -43,17 +43,17 @@ class TextFiles:
     starts: tuple[int, ...]  # position of each file in the text, then the size of the text
 
     @classmethod
-    def open(cls, paths: Sequence[Path | str], packed_sizes: Mapping[Path, int] = MappingProxyType({})) -> Self:
+    def open(cls, paths: Sequence[Path | str], packed_sizes: Mapping[int, int] = MappingProxyType({})) -> Self:
         """Find the sizes of the files; reject a missing or empty one.
 
-        A compressed file is read to find its size, unless `packed_sizes` has it.
+        A compressed file is read to find its size, unless `packed_sizes` has it, by the index of its path.
         """
         sizes = []
         files = tuple(path if isinstance(path, Path) else Path(path) for path in paths)
-        for path in files:
+        for index, path in enumerate(files):
             if not path.is_file():
                 raise DataError(f"{path} is not a file; use the paths of text files")
-            sizes.append(packed_sizes[path] if path in packed_sizes else content_size(path))
+            sizes.append(packed_sizes[index] if index in packed_sizes else content_size(path))
             if not sizes[-1]:
                 raise DataError(f"{path} is empty; leave it out")
         return cls(files, tuple(accumulate(sizes, initial=0)))
