@@ -22,7 +22,7 @@ import numpy as np
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
-from stretto.base.remote import is_remote
+from stretto.base.remote import is_remote, without_secrets
 from stretto.prepare.file_stamp import stat_files
 from stretto.prepare.job_folders import FINGERPRINT, check_target, clean_up, exclusive, resume_or_clear
 from stretto.prepare.launcher_ranks import LEADER, Ranks, RankSession, heartbeat, join_ranks, lead_ranks
@@ -151,6 +151,12 @@ class Job:
         """Make a store of the files of parts, given their `file_record`s and new names, and of other `contents`."""
         moves = {str(record["path"]): str(Path(record["path"]).with_name(name)) for record, name in records}
         self.folder.move_to_store(moves)
+        stored = self.folder.store_sizes(split)
+        for record, name in records:
+            if stored.get(name) != record["num_bytes"]:
+                problem = f"{stored.get(name, 0):,} bytes, but its part has {record['num_bytes']:,}"
+                location = without_secrets(join_location(self.target, str(Path(split, name))))
+                raise DataError(f"{location} has {problem}; prepare again to resume")
         files = [
             PagedFile(name, record["num_bytes"], np.array(record["checksums"], np.uint32)) for record, name in records
         ]

@@ -4,6 +4,7 @@ The two classes have the same methods. A parameter `name` is a path within the f
 All writes are atomic: another process, also on another machine, sees a whole file or none.
 """
 
+import errno
 import os
 import shutil
 import tempfile
@@ -25,6 +26,8 @@ _READ_BYTES = 1 << 20  # per request
 _CREATE_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)  # in seconds, on average
 PARTS = "parts"  # the subfolder of results, and of half-written files: a late writer leaves none of them in a store
 _COPYING = f"{PARTS}/copying"
+# On a filesystem without hard links, such as exFAT.
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 Result = TypeVar("Result")
 
 
@@ -51,13 +54,20 @@ class LocalWorkFolder:
 
     def create(self, name: str, content: bytes) -> bool:
         """Write a small file; return False if it exists already."""
-        path = self.path / name
+        path, temporary = self.path / name, self.path / PARTS / f".{uuid4().hex}"
+        path.parent.mkdir(exist_ok=True)
         try:
-            path.parent.mkdir(exist_ok=True)
-            with path.open("xb") as file:
-                file.write(content)
+            temporary.write_bytes(content)
+            # Unlike a file that is opened for exclusive creation, a link is never seen without its content.
+            os.link(temporary, path)
         except FileExistsError:
             return False
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+            return _create_exclusively(path, content)
+        finally:
+            temporary.unlink(missing_ok=True)
         return True
 
     def open_writer(self, name: str) -> FileWriter:
@@ -108,6 +118,10 @@ class LocalWorkFolder:
         for name, new_name in new_names.items():
             (self.path / name).rename(self.path / new_name)
 
+    def store_sizes(self, split: str) -> dict[str, int]:
+        """Return the names and sizes of the files in the store of a split."""
+        return self.sizes(split)
+
     def finish(self, fingerprint: str, indexes: Mapping[str, bytes]) -> None:
         """Write the indexes, and give the folder its final name: either all of the data is there or none of it."""
         for name, content in indexes.items():
@@ -138,7 +152,7 @@ class RemoteWorkFolder:
         return {**self.__dict__, "_remotes": {}}
 
     def read(self, name: str) -> bytes:
-        content = self._request(lambda filesystem: bytes(filesystem.cat_file(self._path(name))))
+        content = self._request_if_exists(lambda filesystem: bytes(filesystem.cat_file(self._path(name))))
         if content is None:
             raise FileNotFoundError(name)
         return content
@@ -148,22 +162,23 @@ class RemoteWorkFolder:
 
     def create(self, name: str, content: bytes) -> bool:
         def request(filesystem: Any) -> bool:  # noqa: ANN401 - fsspec has no types
-            for pause in (*_CREATE_PAUSES, None):
+            first_error: Exception | None = None
+            for pause in (*_CREATE_PAUSES, 0):
                 try:
                     filesystem.pipe_file(self._path(name), content, mode="create")
                     return True
-                except Exception:  # noqa: BLE001 - each filesystem has its own error for an existing file
-                    try:
-                        # If it has our content, an earlier try wrote it and only the reply was lost.
-                        return bytes(filesystem.cat_file(self._path(name))) == content
-                    except FileNotFoundError:
-                        # A server may refuse two writers at the same time, and take neither.
-                        if pause is None:
-                            raise
-                    time.sleep(jitter(pause))
-            return False
+                except Exception as error:  # noqa: BLE001 - each filesystem has its own error for an existing file
+                    first_error = first_error or error
+                try:
+                    # If it has our content, an earlier try wrote it and only the reply was lost.
+                    return bytes(filesystem.cat_file(self._path(name))) == content
+                except FileNotFoundError:
+                    # A server may refuse two writers at the same time, and take neither.
+                    time.sleep(jitter(pause) if pause else 0)
+            assert first_error is not None
+            raise first_error
 
-        return bool(self._request(request))
+        return self._request(request)
 
     def open_writer(self, name: str) -> FileWriter:
         return self._writer(join(self._open()[0].root, name))
@@ -173,10 +188,7 @@ class RemoteWorkFolder:
         return cast("IO[bytes]", self._request(lambda filesystem: filesystem.open(path, "rb", block_size=_READ_BYTES)))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        path = self._path(folder).rstrip("/")
-        entries = self._request(lambda filesystem: filesystem.ls(path, detail=True, refresh=True)) or []
-        files = [entry for entry in entries if entry["type"] == "file"]
-        return {str(entry["name"]).rpartition("/")[2]: int(entry["size"]) for entry in files}
+        return self._sizes(self._path(folder).rstrip("/"))
 
     def remove(self, names: Iterable[str]) -> None:
         self._remove([self._path(name) for name in names])
@@ -195,10 +207,13 @@ class RemoteWorkFolder:
     def move_to_store(self, new_names: Mapping[str, str]) -> None:
         # From now on, files in the target are ours: a second start may remove them.
         self.write(_COPYING, b"")
-        # The server copies them, many at a time. The parts stay until the store is complete.
+        # The server copies them, many at a time. The parts stay until the store is complete. A missing one is an error.
         targets = [join(self._open()[1], new_name) for new_name in new_names.values()]
         if new_names:
             self._request(lambda filesystem: filesystem.copy([self._path(name) for name in new_names], targets))
+
+    def store_sizes(self, split: str) -> dict[str, int]:
+        return self._sizes(join(self._open()[1], split).rstrip("/"))
 
     def finish(self, fingerprint: str, indexes: Mapping[str, bytes]) -> None:
         """Write the indexes, which make the files a store, then remove the work folder."""
@@ -241,12 +256,12 @@ class RemoteWorkFolder:
             return list(filesystem.find(root))
 
         prefix = root.rstrip("/") + "/"
-        paths = self._request(request) or []
+        paths = self._request_if_exists(request) or []
         return [path.removeprefix(prefix) for path in map(str, paths) if path.startswith(prefix)]
 
     def _remove(self, paths: list[str]) -> None:
         if paths:
-            self._request(lambda filesystem: filesystem.rm(paths))
+            self._request_if_exists(lambda filesystem: filesystem.rm(paths))
 
     def _path(self, name: str) -> str:
         return join(self._open()[0].root, name)
@@ -257,23 +272,46 @@ class RemoteWorkFolder:
             self._remotes[process] = (RemoteFolder.open(self.location), RemoteFolder.open(self.target).root)
         return self._remotes[process]
 
-    def _request(self, request: Callable[[Any], Result]) -> Result | None:
-        """Retry a request for up to a minute; raise DataError after that, or at once for a permanent error.
+    def _sizes(self, path: str) -> dict[str, int]:
+        def request(filesystem: Any) -> list[dict[str, Any]]:  # noqa: ANN401 - fsspec has no types
+            filesystem.invalidate_cache()
+            return list(filesystem.ls(path, detail=True))
 
-        Return None if the file or folder does not exist.
-        """
+        files = [entry for entry in self._request_if_exists(request) or [] if entry["type"] == "file"]
+        return {str(entry["name"]).rpartition("/")[2]: int(entry["size"]) for entry in files}
+
+    def _request_if_exists(self, request: Callable[[Any], Result]) -> Result | None:
+        """Return None if what is requested does not exist."""
+
+        def request_or_none(filesystem: Any) -> Result | None:  # noqa: ANN401 - fsspec has no types
+            try:
+                return request(filesystem)
+            except FileNotFoundError:
+                return None
+
+        return self._request(request_or_none)
+
+    def _request(self, request: Callable[[Any], Result]) -> Result:
+        """Retry a request for up to a minute; raise DataError after that, or at once for a permanent error."""
         filesystem = self._open()[0].filesystem
         retry_budget = RetryBudget(self.location, _RETRY_SECONDS)
         while True:
             try:
                 return request(filesystem)
-            except FileNotFoundError:
-                return None
             except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget tells them apart
                 retry_budget.wait(error)
 
 
 WorkFolder = LocalWorkFolder | RemoteWorkFolder
+
+
+def _create_exclusively(path: Path, content: bytes) -> bool:
+    try:
+        with path.open("xb") as file:
+            file.write(content)
+    except FileExistsError:
+        return False
+    return True
 
 
 def open_work_folder(target: Path | str) -> WorkFolder:

@@ -1,0 +1,84 @@
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import fsspec
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from helpers.prepared_files import make_preparation
+from stretto.errors import DataError
+from stretto.prepare import work_folder
+from stretto.prepare.work_folder import RemoteWorkFolder, WorkFolder, open_work_folder
+
+
+@pytest.fixture
+def memory_url() -> Iterator[str]:
+    yield f"memory://{uuid4().hex}/out"
+    fsspec.filesystem("memory").store.clear()
+
+
+@pytest.fixture(params=["disk", "memory"])
+def folder(request: pytest.FixtureRequest, tmp_path: Path, memory_url: str) -> WorkFolder:
+    (tmp_path / "out.partial" / "parts").mkdir(parents=True)
+    return open_work_folder(tmp_path / "out" if request.param == "disk" else memory_url)
+
+
+def test_only_one_of_many_creates_a_file_and_nobody_sees_it_empty(folder: WorkFolder) -> None:
+    start = threading.Barrier(4)
+
+    def create(number: int) -> list[bool]:
+        start.wait()
+        created = []
+        for name in map(str, range(50)):
+            created.append(folder.create(f"parts/{name}", b"%d" % number))
+            assert folder.read(f"parts/{name}") in (b"0", b"1", b"2", b"3")
+        return created
+
+    with ThreadPoolExecutor(4) as threads:
+        created = list(threads.map(create, range(4)))
+    assert [sum(column) for column in zip(*created, strict=True)] == [1] * 50
+    assert folder.sizes("parts") == dict.fromkeys(map(str, range(50)), 1)
+
+
+def test_a_server_without_conditional_writes_is_an_error_and_not_an_existing_file(
+    memory_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class NotImplementedOnServerError(Exception):
+        status = 400
+
+    def refuse(*_: object, **__: object) -> None:
+        raise NotImplementedOnServerError("501, a header is not implemented")
+
+    monkeypatch.setattr(work_folder, "_CREATE_PAUSES", (0.001,))
+    monkeypatch.setattr(MemoryFileSystem, "pipe_file", refuse)
+    with pytest.raises(DataError, match=r"can't be accessed .*501, a header is not implemented"):
+        open_work_folder(memory_url).create("parts/leader", b"")
+
+
+def test_what_must_exist_is_an_error_if_it_does_not(memory_url: str, tmp_path: Path) -> None:
+    folder = open_work_folder(memory_url)
+    with pytest.raises(DataError, match="FileNotFoundError"):
+        folder.move_to_store({"part-00000.tokens": "tokens-00000.bin"})
+    with pytest.raises(DataError, match="FileNotFoundError"):
+        folder.open_reader("part-00000.tokens")
+    assert folder.sizes("parts/none") == {} and isinstance(folder, RemoteWorkFolder) and not folder.target_names()
+
+
+def test_a_copy_that_is_not_there_leaves_no_index(
+    memory_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparation = make_preparation("series", tmp_path, 10)
+    copy = MemoryFileSystem.copy
+
+    def copy_all_but_one(filesystem: Any, sources: list[str], targets: list[str]) -> None:  # noqa: ANN401
+        copy(filesystem, sources[1:], targets[1:])
+
+    monkeypatch.setattr(MemoryFileSystem, "copy", copy_all_but_one)
+    with pytest.raises(DataError, match=r"train/values-00000\.bin has 0 bytes, but its part has \d+; prepare again"):
+        preparation.run(memory_url)
+    names = fsspec.filesystem("memory").find(memory_url)
+    assert names and not any(name.endswith("index.json") for name in names)
