@@ -11,18 +11,21 @@ import fsspec
 import pytest
 
 from helpers.prepared_files import KINDS, Preparation, content, make_preparation
+from stretto.base.fingerprint import fingerprint
 from stretto.errors import DataError
-from stretto.prepare import launcher_ranks
-from stretto.prepare.launcher_ranks import LEADER, Ranks
-from stretto.prepare.part_runner import PartResult, PartResults, in_order
+from stretto.prepare import launcher_ranks, leader_lock
+from stretto.prepare.launcher_ranks import Ranks
+from stretto.prepare.part_runner import PartResult, PartResults, PartRunner, file_record, in_order, part_name
 from stretto.prepare.prepare_job import open_job
-from stretto.prepare.work_folder import WorkFolder, open_work_folder
+from stretto.prepare.work_folder import LEADER, WorkFolder, open_work_folder
 
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks are threads here, so heartbeats and looks are cheap."""
-    monkeypatch.setattr(launcher_ranks, "_BEAT_SECONDS", 0.02)
+    """Ranks are threads here, so heartbeats and lists of files are cheap."""
+    monkeypatch.setattr(leader_lock, "BEAT_SECONDS", 0.02)
+    monkeypatch.setattr(leader_lock, "POLL_SECONDS", 0.01)
+    monkeypatch.setattr(launcher_ranks, "_RANK_BEAT_SECONDS", 0.1)
     monkeypatch.setattr(launcher_ranks, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(launcher_ranks, "_REPORT_SECONDS", 1.0)
 
@@ -152,7 +155,7 @@ def test_a_rank_ignores_a_leader_that_was_killed_and_waits_for_a_live_one(tmp_pa
     (tmp_path / "out.partial" / "parts").mkdir(parents=True)
     folder.write("parts/fingerprint", b"")
     folder.write(LEADER, json.dumps({"token": "stale", "fingerprint": "", "beat": 7}).encode())
-    run_ranks(preparation, tmp_path / "out", 2)
+    run_ranks(preparation, tmp_path / "out", 2, lost_after=0.3)
     assert content(tmp_path / "out") == content(tmp_path / "plain")
 
 
@@ -216,3 +219,146 @@ def test_only_one_process_prepares_in_a_bucket_at_a_time(tmp_path: Path, memory_
         with pytest.raises(DataError, match=r"out\.partial is being written by another process; wait for it"):
             preparation.run(memory_url)
         fsspec.filesystem("memory").touch(f"{memory_url}/index.json")
+
+
+class Interrupted:
+    """Writes a file in each part; the first call waits, as a worker does that was believed lost."""
+
+    def __init__(self, text: str) -> None:
+        self.text, self.is_waiting, self.go_on = text, threading.Event(), threading.Event()
+
+    def __call__(self, part: str, number: int, folder: WorkFolder, /) -> PartResult:
+        self.is_waiting.set()
+        assert self.go_on.wait(20)
+        with folder.open_writer(part_name("", number, "values")) as writer:
+            writer.append((self.text + part).encode())
+            return {"files": [file_record(writer.finish())], "text": self.text + part}
+
+
+def texts(results: PartResults) -> PartResult:
+    return {"texts": [result["text"] for result in in_order(results)]}
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_a_worker_of_an_earlier_start_writes_over_nothing(is_remote: bool, tmp_path: Path, memory_url: str) -> None:
+    """It was started with other options, and writes when the new start has finished the part, but not the store."""
+    target = memory_url if is_remote else tmp_path / "out"
+    old, new = Interrupted("old"), Interrupted("new")
+    new.go_on.set()
+    with ThreadPoolExecutor(1) as executor:
+        with pytest.raises(KeyboardInterrupt), open_job(target, [], {"option": 1}) as job:
+            runner = PartRunner("write", old, job.folder, fingerprint([job.fingerprint, ""]))
+            late = executor.submit(runner, 0, "a")
+            assert old.is_waiting.wait(20)
+            raise KeyboardInterrupt
+        with open_job(target, [], {"option": 2}) as job:
+            assert job.run("write", new, ["a"], [1], "writing", "", texts) == {"texts": ["newa"]}
+            old.go_on.set()
+            assert late.result(20) == 0
+            assert job.run("write", new, ["a"], [1], "writing", "", texts) == {"texts": ["newa"]}
+            file = job.run("write", new, ["a"], [1], "writing", "", lambda results: next(results)[1])["files"][0]
+            job.add_store("", "corpus", {}, [(file, "values.bin")], {})
+    assert content(target)["/values.bin"] == b"newa"
+    assert not any("part-" in name for name in content(target)) and not content(f"{target}.partial")
+
+
+def test_ranks_that_see_other_sizes_of_a_file_end_with_one_sentence(tmp_path: Path) -> None:
+    """As when a file is still being written: the edges of parts differ."""
+
+    def run(rank: int) -> str:
+        parts = [(0, 10), (10, 20)] if rank == 0 else [(0, 11), (11, 21)]
+        try:
+            with open_job(tmp_path / "out", [], {}, executor=Ranks(rank, 2, lost_after=5), splits=()) as job:
+                job.run("write", Slow(), parts * 30, [1] * 60, "writing", "", merge)
+        except DataError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(2) as threads:
+        errors = set(threads.map(run, range(2)))
+    assert errors == {
+        "rank 1 sees other sizes or times of the input files than rank 0; start again when they are no longer written"
+    }
+
+
+def test_a_process_that_was_paused_does_not_write_over_the_store_of_another(
+    memory_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stretto.prepare.prepare_job.LOST_AFTER_SECONDS", 0.2)
+    preparation = make_preparation("series", tmp_path, 10)
+    beat = leader_lock.LeaderLock._beat
+    with monkeypatch.context() as patch:
+        patch.setattr(leader_lock.LeaderLock, "_beat", lambda lock: None)
+        message = "another process has begun to write it; wait for that one"
+        with pytest.raises(DataError, match=message), open_job(memory_url, [], {}):
+            patch.setattr(leader_lock.LeaderLock, "_beat", beat)
+            second = open_job(memory_url, [], {"option": 2})
+            second.__enter__()
+        # The files of the second one are still there.
+        assert {"/parts/leader", "/parts/fingerprint"} == content(f"{memory_url}.partial").keys()
+        with pytest.raises(DataError, match="is being written by another process"):
+            preparation.run(memory_url)
+        second.__exit__(None, None, None)
+    assert not content(f"{memory_url}.partial")
+
+
+def test_two_machines_with_one_folder_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the lock of a folder holds for one machine only, as on some network filesystems."""
+    monkeypatch.setattr("fcntl.flock", lambda *_: None)
+    machines = iter(["one", "two"])
+    monkeypatch.setattr(leader_lock, "_machine", lambda: next(machines, "two"))
+    message = r"out\.partial is being written by another process; wait for it"
+    first, second = (open_job(tmp_path / "out", [], {}) for _ in range(2))
+    with first, pytest.raises(DataError, match=message), second:
+        pass
+    assert (tmp_path / "out").is_dir()
+
+
+def test_the_lock_of_a_process_that_was_killed_on_this_machine_is_taken_at_once(tmp_path: Path) -> None:
+    folder = open_work_folder(tmp_path / "out")
+    (tmp_path / "out.partial" / "parts").mkdir(parents=True)
+    folder.write(LEADER, json.dumps({"token": "killed", "machine": leader_lock._machine(), "beat": 7}).encode())
+    start = time.monotonic()
+    with open_job(tmp_path / "out", [], {}):
+        pass
+    assert time.monotonic() - start < 5
+
+
+def test_ranks_of_a_second_start_do_not_join_the_first(tmp_path: Path) -> None:
+    tasks, joined = [Slow(), Slow()], threading.Event()
+
+    def run(rank: int, size: int = 2) -> PartResult:
+        ranks = Ranks(rank, size, lost_after=2)
+        with open_job(tmp_path / "out", [], {}, executor=ranks, splits=()) as job:
+            if rank:
+                joined.set()
+            return job.run("write", tasks[rank], range(40), [1] * 40, "writing", "", merge)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = [threads.submit(run, rank) for rank in range(2)]
+        assert joined.wait(20)
+        with pytest.raises(DataError, match="is being written by another process"):
+            run(0)
+        with pytest.raises(DataError, match="another start, which has a rank 1 too; wait for it"):
+            run(1)
+        with pytest.raises(DataError, match="another start, whose number of ranks is 2, not 3; wait for it"):
+            run(1, 3)
+        assert [result.result(20) for result in first] == [{"parts": list(range(40))}] * 2
+
+
+def test_an_error_of_a_rank_after_the_last_part_ends_all_ranks(tmp_path: Path) -> None:
+    def run(rank: int) -> str:
+        try:
+            with open_job(tmp_path / "out", [], {}, executor=Ranks(rank, 2, lost_after=5), splits=()) as job:
+                job.run("write", Slow(), range(4), [1] * 4, "writing", "", merge)
+                if rank == 1:
+                    raise OSError(28, "No space left on device")
+                time.sleep(0.5)
+        except DataError as error:
+            return str(error)
+        return ""
+
+    with ThreadPoolExecutor(2) as threads:
+        errors = list(threads.map(run, range(2)))
+    assert len({*errors}) == 1 and "rank 1: OSError(28, 'No space left on device')" in errors[0]
+    assert not (tmp_path / "out").exists()

@@ -106,7 +106,7 @@ def test_several_processes_work_on_the_parts(tmp_path: Path) -> None:
 def test_finished_parts_survive_an_error_in_the_data(workers: int, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="part is bad"):
         run(tmp_path, ["a", "b", "c", "bad", "e"], workers=workers)
-    done = sorted(int(path.name[-1]) for path in (tmp_path / "out.partial" / "parts").glob("write-0000?"))
+    done = sorted(int(path.name[-1]) for path in (tmp_path / "out.partial" / "parts").glob("write-*-0000?"))
     assert done and 3 not in done
     assert run(tmp_path, ["a", "b", "c", "d", "e"]) == [number for number in range(5) if number not in done]
     assert list((tmp_path / "out").iterdir()) == [] and not (tmp_path / "out.partial").exists()
@@ -128,7 +128,7 @@ def test_parts_are_prepared_again_if_the_task_has_learned_something_else(tmp_pat
 def test_finished_parts_survive_the_death_of_a_worker(tmp_path: Path) -> None:
     with pytest.raises(LostWorkerError, match=r"a worker process for .* ended early .*; prepare again to resume"):
         run(tmp_path, ["a", "b", "c", "d", "die"], workers=2)
-    done = sorted(int(path.name[-1]) for path in (tmp_path / "out.partial" / "parts").glob("write-0000?"))
+    done = sorted(int(path.name[-1]) for path in (tmp_path / "out.partial" / "parts").glob("write-*-0000?"))
     assert done and run(tmp_path, list("abcde")) == [number for number in range(5) if number not in done]
 
 

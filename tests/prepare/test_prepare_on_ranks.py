@@ -35,7 +35,7 @@ def command(preparation: Preparation, target: Path | str) -> list[str]:
 
 @pytest.mark.long
 @pytest.mark.short
-def test_three_ranks_of_torchrun_write_the_same_bytes_and_one_tells_about_it(tmp_path: Path) -> None:
+def test_three_ranks_of_torchrun_write_the_same_bytes_and_one_prints(tmp_path: Path) -> None:
     preparation = make_preparation("text", tmp_path / "in")
     preparation.run(tmp_path / "plain")
     step = [*TORCHRUN, *command(preparation, tmp_path / "ranks")]

@@ -2,37 +2,55 @@
 
 import fcntl
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from stretto.base.errors import DataError
 from stretto.base.remote import without_secrets
-from stretto.prepare.launcher_ranks import LEADER, check_no_leader, read_or_empty
-from stretto.prepare.work_folder import PARTS, LocalWorkFolder, RemoteWorkFolder, WorkFolder
+from stretto.prepare.leader_lock import LeaderLock, read_or_empty
+from stretto.prepare.work_folder import LEADER, PARTS, LocalWorkFolder, RemoteWorkFolder, WorkFolder
 from stretto.store.index import INDEX
 
 FINGERPRINT = f"{PARTS}/fingerprint"
+# What a start has before its fingerprint, and what a worker of an earlier start may write after its end: the lock, a
+# half-written file, the files of ranks, a result and a file of a part.
+_OWN_NAME = re.compile(
+    rf"{PARTS}/(leader|copying|\.[0-9a-f]{{32}}|[0-9a-f]{{16}}(/.*)?|\w+-[0-9a-f]{{16}}-\d+|vocabulary\.[0-9a-f]{{64}})"
+    r"|(\w+/)?part-\d{5,}-[0-9a-f]{12}\.\w+"
+)
 
 
 @contextmanager
 def exclusive(folder: WorkFolder) -> Iterator[None]:
-    """Check the target and the `.partial` folder, create it, and let no other process use it within the context."""
+    """Check the target and the `.partial` folder, create it, and let no other process of this machine use it."""
+    check_folders(folder)
     if isinstance(folder, LocalWorkFolder):
-        check_target(folder)
-        _check_partial(folder.path)
         (folder.path / PARTS).mkdir(parents=True, exist_ok=True)
         with _locked(folder.path):
             yield
+    else:
+        yield
+
+
+def check_folders(folder: WorkFolder) -> None:
+    """Reject a target that has content, and a `.partial` folder that is not an unfinished preparation."""
+    check_target(folder)
+    if isinstance(folder, LocalWorkFolder):
+        _check_partial(folder.path)
         return
     names = folder.names()
-    if names and FINGERPRINT not in names:
+    if FINGERPRINT not in names and not all(map(_OWN_NAME.fullmatch, names)):
         raise _foreign(without_secrets(folder.location))
-    check_no_leader(folder)
-    check_target(folder)
-    if folder.has_begun_store:
+
+
+def begin(folder: WorkFolder, expected: bytes, token: str) -> None:
+    """Prepare the folder for a start, whose process holds the lock; keep the finished parts of the same preparation."""
+    check_target(folder)  # another process may have completed it
+    if isinstance(folder, RemoteWorkFolder) and folder.has_begun_store:
         folder.clear_target()
-    yield
+    resume_or_clear(folder, expected, token)
 
 
 def check_target(folder: WorkFolder) -> None:
@@ -58,8 +76,12 @@ def _check_partial(folder: Path) -> None:
     parts = folder / PARTS
     is_ours = not folder.exists()
     if folder.is_dir() and not parts.is_symlink():
-        # A preparation that was interrupted before it wrote its fingerprint has at most an empty `parts`.
-        is_ours = (folder / FINGERPRINT).is_file() or all(path == parts for path in folder.rglob("*"))
+        # A preparation that was interrupted before it wrote its fingerprint has only the lock and files of its ranks.
+        # Listed first, as another rank may be writing: a file of a preparation is younger than its fingerprint. Unlike
+        # `rglob`, `os.walk` does not mind a folder that another rank removes.
+        paths = [Path(root, name) for root, folders, files in os.walk(folder) for name in (*folders, *files)]
+        names = [path.relative_to(folder).as_posix() for path in paths if path != parts]
+        is_ours = (folder / FINGERPRINT).is_file() or all(map(_OWN_NAME.fullmatch, names))
     if folder.is_symlink() or not is_ours:
         raise _foreign(str(folder))
 
@@ -70,14 +92,18 @@ def _foreign(folder: str) -> DataError:
     )
 
 
-def resume_or_clear(folder: WorkFolder, expected: bytes) -> None:
+def resume_or_clear(folder: WorkFolder, expected: bytes, token: str) -> None:
     """Keep the finished parts of the same preparation; delete those of a different one."""
+
+    def is_of_this_start(name: str) -> bool:
+        return name == LEADER or name.startswith(f"{PARTS}/{token}/")
+
     if read_or_empty(folder, FINGERPRINT) == expected:
-        folder.remove_all(_is_kept)
+        folder.remove_all(lambda name: _is_kept(name) or is_of_this_start(name))
         return
     # The file marks the folder as ours, so it exists throughout: empty while the old parts are deleted.
     folder.write(FINGERPRINT, b"")
-    folder.remove_all(lambda name: name == FINGERPRINT)
+    folder.remove_all(lambda name: name == FINGERPRINT or is_of_this_start(name))
     folder.write(FINGERPRINT, expected)
 
 
@@ -95,12 +121,13 @@ def _is_result(name: str) -> bool:
     return name.rpartition("-")[2].isdecimal()
 
 
-def clean_up(folder: WorkFolder, error: BaseException) -> None:
+def clean_up(folder: WorkFolder, error: BaseException, lock: LeaderLock) -> None:
     """After an error, keep what belongs to finished parts; leave nothing behind if there is nothing to resume."""
     if isinstance(folder, LocalWorkFolder) and not folder.path.exists():
         return  # it has its final name
-    folder.remove_all(_is_kept)
+    folder.remove_all(lambda name: _is_kept(name) or name == LEADER)
     if isinstance(error, DataError) and not any(map(_is_result, folder.sizes(PARTS))):
+        lock.stop_beating()
         folder.delete()
 
 

@@ -1,19 +1,18 @@
-"""Ranks of a launcher that prepare data together: they claim parts in the work folder, and meet nowhere else.
+"""Ranks of a launcher that prepare data together: they communicate only through files in the work folder.
 
 data/book.partial/parts/
-  leader                  rank 0's token and heartbeat: the others join when they see it beat
+  leader                  rank 0's token and heartbeat, see `leader_lock`: the others join when they see it change
   3f9c61d0/               named by the token, so that nothing of an earlier start counts
-    open-write            the parts of this phase can be claimed; a new number in it means: look again
+    open-write            the parts of this phase can be claimed; a new number in it means: list claims again
     claims-write/00007    the rank that prepares a part; a file that only one rank can create
     result-write          what rank 0 made of the results of all parts
-    ranks/3               heartbeat of a rank that has joined
+    ranks/3               heartbeat of a rank that has joined; only one process can create it
     error                 the error of a rank, the first one
     outcome               that everything is prepared, or the error that all ranks raise
     left/3                a rank that has read the outcome
 """
 
 import json
-import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +21,13 @@ from typing import Any, Protocol
 from uuid import uuid4
 
 from stretto.base.errors import DataError
+from stretto.base.fingerprint import fingerprint
 from stretto.base.jitter import jitter
-from stretto.prepare.work_folder import PARTS, WorkFolder
+from stretto.base.remote import without_secrets
+from stretto.prepare.leader_lock import LOST_AFTER_SECONDS, heartbeat, read_leader, read_or_empty
+from stretto.prepare.work_folder import LEADER, PARTS, WorkFolder
 
-LEADER = f"{PARTS}/leader"
-_BEAT_SECONDS = 1.0
-_BEATS_PER_RANK = 5  # rank 0 beats this many times as often as the others, which may be thousands
+_RANK_BEAT_SECONDS = 5.0  # less often than rank 0, as there may be thousands
 _POLL_SECONDS = 0.3  # at first; the pauses grow, so that many ranks that wait for long ask rarely
 _MAX_POLL_SECONDS = 3.0
 _START_FACTOR = 5  # ranks may start minutes apart, so rank 0 is waited for longer than it may be silent later
@@ -40,7 +40,8 @@ class Ranks:
 
     rank: int
     size: int
-    lost_after: float = 60.0  # seconds without a heartbeat after which the parts of a rank are prepared by others
+    # Seconds without a heartbeat after which the parts of a rank are prepared by others.
+    lost_after: float = LOST_AFTER_SECONDS
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:
@@ -57,7 +58,8 @@ class Runner(Protocol):
     @property
     def name(self) -> str: ...
     def __call__(self, number: int, part: Any, /) -> int: ...  # noqa: ANN401 - the parts of any phase
-    def finished(self) -> set[int]: ...
+    def result_names(self, parts: Iterable[tuple[int, Any]], /) -> dict[str, int]: ...
+    def finished(self, result_names: Mapping[str, int], /) -> set[int]: ...
 
 
 @dataclass
@@ -77,10 +79,13 @@ class RankSession:
         """Create the session's folder."""
         self._write("size", self.ranks.size)
 
-    def lead(self, runner: Runner, parts: Sequence[tuple[int, Any]]) -> Generator[int, None, None]:
-        """Prepare parts together with all ranks; yield the number of each when it is finished."""
-        missing, num_opened = dict(parts), 0
-        self._write(f"open-{runner.name}", num_opened)
+    def lead(
+        self, runner: Runner, parts: Sequence[Any], unfinished: Sequence[tuple[int, Any]]
+    ) -> Generator[int, None, None]:
+        """Prepare the unfinished of all parts with all ranks; yield the number of each when it is finished."""
+        missing, num_opened = dict(unfinished), 0
+        result_names, key = runner.result_names(unfinished), _parts_key(runner, parts)
+        self._write(f"open-{runner.name}", {"parts": key, "number": num_opened})
         pause = _POLL_SECONDS
         while missing:
             self._raise_reported()
@@ -90,27 +95,31 @@ class RankSession:
             else:
                 if self._release_lost(runner.name, missing):
                     num_opened += 1
-                    self._write(f"open-{runner.name}", num_opened)
+                    self._write(f"open-{runner.name}", {"parts": key, "number": num_opened})
                 time.sleep(jitter(pause))
                 pause = min(1.5 * pause, _MAX_POLL_SECONDS)
-            for number in sorted(runner.finished() & missing.keys()):
+            for number in sorted(runner.finished(result_names) & missing.keys()):
                 del missing[number]
                 pause = _POLL_SECONDS
                 yield number
 
     def help(self, runner: Runner, parts: Sequence[Any]) -> Any:  # noqa: ANN401 - JSON
         """Prepare parts until rank 0 has published what it made of all results; return that."""
-        num_opened, pause = None, _POLL_SECONDS
+        last_opened, pause = None, _POLL_SECONDS
+        result_names = runner.result_names(enumerate(parts))
         while True:
             names = self._look()
             if f"result-{runner.name}" in names:
                 return self._read(f"result-{runner.name}")
             if "outcome" in names:
                 raise _OutcomeError
-            if f"open-{runner.name}" in names and (opened := self._read(f"open-{runner.name}")) != num_opened:
-                num_opened, pause = opened, _POLL_SECONDS
-                done = runner.finished()
+            if f"open-{runner.name}" in names and (opened := self._read(f"open-{runner.name}")) != last_opened:
+                last_opened, pause = opened, _POLL_SECONDS
+                done = runner.finished(result_names)
                 with self._reported():
+                    if opened["parts"] != _parts_key(runner, parts):
+                        problem = f"rank {self.ranks.rank} sees other sizes or times of the input files than rank 0"
+                        raise DataError(f"{problem}; start again when they are no longer written")
                     for number in self._claim(runner.name, range(len(parts)), done):
                         runner(number, parts[number])
                         if self._look().keys() & {"error", "outcome"}:
@@ -130,9 +139,13 @@ class RankSession:
             return
         # A small job may be over before all ranks have started.
         self._wait_for("ranks", {str(rank) for rank in range(1, self.ranks.size)})
+        if error is None and "error" in self._names(""):
+            error = DataError(self._read("error"))
         message = None if error is None else str(error) if isinstance(error, DataError) else f"rank 0: {error!r}"
         self._write("outcome", {"error": message})
         self._wait_for("left", self._names("ranks").keys())
+        if error is not None:
+            raise error
 
     def await_outcome(self) -> None:
         """Wait until rank 0 says that all is prepared, or why not."""
@@ -151,7 +164,8 @@ class RankSession:
         until = time.monotonic() + self.ranks.lost_after
         while not is_complete():
             if time.monotonic() > until:
-                raise DataError(f"{self.folder.target} is not complete, but rank 0 has ended; start all ranks again")
+                location = without_secrets(self.folder.target)
+                raise DataError(f"{location} is not complete, but rank 0 has ended; start all ranks again")
             time.sleep(jitter(_POLL_SECONDS))
 
     def _await_report(self) -> None:
@@ -159,7 +173,7 @@ class RankSession:
         until = time.monotonic() + _REPORT_SECONDS
         while time.monotonic() < until and read_or_empty(self.folder, LEADER):
             time.sleep(jitter(_POLL_SECONDS))
-        time.sleep(_BEAT_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
     def report(self, error: Exception) -> None:
         """Tell rank 0 about an error of this rank; the first one counts."""
@@ -193,7 +207,8 @@ class RankSession:
         """Remove the claims of ranks without a heartbeat, so that the parts can be claimed again."""
         claims = self._claimed(name) & missing.keys()
         owners = {number: self._content(f"claims-{name}/{number:05}").decode() for number in claims}
-        lost = {owner for owner in set(owners.values()) if owner and not self._is_alive(owner)}
+        # A claim without an owner is of a rank that was lost as it wrote it; no heartbeat has this name.
+        lost = {owner for owner in set(owners.values()) if not self._is_alive(owner or "unknown")}
         released = [self._path(f"claims-{name}/{number:05}") for number, owner in owners.items() if owner in lost]
         self.folder.remove(released)
         return bool(released)
@@ -219,9 +234,13 @@ class RankSession:
             time.sleep(jitter(_POLL_SECONDS))
 
     def _look(self) -> dict[str, int]:
-        """Return the names in the session's folder; raise if rank 0 was lost."""
+        """Return the names in the session's folder; raise if rank 0 was lost, or has started again without us."""
         names = self._names("")
-        if "outcome" not in names and not self._is_alive("leader"):
+        if "outcome" in names:
+            return names
+        if read_leader(self.folder)[1].get("token", self.token) != self.token:
+            raise DataError("rank 0 was started again; start all ranks with it")
+        if not self._is_alive("leader"):
             seconds = f"{self.ranks.lost_after:.0f} s"
             raise DataError(f"rank 0 has not been heard from for {seconds}; start all ranks again to resume")
         return names
@@ -253,18 +272,21 @@ class _OutcomeError(Exception):
     """Rank 0 has ended with an error before this rank got what it asked for; `leave` raises that error."""
 
 
+def _parts_key(runner: Runner, parts: Sequence[Any]) -> str:
+    return fingerprint(list(runner.result_names(enumerate(parts))))
+
+
 @contextmanager
-def lead_ranks(ranks: Ranks, folder: WorkFolder, fingerprint: str) -> Iterator[RankSession]:
-    """Let the other ranks join; tell them the outcome at the end of the context."""
-    session = RankSession(ranks, folder, uuid4().hex[:16])
+def lead_ranks(ranks: Ranks, folder: WorkFolder, token: str) -> Iterator[RankSession]:
+    """Let the other ranks join this process, which holds the lock; tell them the outcome at the end of the context."""
+    session = RankSession(ranks, folder, token)
     session.start()
-    with heartbeat(folder, LEADER, {"token": session.token, "fingerprint": fingerprint}):
-        try:
-            yield session
-        except BaseException as error:
-            session.close(error)
-            raise
-        session.close(None)
+    try:
+        yield session
+    except BaseException as error:
+        session.close(error)
+        raise
+    session.close(None)
 
 
 @contextmanager
@@ -273,77 +295,46 @@ def join_ranks(
 ) -> Iterator[RankSession]:
     """Join rank 0; at the end of the context, raise its error or return when the target is complete."""
     session = RankSession(ranks, folder, _await_leader(ranks, folder, fingerprint))
-    with heartbeat(folder, f"{PARTS}/{session.token}/ranks/{ranks.rank}", {}, _BEATS_PER_RANK * _BEAT_SECONDS):
+    own_error: Exception | None = None
+    name = f"{PARTS}/{session.token}/ranks/{ranks.rank}"
+    if not folder.create(name, uuid4().hex.encode()):
+        problem = f"is being prepared by another start, which has a rank {ranks.rank} too"
+        raise DataError(f"{without_secrets(folder.target)} {problem}; wait for it or choose a different folder")
+    with heartbeat(folder, name, _RANK_BEAT_SECONDS):
         try:
             yield session
-        except _OutcomeError:
-            pass
+        except _OutcomeError as error:
+            own_error = DataError(f"rank 0 has ended before rank {ranks.rank}; start all ranks again")
+            own_error.__cause__ = error
         except Exception as error:  # noqa: BLE001 - all ranks raise it
+            own_error = error
             session.report(error)
         session.await_outcome()
     # Without a heartbeat, which could write to a folder that rank 0 removes when all have left.
     session.leave(is_complete)
+    if own_error is not None:
+        raise own_error
 
 
 def _await_leader(ranks: Ranks, folder: WorkFolder, fingerprint: str) -> str:
     """Return the token of rank 0 when its heartbeat is seen: the file may be from a start that was killed."""
-    patience = _START_FACTOR * ranks.lost_after
-    seen, until = b"", time.monotonic() + patience
+    start_timeout = _START_FACTOR * ranks.lost_after
+    seen, until = read_leader(folder), time.monotonic() + start_timeout
     while time.monotonic() < until:
-        content = read_or_empty(folder, LEADER)
-        if seen and content not in (b"", seen):
-            leader = json.loads(content)
-            if leader["token"] == json.loads(seen)["token"]:
-                if leader["fingerprint"] != fingerprint:
-                    problem = "rank 0 has other files or options than"
-                    raise DataError(f"{problem} rank {ranks.rank}; start all ranks with the same command")
-                return str(leader["token"])
-        seen = content
         time.sleep(jitter(_POLL_SECONDS))
+        content, leader = read_leader(folder)
+        if content != seen[0] and leader.get("token", "") == seen[1].get("token"):
+            if leader["fingerprint"] != fingerprint:
+                problem = "rank 0 has other files or options than"
+                raise DataError(f"{problem} rank {ranks.rank}; start all ranks with the same command")
+            if leader["size"] != ranks.size:
+                problem = f"is being prepared by another start, whose number of ranks is {leader['size']}"
+                remedy = "wait for it or choose a different folder"
+                raise DataError(f"{without_secrets(folder.target)} {problem}, not {ranks.size}; {remedy}")
+            return str(leader["token"])
+        seen = content, leader
+    location = without_secrets(folder.location)
     raise DataError(
-        f"rank {ranks.rank} has waited {patience:.0f} s for rank 0 in {folder.location}; check that all ranks "
+        f"rank {ranks.rank} has waited {start_timeout:.0f} s for rank 0 in {location}; check that all ranks "
         "see the same files, and start them again"
     )
-
-
-@contextmanager
-def heartbeat(folder: WorkFolder, name: str, values: Mapping[str, Any], seconds: float | None = None) -> Iterator[None]:
-    """Write a file that changes every second, or every few seconds, until the end of the context."""
-    is_over, pause = threading.Event(), seconds or _BEAT_SECONDS
-
-    def beat() -> None:
-        number = 0
-        while not is_over.wait(pause):
-            number += 1
-            # What fails here is reported by the thread that does the work, which uses the same folder.
-            try:
-                folder.write(name, json.dumps({**values, "beat": number}).encode())
-            except (DataError, OSError):
-                continue
-
-    folder.write(name, json.dumps({**values, "beat": 0}).encode())
-    thread = threading.Thread(target=beat, daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        is_over.set()
-        thread.join()
-
-
-def check_no_leader(folder: WorkFolder) -> None:
-    """Raise if another process, maybe on another machine, prepares data in this folder: if a heartbeat is seen."""
-    before = read_or_empty(folder, LEADER)
-    if before:
-        time.sleep(3 * _BEAT_SECONDS)
-        if read_or_empty(folder, LEADER) not in (b"", before):
-            remedy = "wait for it or choose a different folder"
-            raise DataError(f"{folder.location} is being written by another process; {remedy}")
-
-
-def read_or_empty(folder: WorkFolder, name: str) -> bytes:
-    """Return the content of a file; nothing if it does not exist."""
-    try:
-        return folder.read(name)
-    except FileNotFoundError:
-        return b""

@@ -1,20 +1,25 @@
 """PartRunner: runs a task on parts, on any executor, and saves each result to a file in the job's folder."""
 
 import json
+import re
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar, cast
+from uuid import uuid4
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
+from stretto.base.remote import without_secrets
 from stretto.prepare.process_executor import ProcessExecutor
 from stretto.prepare.work_folder import PARTS, WorkFolder
 from stretto.store.pages import PagedFile
 
 _SHARED_SECONDS = 30.0  # after which a file that another machine wrote must be seen on a shared filesystem
+
+_PART_NAME = re.compile(r"(?:\w+/)?part-\d{5,}-[0-9a-f]{12}\.\w+")
 
 PartResult = dict[str, Any]  # `files`, if it has them, are `file_record`s; a resumed job checks that they exist
 PartResults = Iterator[tuple[int, PartResult]]  # with the number of each part, in any order
@@ -33,8 +38,12 @@ class LostWorkerError(DataError):
 
 
 def part_name(split: str, number: int, suffix: str) -> str:
-    """Return where in the job's folder a part writes a file; `move_to_store` renames it later."""
-    return str(Path(split, f"part-{number:05}.{suffix}"))
+    """Return a new name of a file that a part writes to the job's folder; `move_to_store` renames it later.
+
+    No two calls return the same one. So a worker that was believed lost, or is of an earlier start, never writes over
+    a file that a result names.
+    """
+    return str(Path(split, f"part-{number:05}-{uuid4().hex[:12]}.{suffix}"))
 
 
 def file_record(file: PagedFile, folder: str = "") -> dict[str, Any]:
@@ -54,38 +63,50 @@ class PartRunner(Generic[Part]):
     name: str
     task: PartTask[Part]
     folder: WorkFolder
-    learned: str  # a fingerprint of what the task has from other files
+    learned: str  # a fingerprint of the options, and of what the task has from other files
 
     def __call__(self, number: int, part: Part) -> int:
         result = self.task(part, number, self.folder)
-        content = json.dumps({"key": self._key(part), "result": result})
-        self.folder.write(self._result_name(number), content.encode())
+        self.folder.write(f"{PARTS}/{self.result_name(number, part)}", json.dumps(result).encode())
         # Not the result, which may be large: the parent reads it from the file.
         return number
 
-    def finished(self) -> set[int]:
+    def result_name(self, number: int, part: Part) -> str:
+        """Return the name of the file in `parts` with the result of a part.
+
+        It has a key of the part, so what was made from another file, or with other options, is another file.
+        """
+        return f"{self.name}-{fingerprint([self.learned, repr(part)])[:16]}-{number:05}"
+
+    def result_names(self, parts: Iterable[tuple[int, Part]]) -> dict[str, int]:
+        """Return the number of each part by the name of its result."""
+        return {self.result_name(number, part): number for number, part in parts}
+
+    def finished(self, result_names: Mapping[str, int]) -> set[int]:
         """Return the numbers of the parts whose result is saved."""
-        names = (name.rpartition("-") for name in self.folder.sizes(PARTS))
-        return {int(number) for name, _, number in names if name == self.name and number.isdecimal()}
+        return {result_names[name] for name in self.folder.sizes(PARTS) if name in result_names}
 
     def find_results(self, parts: Sequence[Part]) -> Iterator[tuple[int, PartResult | None]]:
         """Yield the saved result of each part; None if it is not finished, has changed, or lacks one of its files."""
-        finished = self.finished()
+        finished = self.finished(self.result_names(enumerate(parts)))
         files: dict[str, dict[str, int]] = {}  # the files in each folder, with their sizes
         for number, part in enumerate(parts):
             result = self._find_result(number, part, files) if number in finished else None
             if number in finished and result is None:
-                # Removed before its files are written again: it must not be found if the old input file comes back.
-                self.folder.remove([self._result_name(number)])
+                # Removed before its files are written again: rank 0 waits until it exists.
+                self.folder.remove([f"{PARTS}/{self.result_name(number, part)}"])
             yield number, result
 
     def _find_result(self, number: int, part: Part, files: dict[str, dict[str, int]]) -> PartResult | None:
-        saved = json.loads(self.folder.read(self._result_name(number)))
-        if saved["key"] != self._key(part):
-            return None
-        result: PartResult = saved["result"]
+        result: PartResult = json.loads(self.folder.read(f"{PARTS}/{self.result_name(number, part)}"))
         for file in result.get("files", ()):
-            folder, _, name = str(file["path"]).rpartition("/")
+            path = str(file["path"])
+            if not _PART_NAME.fullmatch(path):
+                raise DataError(
+                    f"{without_secrets(self.folder.location)} names a file {path!r}, which no part writes; delete the "
+                    "folder and prepare again"
+                )
+            folder, _, name = path.rpartition("/")
             if folder not in files:
                 files[folder] = self.folder.sizes(folder)
             # The interrupted preparation may already have moved the file into the store.
@@ -93,25 +114,20 @@ class PartRunner(Generic[Part]):
                 return None
         return result
 
-    def read_result(self, number: int) -> PartResult:
+    def read_result(self, number: int, part: Part) -> PartResult:
+        name = self.result_name(number, part)
         until = time.monotonic() + _SHARED_SECONDS
         while True:
             try:
-                return cast("PartResult", json.loads(self.folder.read(self._result_name(number)))["result"])
+                return cast("PartResult", json.loads(self.folder.read(f"{PARTS}/{name}")))
             except FileNotFoundError:
                 # On a shared filesystem, it may take seconds until a file of another machine is seen.
                 if time.monotonic() > until:
                     raise DataError(
-                        f"{self.folder.location} has no file {self._result_name(number)!r}, which a worker on another "
+                        f"{without_secrets(self.folder.location)} has no file {name!r}, which a worker on another "
                         "machine has written; use a folder that all machines share, or a URL"
                     ) from None
                 time.sleep(0.2)
-
-    def _key(self, part: Part) -> str:
-        return fingerprint([self.learned, repr(part)])
-
-    def _result_name(self, number: int) -> str:
-        return f"{PARTS}/{self.name}-{number:05}"
 
 
 def run_on_executor(
@@ -123,9 +139,10 @@ def run_on_executor(
         for future in as_completed(futures):
             yield future.result()
     except (BrokenExecutor, CancelledError):
+        location = without_secrets(runner.folder.location)
         raise LostWorkerError(
-            f"a worker process for {runner.folder.location} ended early (perhaps out of memory, or started by a script "
-            "without `if __name__ == '__main__':`); prepare again to resume, with fewer workers or with that line"
+            f"a worker process for {location} ended early (perhaps out of memory, or started by a script without "
+            "`if __name__ == '__main__':`); prepare again to resume, with fewer workers or with that line"
         ) from None
     finally:
         for future in futures:

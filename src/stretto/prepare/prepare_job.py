@@ -2,9 +2,10 @@
 
 data/book.partial/      the files, until all are complete; then the folder is renamed to data/book
   parts/fingerprint     fingerprint of the preparation: the paths of its input files and all options
-  parts/count-00000     how many times each symbol occurs in a part of text; `scan-00000` for records
-  parts/write-00000     list of a part's files, written last; `writetrain-00000` for the train split of text
-  parts/leader          who prepares it, see `launcher_ranks`; for several ranks, and in object storage
+  parts/count-KEY-00000 the file with the counts of symbols in a part of text; `scan-` for records. The key is a
+                        fingerprint of the part, its input file and all options
+  parts/write-KEY-00000 list of a part's files, written last; `writetrain-` for the train split of text
+  parts/leader          who prepares it, see `leader_lock`
   train/ valid/         the stores; without a validation split, data/book.partial itself is the store
 
 In object storage, where a folder can't be renamed, the files are copied to data/book, and the indexes are written last.
@@ -24,8 +25,9 @@ from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.remote import is_remote, without_secrets
 from stretto.prepare.file_stamp import stat_files
-from stretto.prepare.job_folders import FINGERPRINT, check_target, clean_up, exclusive, resume_or_clear
-from stretto.prepare.launcher_ranks import LEADER, Ranks, RankSession, heartbeat, join_ranks, lead_ranks
+from stretto.prepare.job_folders import FINGERPRINT, begin, check_folders, clean_up, exclusive
+from stretto.prepare.launcher_ranks import Ranks, RankSession, join_ranks, lead_ranks
+from stretto.prepare.leader_lock import LOST_AFTER_SECONDS, LeaderLock
 from stretto.prepare.part_runner import (
     Part,
     PartResult,
@@ -68,6 +70,8 @@ class Job:
     executor: Executor | None  # in place of local processes
     session: RankSession | None  # the ranks that prepare it together
     on_progress: OnProgress
+    lock: LeaderLock | None  # that lets only this process write the store; None: on another rank
+    fingerprint: str  # of the paths of the input files and all options
     indexes: dict[str, bytes] = field(default_factory=dict)  # the last files to be written
 
     def run(
@@ -89,7 +93,7 @@ class Job:
         On several ranks, rank 0 merges, and all get its result, which must be JSON-serializable. With `is_local`, all
         parts run in this process, or in that of rank 0.
         """
-        runner = PartRunner(name, task, self.folder, learned)
+        runner = PartRunner(name, task, self.folder, fingerprint([self.fingerprint, learned]))
         if self.session is not None and not self.session.is_leader:
             return cast("PartResult", self.session.help(runner, [] if is_local else parts))
         result = merge(self._run_parts(runner, parts, sizes, phase, is_local))
@@ -117,20 +121,20 @@ class Job:
             self.on_progress(Progress(phase, done, total))
         # Closed explicitly: after an error, garbage collection would end the workers too late.
         size = 0 if is_local else sum(sizes[number] for number, _ in missing)
-        with closing(self._run_missing(runner, missing, size)) as numbers:
+        with closing(self._run_missing(runner, parts, missing, size)) as numbers:
             for number in numbers:
-                yield number, runner.read_result(number)
+                yield number, runner.read_result(number, parts[number])
                 done += sizes[number]
                 self.on_progress(Progress(phase, done, total))
 
     def _run_missing(
-        self, runner: "PartRunner[Part]", missing: Sequence[tuple[int, Part]], size: int
+        self, runner: "PartRunner[Part]", parts: Sequence[Part], missing: Sequence[tuple[int, Part]], size: int
     ) -> Generator[int, None, None]:
         """Run parts, in this process if `size` is 0; yield the number of each when it is finished."""
         if not size:
             return (runner(*item) for item in missing)
         if self.session is not None:
-            return self.session.lead(runner, missing)
+            return self.session.lead(runner, parts, missing)
         if self.executor is not None:
             return run_on_executor(self.executor, runner, missing)
         # Starting a worker takes a second, and fails in a script without a main guard: small jobs run in this process.
@@ -139,6 +143,10 @@ class Job:
         )
         workers = min(len(missing), allowed)
         return run_in_processes(workers, runner, missing) if workers > 1 else (runner(*item) for item in missing)
+
+    def _check_lock(self) -> None:
+        assert self.lock is not None, "only rank 0 writes stores"
+        self.lock.check()
 
     def add_store(
         self,
@@ -150,6 +158,7 @@ class Job:
     ) -> None:
         """Make a store of the files of parts, given their `file_record`s and new names, and of other `contents`."""
         moves = {str(record["path"]): str(Path(record["path"]).with_name(name)) for record, name in records}
+        self._check_lock()
         self.folder.move_to_store(moves)
         stored = self.folder.store_sizes(split)
         for record, name in records:
@@ -191,27 +200,27 @@ def open_job(
     values = fingerprint({"version": VERSION, "paths": paths, "options": dict(options)})
     ranks = executor if isinstance(executor, Ranks) and executor.size > 1 else None
     pool = executor if isinstance(executor, Executor) else None
-    if ranks is not None and ranks.rank > 0:
-        check_target(folder)
-        indexes = [join_location(target, f"{split}/{INDEX}".lstrip("/")) for split in splits]
-        with join_ranks(ranks, folder, values, lambda: all(map(_exists, indexes))) as session:
-            yield Job(str(target), folder, workers, None, session, lambda progress: None)
-        return
     try:
-        with exclusive(folder):
-            resume_or_clear(folder, values.encode())
+        if ranks is not None and ranks.rank > 0:
+            check_folders(folder)
+            indexes = [join_location(target, f"{split}/{INDEX}".lstrip("/")) for split in splits]
+            with join_ranks(ranks, folder, values, lambda: all(map(_exists, indexes))) as session:
+                yield Job(str(target), folder, workers, None, session, lambda progress: None, None, values)
+            return
+        leader = {"fingerprint": values, "size": 1 if ranks is None else ranks.size}
+        lost_after = LOST_AFTER_SECONDS if ranks is None else ranks.lost_after
+        with exclusive(folder), LeaderLock(folder, leader, lost_after) as lock:
             try:
                 with ExitStack() as stack:
-                    leading: RankSession | None = None
-                    if ranks is not None:
-                        leading = stack.enter_context(lead_ranks(ranks, folder, values))
-                    elif isinstance(folder, RemoteWorkFolder):
-                        stack.enter_context(heartbeat(folder, LEADER, {}))
-                    job = Job(str(target), folder, workers, pool, leading, on_progress)
+                    leading = None if ranks is None else stack.enter_context(lead_ranks(ranks, folder, lock.token))
+                    begin(folder, values.encode(), lock.token)
+                    job = Job(str(target), folder, workers, pool, leading, on_progress, lock, values)
                     yield job
+                lock.check()
                 folder.finish(FINGERPRINT, job.indexes)
             except BaseException as error:
-                clean_up(folder, error)
+                if lock.is_held:  # else these are the files of another start
+                    clean_up(folder, error, lock)
                 raise
     except BrokenPipeError:
         # From `on_progress`, which may print to a closed pipe; not from a disk.

@@ -412,8 +412,7 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     result = job.run("scan", task, parts, sizes, phase, learned, partial(_merge_scans, job, len(parts)))
     vocabulary = settings.vocabulary
     if needs_vocabulary and is_text:
-        learned = fingerprint([learned, *(part.stamp for part in parts)])
-        vocabulary = build_vocabulary(job, parser.level, len(parts), settings.options.max_symbols, learned)
+        vocabulary = build_vocabulary(job, parser.level, result["paths"], settings.options.max_symbols)
     elif needs_vocabulary:
         parser = replace(parser, num_tokens=result["largest"] + 1)
     target = row_parser.target
@@ -428,15 +427,17 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
 def _merge_scans(job: Job, num_parts: int, results: PartResults) -> PartResult:
     names: set[str] = set()
     largest, first_bad = -1, {}  # first_bad: the first bad row of each part without a good one
+    paths: dict[int, str] = {}  # of the counts of each part
     for number, result in results:
         names.update(result["classes"])
         largest = max(largest, result["largest"])
+        paths.update((number, file["path"]) for file in result["files"])
         if not result["num_rows"]:
             first_bad[number] = result["first_bad"]
     if len(first_bad) == num_parts:
         first = next((first_bad[number] for number in range(num_parts) if first_bad[number]), "")
         raise DataError(f"{job.target} would be empty: all rows are bad (the first is {first}); use different files")
-    return {"classes": sorted(names), "largest": largest}
+    return {"classes": sorted(names), "largest": largest, "paths": [paths[number] for number in sorted(paths)]}
 
 
 def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> tuple[SkippedRows, list[str]]:

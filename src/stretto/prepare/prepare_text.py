@@ -7,7 +7,6 @@ from itertools import pairwise
 from pathlib import Path
 
 from stretto.base.errors import DataError
-from stretto.base.fingerprint import fingerprint
 from stretto.prepare.compression import content_size, is_compressed
 from stretto.prepare.downloads import urls_in_errors
 from stretto.prepare.file_stamp import file_stamp
@@ -16,7 +15,7 @@ from stretto.prepare.part_runner import PartResult, PartResults, file_record, in
 from stretto.prepare.prepare_job import Job, OnProgress, Workers, open_job
 from stretto.prepare.records import list_paths
 from stretto.prepare.saved_vocabulary import SavedVocabulary, save_vocabulary
-from stretto.prepare.symbol_counts import SymbolCounter, build_vocabulary, counts_name
+from stretto.prepare.symbol_counts import SymbolCounter, build_vocabulary, counts_name, merge_paths
 from stretto.prepare.text_files import TextFiles
 from stretto.prepare.tokenizer import open_tokenizer, train_tokenizer
 from stretto.prepare.work_folder import WorkFolder, join_location
@@ -127,9 +126,8 @@ def _save_vocabulary(
         num_tokens = open_tokenizer(options.tokenizer)
         assert isinstance(num_tokens, int), "a tokenizer from a file is a given vocabulary"
         return train_tokenizer(job, parts, _sizes(parts), _read_lines, num_tokens)
-    job.run("count", _CountSymbols(level), parts, _sizes(parts), f"counting {level}s", learned="")
-    learned = fingerprint([part.stamp for part in parts])
-    return build_vocabulary(job, level, len(parts), options.max_symbols, learned)
+    counts = job.run("count", _CountSymbols(level), parts, _sizes(parts), f"counting {level}s", "", merge_paths)
+    return build_vocabulary(job, level, counts["paths"], options.max_symbols)
 
 
 def _read_lines(part: TextPart) -> Iterator[list[str]]:

@@ -14,7 +14,7 @@ from itertools import groupby, islice
 from operator import itemgetter
 from typing import IO
 
-from stretto.prepare.part_runner import PartResult, file_record, part_name
+from stretto.prepare.part_runner import PartResult, PartResults, file_record, in_order, part_name
 from stretto.prepare.prepare_job import Job
 from stretto.prepare.saved_vocabulary import SavedVocabulary, save_vocabulary
 from stretto.prepare.work_folder import WorkFolder
@@ -76,24 +76,28 @@ def _read_runs(runs: Sequence[IO[bytes]]) -> Iterator[list[Iterator[Count]]]:
         yield [_parse(run) for run in runs]
 
 
-def build_vocabulary(job: Job, level: Level, num_parts: int, max_symbols: int | None, learned: str) -> SavedVocabulary:
+def build_vocabulary(job: Job, level: Level, paths: Sequence[str], max_symbols: int | None) -> SavedVocabulary:
     """Save a vocabulary of at most `max_symbols` symbols (None: all): `<unk>` and the most frequent ones.
 
-    The parts have written their counts to `counts_name`; `learned` is a fingerprint of what they were made from.
+    `paths` are the files with the counts of the parts.
     """
-    paths, depth = [counts_name(number) for number in range(num_parts)], 0
+    depth = 0
     while len(paths) > _MAX_MERGED:
         groups = [tuple(paths[start : start + _MAX_MERGED]) for start in range(0, len(paths), _MAX_MERGED)]
         depth += 1
-        task = _MergeCounts(f"merged{depth}")
-        job.run(f"merge{depth}", task, groups, [1] * len(groups), f"merging counts, step {depth}", learned)
-        paths = [part_name("", number, task.suffix) for number in range(len(groups))]
+        task, phase = _MergeCounts(f"merged{depth}"), f"merging counts, step {depth}"
+        paths = job.run(f"merge{depth}", task, groups, [1] * len(groups), phase, "", merge_paths)["paths"]
     return save_vocabulary(job, lambda: _choose_symbols(job.folder, level, paths, max_symbols))
 
 
 def counts_name(number: int) -> str:
-    """Return the name of the file with the counts of a part."""
+    """Return a name for a file with the counts of a part."""
     return part_name("", number, "counts")
+
+
+def merge_paths(results: PartResults) -> PartResult:
+    """Return the path of the only file of each part."""
+    return {"paths": [result["files"][0]["path"] for result in in_order(results)]}
 
 
 def _choose_symbols(

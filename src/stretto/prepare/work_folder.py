@@ -25,6 +25,7 @@ _RETRY_SECONDS = 60.0
 _READ_BYTES = 1 << 20  # per request
 _CREATE_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)  # in seconds, on average
 PARTS = "parts"  # the subfolder of results, and of half-written files: a late writer leaves none of them in a store
+LEADER = f"{PARTS}/leader"  # of the process that writes the folder, see `leader_lock`
 _COPYING = f"{PARTS}/copying"
 # On a filesystem without hard links, such as exFAT.
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -101,7 +102,8 @@ class LocalWorkFolder:
                 path = Path(root, name)
                 if not is_kept(path.relative_to(self.path).as_posix()):
                     path.unlink(missing_ok=True)
-            if not any(Path(root).iterdir()) and Path(root) not in (self.path, self.path / PARTS):
+            is_used = is_kept(f"{Path(root).relative_to(self.path).as_posix()}/")
+            if not is_used and not any(Path(root).iterdir()) and Path(root) not in (self.path, self.path / PARTS):
                 Path(root).rmdir()
 
     def delete(self) -> None:
@@ -216,12 +218,12 @@ class RemoteWorkFolder:
         return self._sizes(join(self._open()[1], split).rstrip("/"))
 
     def finish(self, fingerprint: str, indexes: Mapping[str, bytes]) -> None:
-        """Write the indexes, which make the files a store, then remove the work folder."""
+        """Write the indexes, which make the files a store, then remove the work folder, but for the lock."""
         for name, content in indexes.items():
             self.add_to_store(name, content)
         # First the file that marks the folder as an unfinished preparation.
         self.remove([fingerprint])
-        self.delete()
+        self.remove_all(lambda name: name == LEADER)
 
     def names(self) -> list[str]:
         """Return the names of all files."""
