@@ -1,4 +1,5 @@
 import importlib.util
+import json
 from collections.abc import Callable
 from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
@@ -10,6 +11,7 @@ import pytest
 from helpers.prepared_files import KINDS, content, make_preparation
 from stretto.errors import ConfigError, DataError
 from stretto.prepare.executors import open_executor
+from stretto.prepare.part_runner import LostWorkerError
 from stretto.prepare.process_executor import ProcessExecutor
 
 
@@ -103,3 +105,52 @@ def test_another_cluster_is_one_sentence() -> None:
 def test_a_missing_extra_is_one_sentence() -> None:
     with pytest.raises(ConfigError, match=r"on=ray needs ray; pip install 'stretto\[ray\]'"), open_executor("ray"):
         pass
+
+
+def test_a_failure_of_a_cluster_is_an_error_of_ours_with_its_cause(tmp_path: Path) -> None:
+    """An exception as Dask has it when a part ends its worker again and again; one of the data stays as it is."""
+    killed = type("KilledWorker", (Exception,), {"__module__": "distributed.scheduler"})("tried 4 times")
+
+    class LostExecutor(Executor):
+        def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401
+            future: Future[Any] = Future()
+            future.set_exception(killed)
+            return future
+
+    preparation = make_preparation("series", tmp_path, 10)
+    with pytest.raises(LostWorkerError, match=r"failed \(KilledWorker: tried 4 times\); prepare again") as raised:
+        preparation.run(tmp_path / "out", LostExecutor())
+    assert raised.value.__cause__ is killed
+
+
+def test_only_some_parts_are_submitted_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stretto.prepare.part_runner._MAX_SUBMITTED", 2)
+    most = 0
+
+    class CountingExecutor(ThreadPoolExecutor):
+        def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> "Future[Any]":  # noqa: ANN401
+            nonlocal most
+            futures.append(super().submit(function, *args, **kwargs))
+            most = max(most, sum(not future.done() for future in futures))
+            return futures[-1]
+
+    futures: list[Future[Any]] = []
+    preparation = make_preparation("series", tmp_path, 10)
+    preparation.run(tmp_path / "plain")
+    with CountingExecutor(1) as executor:
+        preparation.run(tmp_path / "out", executor)
+    assert len(futures) == 10 and most <= 2
+    assert content(tmp_path / "out") == content(tmp_path / "plain")
+
+
+def test_a_result_that_names_a_file_elsewhere_is_refused(tmp_path: Path) -> None:
+    preparation = make_preparation("series", tmp_path)
+    good = preparation.files[4].read_text()
+    preparation.files[4].write_text(good + "\n1,red,3")
+    with pytest.raises(DataError, match="number of cells"):
+        preparation.run(tmp_path / "out")
+    (result, *_) = (tmp_path / "out.partial" / "parts").glob("categories-*-00000")
+    result.write_text(json.dumps({**json.loads(result.read_text()), "files": [{"path": "../0.csv", "num_bytes": 1}]}))
+    preparation.files[4].write_text(good)
+    with pytest.raises(DataError, match=r"names a file '\.\./0\.csv', which no part writes; delete the folder"):
+        preparation.run(tmp_path / "out")

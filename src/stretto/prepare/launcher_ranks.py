@@ -24,7 +24,7 @@ from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.jitter import jitter
 from stretto.base.remote import without_secrets
-from stretto.prepare.leader_lock import LOST_AFTER_SECONDS, heartbeat, read_leader, read_or_empty
+from stretto.prepare.leader_lock import heartbeat, read_leader, read_or_empty
 from stretto.prepare.work_folder import LEADER, PARTS, WorkFolder
 
 _RANK_BEAT_SECONDS = 5.0  # less often than rank 0, as there may be thousands
@@ -40,8 +40,7 @@ class Ranks:
 
     rank: int
     size: int
-    # Seconds without a heartbeat after which the parts of a rank are prepared by others.
-    lost_after: float = LOST_AFTER_SECONDS
+    lost_after: float = 60.0  # seconds without a heartbeat after which the parts of a rank are prepared by others
 
     def __post_init__(self) -> None:
         if not 0 <= self.rank < self.size:

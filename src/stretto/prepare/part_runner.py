@@ -4,9 +4,12 @@ import json
 import re
 import time
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import BrokenExecutor, CancelledError, Executor, as_completed
+from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from queue import SimpleQueue
+from textwrap import shorten
 from typing import Any, Generic, Protocol, TypeVar, cast
 from uuid import uuid4
 
@@ -19,6 +22,8 @@ from stretto.store.pages import PagedFile
 
 _SHARED_SECONDS = 30.0  # after which a file that another machine wrote must be seen on a shared filesystem
 
+_MAX_SUBMITTED = 4096  # parts at a time
+_CLUSTERS = ("ray", "dask", "distributed")  # whose own exceptions are about workers, not about data
 _PART_NAME = re.compile(r"(?:\w+/)?part-\d{5,}-[0-9a-f]{12}\.\w+")
 
 PartResult = dict[str, Any]  # `files`, if it has them, are `file_record`s; a resumed job checks that they exist
@@ -134,9 +139,17 @@ def run_on_executor(
     executor: Executor, runner: PartRunner[Part], parts: Iterable[tuple[int, Part]]
 ) -> Generator[int, None, None]:
     """Run the parts on an executor; yield the number of each when it is finished."""
-    futures = [executor.submit(runner, number, part) for number, part in parts]
+    # Not all at once: a cluster keeps what was submitted in the memory of one machine.
+    waiting, submitted, done = iter(parts), set[Future[int]](), SimpleQueue[Future[int]]()
     try:
-        for future in as_completed(futures):
+        while True:
+            for number, part in islice(waiting, _MAX_SUBMITTED - len(submitted)):
+                submitted.add(future := executor.submit(runner, number, part))
+                future.add_done_callback(done.put)
+            if not submitted:
+                return
+            future = done.get()
+            submitted.remove(future)
             yield future.result()
     except (BrokenExecutor, CancelledError):
         location = without_secrets(runner.folder.location)
@@ -144,8 +157,16 @@ def run_on_executor(
             f"a worker process for {location} ended early (perhaps out of memory, or started by a script without "
             "`if __name__ == '__main__':`); prepare again to resume, with fewer workers or with that line"
         ) from None
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in _CLUSTERS:
+            raise
+        reason = shorten(without_secrets(f"{type(error).__name__}: {error}"), 300)
+        location = without_secrets(runner.folder.location)
+        raise LostWorkerError(
+            f"the cluster that prepares {location} failed ({reason}); prepare again to resume"
+        ) from error
     finally:
-        for future in futures:
+        for future in submitted:
             future.cancel()
 
 

@@ -64,7 +64,7 @@ OnProgress = Callable[[Progress], None]
 class Job:
     """A running preparation."""
 
-    target: str  # the final folder: a path or a URL
+    target: str  # the final folder, for messages: a path, or a URL without secrets
     folder: WorkFolder  # where files are written until all of them are complete
     workers: int | None  # local processes; None: as many as pay off
     executor: Executor | None  # in place of local processes
@@ -164,7 +164,7 @@ class Job:
         for record, name in records:
             if stored.get(name) != record["num_bytes"]:
                 problem = f"{stored.get(name, 0):,} bytes, but its part has {record['num_bytes']:,}"
-                location = without_secrets(join_location(self.target, str(Path(split, name))))
+                location = join_location(self.target, str(Path(split, name)))
                 raise DataError(f"{location} has {problem}; prepare again to resume")
         files = [
             PagedFile(name, record["num_bytes"], np.array(record["checksums"], np.uint32)) for record, name in records
@@ -205,7 +205,9 @@ def open_job(
             check_folders(folder)
             indexes = [join_location(target, f"{split}/{INDEX}".lstrip("/")) for split in splits]
             with join_ranks(ranks, folder, values, lambda: all(map(_exists, indexes))) as session:
-                yield Job(str(target), folder, workers, None, session, lambda progress: None, None, values)
+                yield Job(
+                    without_secrets(str(target)), folder, workers, None, session, lambda progress: None, None, values
+                )
             return
         leader = {"fingerprint": values, "size": 1 if ranks is None else ranks.size}
         lost_after = LOST_AFTER_SECONDS if ranks is None else ranks.lost_after
@@ -214,7 +216,7 @@ def open_job(
                 with ExitStack() as stack:
                     leading = None if ranks is None else stack.enter_context(lead_ranks(ranks, folder, lock.token))
                     begin(folder, values.encode(), lock.token)
-                    job = Job(str(target), folder, workers, pool, leading, on_progress, lock, values)
+                    job = Job(without_secrets(str(target)), folder, workers, pool, leading, on_progress, lock, values)
                     yield job
                 lock.check()
                 folder.finish(FINGERPRINT, job.indexes)
@@ -227,7 +229,9 @@ def open_job(
         raise
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(f"{error.filename or target}: {reason}; check its permissions and the free space") from None
+        raise DataError(
+            f"{error.filename or without_secrets(str(target))}: {reason}; check its permissions and the free space"
+        ) from None
 
 
 def source_fingerprint(inputs: Sequence[Path], options: Mapping[str, Any]) -> str:

@@ -52,7 +52,7 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Prepare, and describe the result."""
     launch_info = find_launch_info(os.environ)
-    # All ranks of a launcher prepare the same data, but one tells about it.
+    # All ranks of a launcher prepare the same data, but one prints.
     is_quiet = launch_info is not None and launch_info.rank > 0
     console = make_console(is_quiet=is_quiet)
     skipped: list[SkippedRows] = []
