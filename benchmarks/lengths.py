@@ -3,14 +3,15 @@
     python benchmarks/lengths.py [--quick]
 
 Lengths are log-normal (median 40, sigma 0.8, clipped to 1..500), 4,096 steps per replica. Padding and balance are those
-of 8 replicas, counted over an epoch; tokens per second are those of training on 2 real ranks, one thread per rank.
+of 8 replicas, counted over an epoch, and, unless quick, those of 4,096 replicas on a made-up store of 2 x 10^8 rows,
+counted over a ninth of a pool; tokens per second are those of training on 2 real ranks, one thread per rank.
 """
 
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -20,9 +21,11 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import track
 
+import made_up
 from stretto import Layout, World, make_engine
 from stretto.data import Batches, LabeledItems, Position, Sequences, Window, read_ahead
 from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
+from stretto.windows.sections import Division
 from timing import parse_quick, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -71,6 +74,26 @@ def balance(sequences: Sequences, replicas: int) -> Balance:
         above.append(steps.max() / steps.mean() - 1)
         position = data.next_position(position)
     return Balance(1 - real / computed, float(np.mean(above)), float(np.max(above)))
+
+
+def balance_of_many(replicas: int) -> Balance:
+    """The same for many replicas, each with a part of a section, section by section."""
+    data = Batches(LabeledItems(made_up.sequences(200)), replicas * BUDGET, 1 << 30)
+    num_sections, num_batches = data.order.pools.num_sections, data.order.num_batches
+    assert replicas % num_sections == 0 and num_batches is not None
+    positions = [Position(0, 0, index) for index in range(0, num_batches, 9)]
+    steps, real = np.zeros((len(positions), replicas)), 0
+    for replica in track(range(replicas), "packing", console=Console(stderr=True), transient=True):
+        (share,) = Division(num_sections, replicas).share(replica)
+        if share.slots.start == 0:  # the first replica of its section
+            order = replace(data.order, sections=range(share.section, share.section + 1))
+        for row, position in enumerate(positions):
+            lengths = order.batch(position).lengths
+            lengths = lengths[share.rows(len(lengths))]
+            real += int(lengths.sum())
+            steps[row, replica] = len(lengths) * lengths.max()
+    above = steps.max(1) / steps.mean(1) - 1
+    return Balance(1 - real / float(steps.sum()), float(above.mean()), float(above.max()))
 
 
 Batch = list[tuple[int, int]]
@@ -178,6 +201,12 @@ def main() -> None:
     rows = [[name, f"{speed[name]:,.0f}", f"{speed['stretto'] / speed[name]:.2f}"] for name in names]
     rows.append(["padding, 8 replicas", f"{found.padding:.2%}", ""])
     rows.append(["busiest replica above the mean", f"{found.imbalance:.2%}", f"worst step {found.worst:.2%}"])
+    figures = {}
+    if not is_quick:
+        many = balance_of_many(4096)
+        rows.append(["padding, 4,096 replicas", f"{many.padding:.2%}", ""])
+        rows.append(["busiest replica above the mean", f"{many.imbalance:.2%}", f"worst step {many.worst:.2%}"])
+        figures = {"padding_4096": many.padding, "imbalance_4096": many.imbalance}
     show(
         "unequal lengths, 2 replicas",
         ["batches", "real tokens/s", "stretto over it"],
@@ -188,6 +217,7 @@ def main() -> None:
             "worst_imbalance": found.worst,
             "tokens_over_padded": speed["stretto"] / speed["padded"],
             "tokens_over_pool_sorted": speed["stretto"] / speed["pool_sorted"],
+            **figures,
         },
     )
 

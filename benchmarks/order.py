@@ -1,86 +1,70 @@
-"""The order of 10^8 sequences: how long until the first batch, how much memory, how many batches per second after it.
+"""The order of 10^9 sequences: how long until the first batch, how much memory, how many batches per second after it.
 
     python benchmarks/order.py [--quick]
 
-The index is made up, but lies on the disk as a real one does: only where each sequence ends, without its values.
+The store is made up, but its index is that of a real one. One rank with all rows of small batches; one of 4,096 ranks
+with large batches; and one of 4,096 ranks with 10^6 lanes.
 """
 
 import resource
 import sys
-import tempfile
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
-import numpy as np
 from rich.console import Console
 from rich.progress import track
 
-from stretto.data import Position
-from stretto.store.file_writer import FileWriter
-from stretto.store.pages import ByteRange, LocalPages, PagedFile
-from stretto.store.sequences import IntArray
-from stretto.windows.batch_order import BatchLimits, BatchOrder
-from stretto.windows.shuffle_pools import ShufflePools
+from made_up import SHARD, base_lengths, sequences
+from stretto.data import Batches, DocumentLanes, LabeledItems, Position, WindowSource
 from timing import parse_quick, show
 
-SHARD = 1_000_000
-BUDGET = 8 * 4096
-MEAN = 55
+NUM_SHARDS = 954
+BUDGET = 4096  # of a replica
+NUM_RANKS = 4096
 
 
 @dataclass(frozen=True)
-class Index:
-    """Where sequences end, in files whose pages are checked as they are read."""
+class Speed:
+    """Seconds until the first window, and windows per second after it."""
 
-    pages: LocalPages
-    shard_sizes: Sequence[int]
-
-    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        first = max(start - 1, 0)
-        ends = self.pages.read([ByteRange(f"ends-{shard:05}.bin", 8 * first, 8 * stop)])[0].view("<u8").astype(np.int64)
-        return np.diff(ends if start else np.concatenate([[0], ends]))
+    first: float
+    rate: float
 
 
-def write(folder: Path, num_shards: int) -> list[PagedFile]:
-    """Write an index of log-normal lengths."""
-    generator, files = np.random.default_rng(1), []
-    for shard in track(range(num_shards), "writing", console=Console(stderr=True), transient=True):
-        lengths = np.exp(generator.normal(np.log(40), 0.8, SHARD)).astype(np.int64).clip(1, 500)
-        with FileWriter(folder / f"ends-{shard:05}.bin") as writer:
-            writer.append(lengths.cumsum().astype("<u8"))
-            files.append(writer.finish())
-    return files
-
-
-def plan(folder: Path, files: list[PagedFile], num_batches: int) -> dict[str, float]:
-    """Plan batches as a rank does that starts here."""
+def plan(windows: WindowSource, num_windows: int) -> Speed:
+    """Plan windows as a rank does that starts here."""
     started = time.perf_counter()
-    index = Index(LocalPages(folder, files), [SHARD] * len(files))
-    order = BatchOrder(ShufflePools(index, 1, 64 * BUDGET // MEAN), BatchLimits(BUDGET, 1 << 20))
-    position, rows = Position(), len(order.batch(Position()).lengths)
+    position = Position()
+    windows.read(position, inputs=False, targets=False)
     first = time.perf_counter() - started
     started = time.perf_counter()
-    for _ in track(range(num_batches), "planning", console=Console(stderr=True), transient=True):
-        position = order.next_position(position)
-        rows += len(order.batch(position).lengths)
-    rate = num_batches / (time.perf_counter() - started)
-    # In KiB on Linux, and in bytes on a Mac.
-    unit = 1 if sys.platform == "darwin" else 1024
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6
-    return {"first_batch_seconds": first, "memory_mb": memory, "batches_per_second": rate, "rows_planned": rows}
+    for _ in track(range(num_windows), "planning", console=Console(stderr=True), transient=True):
+        position = windows.next_position(position)
+        windows.read(position, inputs=False, targets=False)
+    return Speed(first, num_windows / (time.perf_counter() - started))
 
 
 def main() -> None:
-    is_quick = parse_quick(__doc__ or "")
-    num_shards, num_batches = (10, 5_000) if is_quick else (100, 100_000)
-    with tempfile.TemporaryDirectory() as folder:
-        files = write(Path(folder), num_shards)
-        figures = plan(Path(folder), files, num_batches)
-    figures["num_sequences"] = num_shards * SHARD
+    num_windows = 2_000 if parse_quick(__doc__ or "") else 20_000
+    base_lengths()
+    data = sequences(NUM_SHARDS)
+    items = LabeledItems(data)
+    whole = plan(Batches(items, 8 * BUDGET), num_windows)
+    share = plan(Batches(items, NUM_RANKS * BUDGET, 1 << 30).share(1234, NUM_RANKS), num_windows)
+    lanes = plan(DocumentLanes(data, 1_000_000, 64).share(1234, NUM_RANKS), num_windows // 10)
+    # In KiB on Linux, and in bytes on a Mac.
+    unit = 1 if sys.platform == "darwin" else 1024
+    figures = {
+        "first_batch_seconds": max(whole.first, share.first),
+        "first_lanes_seconds": lanes.first,
+        "memory_mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e6,
+        "batches_per_second": whole.rate,
+        "milliseconds_of_4096": 1000 / share.rate,
+        "milliseconds_of_lanes": 1000 / lanes.rate,
+        "num_sequences": NUM_SHARDS * SHARD,
+    }
     rows = [[name.replace("_", " "), f"{value:,.4g}"] for name, value in figures.items()]
-    show(f"the order of {num_shards * SHARD:,} sequences", ["figure", "value"], rows, figures)
+    show(f"the order of {NUM_SHARDS * SHARD:,} sequences", ["figure", "value"], rows, figures)
 
 
 if __name__ == "__main__":

@@ -45,6 +45,7 @@ class S3Server:
         (self.folder / "data").mkdir(parents=True, exist_ok=True)
         # Each component has a gRPC port too; the default (port + 10000) may be taken or out of range.
         names = [f"{part}.port{kind}" for part in ("master", "volume", "filer", "s3") for kind in ("", ".grpc")]
+        names.append("metricsPort")
         self.ports = dict(zip(names, _free_ports(len(names)), strict=True))
         credentials = [{"accessKey": KEY, "secretKey": SECRET}]
         identity = {"name": "tests", "credentials": credentials, "actions": ["Admin", "Read", "Write", "List"]}
@@ -94,6 +95,13 @@ class S3Server:
                 return
             time.sleep(0.1)
         raise AssertionError(f"the S3 server did not start in {START_SECONDS} s\n{self._log()}")
+
+    def sent_bytes(self, bucket: str) -> int:
+        """Return how many bytes the server has sent from a bucket, by its own count."""
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.ports['metricsPort']}/metrics", timeout=10) as answer:
+            lines = answer.read().decode().splitlines()
+        prefix = f'SeaweedFS_s3_bucket_traffic_sent_bytes_total{{bucket="{bucket}"}} '
+        return sum(int(float(line.removeprefix(prefix))) for line in lines if line.startswith(prefix))
 
     def _has_volumes(self) -> bool:
         try:

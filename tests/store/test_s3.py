@@ -3,6 +3,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from stretto.errors import DataError
 from stretto.store.cache import Cache
 from stretto.store.index import Store
 from stretto.store.pages import PAGE_BYTES, ByteRange
+from stretto.windows import sections
 
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(240)]
 
@@ -139,6 +141,29 @@ def test_an_epoch_from_a_bucket_equals_that_of_the_folder_though_the_server_rest
             threading.Timer(4, server.start).start()
     assert time.monotonic() - stopped > 4, "the epoch continued after the server was back"
     assert num_windows > 60 and abs(num_rows - 2_000) < 10
+
+
+def test_each_of_several_nodes_reads_little_more_than_its_share(server: S3Server, tmp_path: Path) -> None:
+    folder = write_store(tmp_path / "large", num_shards=3, num_steps=5_600_000, num_sequences=20_000)
+    S3FileSystem().mkdir("large")
+    S3FileSystem().put(f"{folder}/", "s3://large/store/", recursive=True)
+    num_bytes = sum(path.stat().st_size for path in folder.iterdir())
+    with patch.object(sections, "_MIN_SECTION_BYTES", 8 << 20):
+        for count in (1, 2, 4):
+            num_rows = 0
+            for index in range(count):
+                before = server.sent_bytes("large")
+                cache = Cache(tmp_path / f"cache-{count}-{index}", 64 << 20)  # a node of its own
+                share = Batches(NextTokenItems(Sequences.open("s3://large/store", cache)), 200_000, 200_000).share(
+                    index, count
+                )
+                position = Position()
+                while not position.epoch:
+                    num_rows += int((share.read(position).lanes < share.order.pools.num_sections << 32).sum())
+                    position = share.next_position(position)
+                # Where its section starts and ends, up to one page more of each file.
+                assert num_bytes / count <= server.sent_bytes("large") - before <= num_bytes / count + 4 * PAGE_BYTES
+            assert num_rows == 60_000, "blank rows have larger numbers"
 
 
 @pytest.mark.parametrize("method", ["fork", "spawn"])

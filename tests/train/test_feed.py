@@ -10,13 +10,15 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.paged_store import write_store
 from helpers.stores import write_series, write_tokens
-from stretto import Run, StepReport, StrettoError, TrainConfig, Trainer, load_model, make_engine
+from stretto import Layout, Run, StepReport, StrettoError, TrainConfig, Trainer, load_model, make_engine
 from stretto.config.toml import parse_config
 from stretto.data import Corpus, DocumentLanes, ForecastTransform, Position, TextOptions, prepare_text
 from stretto.errors import ConfigError, DataError
 from stretto.nn import LSTM, Linear, SquaredError, Stack, initialize
 from stretto.train import EvaluationReport
+from stretto.train.feed import open_feed
 
 
 @pytest.fixture
@@ -125,6 +127,16 @@ def test_more_micro_batches_than_rows_are_refused(rows: list[list[int]], tmp_pat
         DataError, match=r"layout\.replicas=1 x layout\.micro_batches=61 exceeds the 60 rows of the data"
     ):
         Run(config(tmp_path, {"budget": 60}, layout={"micro_batches": 61}))
+
+
+def test_a_cache_that_is_too_small_for_the_lanes_is_refused(tmp_path: Path) -> None:
+    url = f"file://{write_store(tmp_path / 'store')}"
+    data = {"feed": "lanes", "window": 5, "cache": str(tmp_path), "cache_bytes": 8 << 20}
+    assert open_feed("data.train", url, config(tmp_path, {**data, "lanes": 8}).data, Layout(), 1).windows.lanes == 8
+    large = config(tmp_path, {**data, "lanes": 10}).data
+    assert open_feed("data.train", url, large, Layout(replicas=2), 1).windows.lanes == 10
+    with pytest.raises(DataError, match=r"each replica reads 10 lanes .* data.cache_bytes=8,388,608 is less than"):
+        open_feed("data.train", url, large, Layout(), 1)
 
 
 def test_a_batch_without_targets_changes_no_weight_and_the_run_continues(tmp_path: Path) -> None:

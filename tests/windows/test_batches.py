@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,9 +14,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.small_sections import small_sections
 from helpers.stores import write_tokens
 from stretto.data import Batches, LabeledItems, NextTokenItems, Position, Window, from_arrays, read_ahead
 from stretto.errors import DataError
+from stretto.store import sequences as sequences_module
+from stretto.store.sequences import Sequences
+from stretto.windows.row_units import StepUnits
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 
@@ -25,7 +30,7 @@ shards = st.lists(st.lists(rows, min_size=1, max_size=25), min_size=1, max_size=
 
 @contextmanager
 def batches(
-    shards: list[list[list[int]]], budget: int, seed: int, limit: int = 1000, is_labeled: bool = True
+    shards: list[list[list[int]]], budget: int | None, seed: int, limit: int = 1000, is_labeled: bool = True
 ) -> Iterator[Batches]:
     """Batches of sequences that are numbered by their labels."""
     first = [sum(map(len, shards[:index])) for index in range(len(shards))]
@@ -48,17 +53,23 @@ def by_label(window: Window) -> dict[int, list[int]]:
 
 
 @given(
-    shards=shards, budget=st.integers(30, 200), seed=st.integers(0, 99), replicas=st.integers(1, 5),
-    micro_batches=st.integers(1, 4),
+    shards=shards, budget=st.none() | st.integers(30, 200), seed=st.integers(0, 99), replicas=st.integers(1, 5),
+    micro_batches=st.integers(1, 4), max_rows=st.sampled_from([3, 20, 1000]), has_sections=st.booleans(),
 )  # fmt: skip
 @EXAMPLES
 def test_each_sequence_comes_once_per_epoch_in_the_same_batches_for_any_number_of_replicas(
-    shards: list[list[list[int]]], budget: int, seed: int, replicas: int, micro_batches: int
+    shards: list[list[list[int]]],
+    budget: int | None,
+    seed: int,
+    replicas: int,
+    micro_batches: int,
+    max_rows: int,
+    has_sections: bool,
 ) -> None:
     everything = [row for shard in shards for row in shard]
     if replicas * micro_batches > len(everything):
         return
-    with batches(shards, budget, seed) as data:
+    with small_sections(has_sections), batches(shards, budget, seed, max_rows) as data:
         shares = [data.share(index, replicas, micro_batches) for index in range(replicas)]
         seen: dict[int, list[int]] = {}
         position = Position(3)
@@ -73,6 +84,7 @@ def test_each_sequence_comes_once_per_epoch_in_the_same_batches_for_any_number_o
                 lanes += part.lanes.tolist()
             assert together == whole, "the global batch doesn't depend on which replica holds its rows"
             assert len(set(lanes)) == len(lanes), "every row has its own lane number, for its randomness"
+            assert len(whole) <= max_rows
             assert not seen.keys() & whole.keys()
             seen |= whole
             assert all(share.next_position(position) == data.next_position(position) for share in shares)
@@ -81,15 +93,16 @@ def test_each_sequence_comes_once_per_epoch_in_the_same_batches_for_any_number_o
 
 
 @given(
-    shards=shards, seed=st.integers(0, 99), start=st.integers(0, 12), before=st.integers(1, 4), after=st.integers(1, 4)
-)
+    shards=shards, seed=st.integers(0, 99), start=st.integers(0, 12), before=st.integers(1, 4), after=st.integers(1, 4),
+    has_sections=st.booleans(),
+)  # fmt: skip
 @EXAMPLES
 def test_a_position_resumes_exactly_with_another_number_of_replicas(
-    shards: list[list[list[int]]], seed: int, start: int, before: int, after: int
+    shards: list[list[list[int]]], seed: int, start: int, before: int, after: int, has_sections: bool
 ) -> None:
     if max(before, after) > sum(map(len, shards)):
         return
-    with batches(shards, 40, seed) as data:
+    with small_sections(has_sections), batches(shards, 40, seed) as data:
         walked = [
             [window for window, _ in islice(read_ahead(data.share(index, before), Position()), start + 4)]
             for index in range(before)
@@ -108,6 +121,63 @@ def test_a_position_resumes_exactly_with_another_number_of_replicas(
             for share in resumed:
                 actual |= by_label(share[step])
             assert actual == expected
+
+
+def test_a_global_batch_is_the_same_for_1_2_3_8_and_4096_replicas() -> None:
+    shards = [[[(a + b) % 10] * (1 + (a * 7 + b) % 23) for a in range(2000)] for b in range(3)]
+    with small_sections(), batches(shards, 12_288, 1, 12_288) as data:
+        assert data.order.pools.num_sections == 512
+        positions = [Position()]
+        while not positions[-1].epoch:
+            positions.append(data.next_position(positions[-1]))
+        assert len(positions) > 3
+        for position in (positions[-2], Position(5)):
+            whole = data.read(position, inputs=False, targets=False)
+            rows = dict(zip(whole.lanes.tolist(), whole.lengths.tolist(), strict=True))
+            assert min(rows.values()) > 0, "there are no blank rows"
+            for count in (2, 3, 8, 4096):
+                together: dict[int, int] = {}
+                # Of 4,096 replicas, those of three nodes.
+                for index in range(count) if count < 9 else [*range(8), *range(2048, 2056), *range(4088, 4096)]:
+                    part = data.share(index, count).read(position, inputs=False, targets=False)
+                    valid = part.lengths > 0
+                    assert not together.keys() & set(part.lanes[valid].tolist())
+                    together |= dict(zip(part.lanes[valid].tolist(), part.lengths[valid].tolist(), strict=True))
+                if count < 9:
+                    assert together == rows
+                else:
+                    own = {lane: length for lane, length in rows.items() if lane >> 32 in (0, 256, 511)}
+                    assert own and together == own, "a node of eight replicas has the rows of one section"
+
+
+def test_a_share_reads_and_plans_only_its_own_sections() -> None:
+    shards = [[[(a + b) % 10] * (1 + (a * 7 + b) % 23) for a in range(2000)] for b in range(3)]
+    with small_sections(), batches(shards, 12_288, 1, 12_288) as data:
+        share = data.share(3, 64)
+        assert share.order.sections == range(24, 32)
+        read: set[tuple[int, int]] = set()
+        position = Position()
+        while not position.epoch:
+            read |= set(share.order.batch(position).row_ids())
+            position = share.next_position(position)
+        assert len(read) == pytest.approx(6_000 / 64, rel=0.3)
+
+
+@given(
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), per_row=st.integers(0, 9), at_once=st.integers(1, 9)
+)
+@EXAMPLES
+def test_the_sequence_that_starts_at_a_unit_is_found(lengths: list[int], per_row: int, at_once: int) -> None:
+    starts = np.cumsum([0, *lengths[:-1]]) + per_row * np.arange(len(lengths))
+    with (
+        batches([[[1] * length for length in lengths]], 50, 1) as data,
+        patch.object(sequences_module, "_SEARCHED_AT_ONCE", at_once),
+    ):
+        assert isinstance(data.items, LabeledItems)
+        stored: Sequences = data.items.sequences
+        for unit in range(-1, sum(lengths) + per_row * len(lengths) + 2):
+            assert stored.first_starting_at(0, unit, per_row) == np.searchsorted(starts, unit)
+        assert StepUnits(data.items, per_row).shard_units == [sum(lengths) + per_row * len(lengths)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])
@@ -170,7 +240,7 @@ def test_batches_are_pickled_without_their_cached_plans() -> None:
         fresh = len(pickle.dumps(data))
         data.read(Position())
         again = pickle.loads(pickle.dumps(data))  # noqa: S301 - our own
-        assert len(pickle.dumps(data)) < fresh + 600
+        assert len(pickle.dumps(data)) < fresh + 900
         assert by_label(again.read(Position())) == by_label(data.read(Position()))
 
 

@@ -9,10 +9,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.small_sections import small_sections
 from helpers.stores import write_series, write_tokens
 from stretto.data import DocumentLanes, ForecastTransform, Position
 from stretto.errors import DataError
-from stretto.windows.documents import _WINDOWS_PER_POOL
+from stretto.windows.document_order import WINDOWS_PER_POOL
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 
@@ -20,10 +21,11 @@ EXAMPLES = settings(max_examples=60, deadline=None)
 @given(
     lengths=st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=20), min_size=1, max_size=3),
     lanes=st.integers(1, 6), window=st.integers(1, 12), seed=st.integers(0, 9), shares=st.integers(1, 4),
+    has_sections=st.booleans(),
 )  # fmt: skip
 @EXAMPLES
 def test_each_step_has_a_target_once_per_epoch_in_the_order_of_its_document(
-    lengths: list[list[int]], lanes: int, window: int, seed: int, shares: int
+    lengths: list[list[int]], lanes: int, window: int, seed: int, shares: int, has_sections: bool
 ) -> None:
     total = sum(map(sum, lengths))
     if lanes * window > total or max(map(max, lengths)) < 2 or shares > lanes:
@@ -33,7 +35,7 @@ def test_each_step_has_a_target_once_per_epoch_in_the_order_of_its_document(
     shards = [[[next(indices) for _ in range(length)] for length in shard] for shard in lengths]
     starts = {row[0] for shard in shards for row in shard}
     expected = {token for shard in shards for row in shard for token in row[:-1]}
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, small_sections(has_sections):
         data = DocumentLanes(write_tokens(Path(folder) / "store", shards, total), lanes, window, seed=seed)
         parts = [data.share(index, shares) for index in range(shares)]
         seen: list[int] = []
@@ -57,7 +59,7 @@ def test_each_step_has_a_target_once_per_epoch_in_the_order_of_its_document(
                         last[lane] = tokens[-1]
             position = data.next_position(position)
         assert len(seen) == len(set(seen)) and set(seen) == expected
-        assert num_restarts <= (lanes - 1) * data.pools.num_pools, "documents are cut only at the edges of lanes"
+        assert num_restarts <= (lanes - 1) * data.order.pools.num_pools, "documents are cut only at the edges of lanes"
 
 
 def test_every_epoch_has_a_different_order_and_a_pool_has_many_windows(tmp_path: Path) -> None:
@@ -65,7 +67,7 @@ def test_every_epoch_has_a_different_order_and_a_pool_has_many_windows(tmp_path:
     data = DocumentLanes(write_tokens(tmp_path / "store", shards, 200), lanes=4, window=4)
     first, second = (data.read(Position(epoch)).inputs for epoch in (0, 1))
     assert first is not None and second is not None and not torch.equal(first, second)
-    assert data.pools.num_pools == 1 and 100 <= sum(1 for _ in _epoch(data)) <= 4 * _WINDOWS_PER_POOL
+    assert data.order.pools.num_pools == 1 and 100 <= sum(1 for _ in _epoch(data)) <= 4 * WINDOWS_PER_POOL
 
 
 def _epoch(data: DocumentLanes) -> list[Position]:
@@ -92,6 +94,24 @@ def test_the_targets_of_a_series_in_lanes_are_its_next_values(tmp_path: Path) ->
     scaled = (series[:, 1] - np.nanmean(series[:, 1])) / scale
     assert targets[9].tolist() == pytest.approx(scaled[10:12].tolist(), rel=1e-5)
     assert targets[19:].isnan().all(), "there is no target after the end"
+
+
+def test_a_share_arranges_only_the_documents_of_its_sections(tmp_path: Path) -> None:
+    generator = np.random.default_rng(1)
+    shards = [[[1] * int(length) for length in generator.integers(2, 99, 400)] for _ in range(3)]
+    with small_sections():
+        data = DocumentLanes(write_tokens(tmp_path / "store", shards, 2), lanes=32, window=4)
+        assert data.order.pools.num_sections == 8
+        windows = [data.read(position, inputs=False, targets=False).lengths for position in _epoch(data)]
+        num_documents = [len(part.documents.lengths) for part in data.order._arrange(Position())]
+        assert min(num_documents) > 0
+        for count, index, sections in ((8, 3, slice(3, 4)), (2, 1, slice(4, 8)), (32, 31, slice(7, 8))):
+            share = data.share(index, count)
+            lanes = slice(share.lane_indices.start, share.lane_indices.stop)
+            own = [share.read(position, inputs=False, targets=False).lengths for position in _epoch(share)]
+            assert all(torch.equal(part, whole[lanes]) for part, whole in zip(own, windows, strict=True))
+            arranged = [len(part.documents.lengths) for part in share.order._arrange(Position())]
+            assert arranged == num_documents[sections]
 
 
 def test_impossible_lanes_are_refused(tmp_path: Path) -> None:

@@ -208,9 +208,9 @@ class _ParallelRun:
         """Return each block's state for all rows of the batch, from the stages and replicas that hold them."""
         mesh = self.engine.mesh
         lanes = [share.read(position, inputs=False, targets=False).lanes for share in self.shares]
-        num_rows = len(self.windows.read(position, inputs=False, targets=False).lanes)
-        # Lane numbers give the rows' order on one rank. Blank rows, which don't exist there, come last and are dropped.
-        order = torch.cat(lanes).argsort()[:num_rows]
+        # The rows in their order on one rank, found by their lane numbers; blank rows don't exist there.
+        numbers, places = torch.cat(lanes).sort()
+        order = places[torch.searchsorted(numbers, self.windows.read(position, inputs=False, targets=False).lanes)]
         states: dict[int, State] = {}
         first: dict[int, int] = {}  # by stage: its number of tensors in the parts so far
         for index, part in enumerate(self.parts):

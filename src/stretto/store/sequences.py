@@ -31,6 +31,7 @@ END_DTYPE = np.dtype("<u8")
 CHANNEL_DTYPE = np.dtype("<f4")
 CLASS_DTYPE = np.dtype("<i4")
 _COUNTED_AT_ONCE = 1 << 20  # targets that are in memory while classes are counted
+_SEARCHED_AT_ONCE = 1 << 12  # ends that are read at once to find a sequence
 
 
 class Tokens(StrictModel):
@@ -245,6 +246,33 @@ class Sequences:
         if lengths.min(initial=1) < 1 or lengths.max(initial=1) > sizes.longest or boundaries[-1] > sizes.num_steps:
             raise self._invalid("ends", shard, "a sequence has an impossible end")
         return boundaries
+
+    def first_starting_at(self, shard: int, unit: int, per_row: int = 0) -> int:
+        """Return the first sequence that starts at `unit` or later; the number of sequences if none does.
+
+        A sequence takes up its number of time steps and `per_row` units more. Interpolation mostly needs one read.
+        """
+        sizes = self.fields.shards[shard]
+        # Sequence `low` starts before `unit`, sequence `high` doesn't.
+        low, high = -1, sizes.num_sequences
+        low_unit, high_unit = -1, sizes.num_steps + per_row * sizes.num_sequences
+        if unit <= 0:
+            return 0
+        has_halved = True
+        while high - low > 1:
+            # Halving in between bounds the number of reads for any data.
+            has_halved = not has_halved
+            share = 0.5 if has_halved else (unit - low_unit) / max(1, high_unit - low_unit)
+            middle = low + int((high - low) * share)
+            first = min(max(middle - _SEARCHED_AT_ONCE // 2, low + 1), high - 1)
+            stop = min(first + _SEARCHED_AT_ONCE, high)
+            starts = self.boundaries(shard, first, stop)[:-1] + per_row * np.arange(first, stop)
+            place = int(np.searchsorted(starts, unit))
+            if place < len(starts):
+                high, high_unit = first + place, int(starts[place])
+            if place > 0:
+                low, low_unit = first + place - 1, int(starts[place - 1])
+        return high
 
     def step_ranges(self, rows: Sequence[tuple[int, int]]) -> list[StepRange]:
         """Return the range of time steps of each sequence; a row is a shard and an index in it."""

@@ -10,6 +10,7 @@ from stretto.config.run import DataConfig
 from stretto.store.cache import Cache
 from stretto.store.corpus import Corpus, CorpusFields
 from stretto.store.index import Store
+from stretto.store.pages import PAGE_BYTES
 from stretto.store.sequences import Channels, Sequences, TargetValues
 from stretto.train.data_spec import DataSpec, check_same_spec
 from stretto.train.user_code import load_object
@@ -133,6 +134,8 @@ def open_feed(
             feed = _sequence_feed(Sequences.from_store(store), data, seed, min_rows)
         if not is_validation:
             _check_num_rows(feed.windows, layout)
+        if is_remote(location):
+            _check_cache(store, feed.windows, data.cache_bytes, layout)
     except DataError as error:
         is_relative = not is_remote(location) and not Path(location).is_absolute()
         where = f" (in {Path.cwd()})" if is_relative else ""
@@ -149,6 +152,20 @@ def _check_num_rows(windows: WindowSource, layout: Layout) -> None:
         raise DataError(
             f"layout.replicas={layout.replicas} x layout.micro_batches={layout.micro_batches} exceeds the "
             f"{windows.num_rows:,} rows of the data; use fewer replicas or micro-batches, or more data"
+        )
+
+
+def _check_cache(store: Store, windows: WindowSource, cache_bytes: int, layout: Layout) -> None:
+    """Raise if the lanes of a replica need more pages than the cache holds: each window would fetch all of them again.
+
+    Each lane reads a page of its own, for many windows, unless there are fewer pages than lanes.
+    """
+    num_lanes = -(-windows.lanes // layout.replicas)
+    needed = min(num_lanes * PAGE_BYTES, sum(file.num_bytes for file in store.files))
+    if needed > cache_bytes:
+        raise DataError(
+            f"each replica reads {num_lanes:,} lanes in different places, but data.cache_bytes={cache_bytes:,} is less "
+            f"than {needed:,}; set data.cache_bytes to that times the replicas per node, or use fewer lanes"
         )
 
 

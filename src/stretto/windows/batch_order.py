@@ -1,6 +1,17 @@
-"""BatchOrder: which rows of similar lengths form each global batch; `assign_rows`: which of them a replica reads."""
+"""BatchOrder: which rows of similar lengths form each global batch.
 
-from dataclasses import dataclass
+    section 0   |500 498 ..|412 411 ..|...|31 30 ..|12 11 ..|..|      the rows of a pool, longest first,
+    section 1   |497 493 ..|415 409 ..|...|31 31 ..|12 12 ..|..|      in equally many parts per section
+                 batch 3    batch 0        batch 2  batch 1
+
+Each section packs its own rows, so a rank needs only the lengths in the sections that it reads. The number of parts
+must be known without the other sections' lengths. All sections of a pool have the same size, and so the same upper
+bound on the number of parts they need; the rows are spread evenly over that many.
+"""
+
+import math
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -18,7 +29,7 @@ _NUM_LIMIT_STEPS = 256
 
 @dataclass(frozen=True)
 class BatchLimits:
-    """How large a global batch may be, whatever the number of ranks."""
+    """How large a section's part of a batch may be; with one section, how large a batch may be."""
 
     budget: int  # maximum of rows x time steps of the longest row, so padding counts
     max_rows: int
@@ -31,50 +42,70 @@ class BatchLimits:
             raise DataError(f"{values} must all be at least 1")
 
 
+class PackedPool(NamedTuple):
+    """A pool in parts: for each section, its rows, longest first, and where its parts start and stop."""
+
+    rows: list[RowTable]
+    edges: list[IntArray]
+    order: IntArray  # which part of each section is in each batch
+
+
 @dataclass(frozen=True)
 class BatchOrder:
     """The global batches of all epochs: a length-bucketing batch sampler; a batch depends only on seed and position."""
 
     pools: ShufflePools
     limits: BatchLimits
-    _packed: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)  # by (epoch, pool)
+    num_batches: int | None = None  # in each pool; None: as few as the limits allow, if there is only one section
+    sections: range = range(1)  # those whose rows are returned; others are neither read nor packed
+    _packed: LruCache[PackedPool] = lru_cache_field(2)  # by (epoch, pool)
 
     def batch(self, position: Position) -> RowTable:
-        """Return the rows of the global batch at a position, longest first."""
-        rows, batches = self._pool_at(position)
-        start, stop = batches[position.index]
-        return rows.take(slice(start, stop))
+        """Return the rows of the global batch at a position, section by section."""
+        return RowTable.concatenate(self.parts(position))
+
+    def parts(self, position: Position) -> list[RowTable]:
+        """Return each section's part of the global batch at a position, longest row first."""
+        num_batches = self._num_batches_at(position)
+        if not 0 <= position.index < num_batches:
+            raise DataError(f"{position} does not exist: that pool ends at window {num_batches - 1}")
+        packed = self._pool_at(position)
+        part = packed.order[position.index]
+        return [
+            rows.take(slice(edges[part], edges[part + 1]))
+            for rows, edges in zip(packed.rows, packed.edges, strict=True)
+        ]
 
     def next_position(self, position: Position) -> Position:
         """Return the position of the batch after the one at `position`."""
-        return self.pools.next_position(position, len(self._pool_at(position)[1]))
+        return self.pools.next_position(position, self._num_batches_at(position))
 
     def fraction(self, position: Position) -> float:
         """Return approximately what fraction of the epoch lies before a position."""
         # At the start of a pool, its number of batches doesn't matter, so the pool is not packed.
-        return self.pools.fraction(position, len(self._pool_at(position)[1]) if position.index else 1)
+        return self.pools.fraction(position, self._num_batches_at(position) if position.index else 1)
 
-    def _pool_at(self, position: Position) -> tuple[RowTable, IntArray]:
-        """Return the result of `_pack_pool`; raise DataError if the pool has no batch at `position`."""
+    def _num_batches_at(self, position: Position) -> int:
+        return len(self._pool_at(position).order) if self.num_batches is None else self.num_batches
+
+    def _pool_at(self, position: Position) -> PackedPool:
         epoch, pool = position.epoch, position.pool
-        rows, batches = self._packed.get((epoch, pool), lambda: self._pack_pool(epoch, pool))
-        if not 0 <= position.index < len(batches):
-            raise DataError(f"{position} does not exist: that pool ends at window {len(batches) - 1}")
-        return rows, batches
+        return self._packed.get((epoch, pool), lambda: self._pack_pool(epoch, pool))
 
-    def _pack_pool(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
-        """Return a pool's rows, longest first, and the start and stop of each batch `[batches, 2]` in random order."""
-        rows = self.pools.rows(epoch, pool)
+    def _pack_pool(self, epoch: int, pool: int) -> PackedPool:
         key = derive_key(self.pools.seed, "epoch", epoch, "pool", pool)
-        rows = rows.take(_longest_first(rows.lengths, key))
-        edges = pack(rows.lengths, self.limits)
-        batches = np.stack([edges[:-1], edges[1:]], axis=1)
-        return rows, batches[permutation(derive_key(key, "batches"), len(batches))]
+        tables, edges = [], []
+        for section in self.sections:
+            rows = self.pools.rows(epoch, pool, section)
+            rows = rows.take(_longest_first(rows.lengths, derive_key(key, "section", section)))
+            tables.append(rows)
+            edges.append(pack(rows.lengths, self.limits, self.num_batches))
+        return PackedPool(tables, edges, permutation(derive_key(key, "batches"), len(edges[0]) - 1))
 
 
 def _longest_first(lengths: IntArray, key: int) -> IntArray:
     """Return the order that sorts by length, longest first, and at random among equal lengths."""
-    longest = int(lengths.max())
+    longest = int(lengths.max(initial=0))
     # Sorting by one 64-bit number (length in the high bits, random bits below) is several times faster than lexsort.
     length_bits = np.uint64(longest.bit_length() or 1)  # at least 1: no shift by all 64 bits
     high_bits = (longest - lengths).astype(np.uint64) << (np.uint64(64) - length_bits)
@@ -82,20 +113,44 @@ def _longest_first(lengths: IntArray, key: int) -> IntArray:
     return (high_bits | (splitmix64(key, len(lengths)) >> length_bits)).argsort(kind="stable")
 
 
-def pack(lengths: IntArray, limits: BatchLimits) -> IntArray:
-    """Return the edges `[batches + 1]` of as few batches as possible, of similar size; `lengths` must be descending."""
+def count_batches(num_steps: int, longest: int, limits: BatchLimits) -> int:
+    """Return how many batches `pack` needs at most for rows of together `num_steps`, none longer than `longest`.
+
+    Each row counts as `budget / max_rows` time steps or more, so that batches with too many rows for one are covered.
+    """
+    shortest = max(1.0, limits.budget / limits.max_rows)
+    # The worst case: rounding down loses nearly one row of each batch,
+    rows = min(limits.budget // longest, limits.max_rows)
+    full_batches = num_steps * (rows + 1) / (rows * limits.budget)
+    # and padding loses 1 - q in a batch whose next one starts with rows q times as long, at most ln(1 / q). The product
+    # of all q is the ratio of the shortest to the longest row.
+    return math.ceil(full_batches + math.log(max(longest / shortest, 1.0)) + 1)
+
+
+def pack(lengths: IntArray, limits: BatchLimits, num_batches: int | None = None) -> IntArray:
+    """Return the edges `[batches + 1]` of batches of similar size; `lengths` must be descending.
+
+    There are `num_batches`, as many as `count_batches` says or more; by default, as few as possible.
+    """
+    if not len(lengths):
+        return np.zeros(1 + (num_batches or 1), np.int64)
     edges = _pack_greedily(lengths, limits, _NUM_LIMIT_STEPS)
-    num_edges = len(edges)
+    if num_batches is not None and len(edges) - 1 > num_batches:
+        # Equal shares matter less than the number of batches.
+        limits = replace(limits, row_multiple=1)
+        edges = _pack_greedily(lengths, limits, _NUM_LIMIT_STEPS)
+    num_edges = len(edges) if num_batches is None else num_batches + 1
+    assert len(edges) <= num_edges, "count_batches is an upper bound"
     low, high = 1, _NUM_LIMIT_STEPS
     # Binary search for the lowest limits that still give `num_edges` edges, so that batches are about equally large.
     while low < high:
         middle = (low + high) // 2
         candidate = _pack_greedily(lengths, limits, middle, num_edges)
-        if len(candidate) == num_edges:
+        if len(candidate) <= num_edges:
             edges, high = candidate, middle
         else:
             low = middle + 1
-    return np.array(edges)
+    return np.array(_split_largest(edges, lengths, num_edges))
 
 
 def _pack_greedily(lengths: IntArray, limits: BatchLimits, numerator: int, max_edges: int | None = None) -> list[int]:
@@ -114,14 +169,10 @@ def _pack_greedily(lengths: IntArray, limits: BatchLimits, numerator: int, max_e
     return edges if edges[-1] == total else [*edges, total]  # if rows are left: `max_edges + 1` edges
 
 
-def assign_rows(num_rows: int, index: int, count: int) -> IntArray:
-    """Return which rows of a batch (longest first) belong to replica `index` of `count`.
-
-        rows       0  1  2  3 | 4  5  6  7 | 8  9
-        replica    0  1  2  3 | 3  2  1  0 | 0  1
-
-    The direction alternates, so that all replicas get nearly the same number of time steps.
-    """
-    rounds = np.arange(-(-num_rows // count))
-    rows = rounds * count + np.where(rounds % 2, count - 1 - index, index)
-    return rows[rows < num_rows]
+def _split_largest(edges: list[int], lengths: IntArray, num_edges: int) -> list[int]:
+    """Split the largest batches in two until there are `num_edges` edges; empty batches follow if all have one row."""
+    while len(edges) < num_edges and len(edges) <= len(lengths):
+        sizes = np.diff(edges)
+        largest = int(np.where(sizes > 1, sizes * lengths[edges[:-1]], -1).argmax())
+        edges.insert(largest + 1, edges[largest] + int(sizes[largest]) // 2)
+    return edges + [edges[-1]] * (num_edges - len(edges))

@@ -12,25 +12,24 @@ from stretto.base.errors import DataError
 from stretto.base.position import Position
 from stretto.base.task import Task, has_own_length
 from stretto.base.window import IGNORE_INDEX, Window
-from stretto.store.sequences import Sequences
-from stretto.windows.batch_order import BatchLimits, BatchOrder, assign_rows
+from stretto.store.sequences import IntArray, Sequences
+from stretto.windows.batch_order import BatchLimits, BatchOrder
+from stretto.windows.batch_sizes import arrange_batches
 from stretto.windows.items import Items, Payload, SlidingWindows
+from stretto.windows.sections import Division, SectionShare
 from stretto.windows.share import WHOLE, Share, take_share
-from stretto.windows.shuffle_pools import RowTable, ShufflePools
+from stretto.windows.shuffle_pools import RowTable
 
-# With this many batches per pool, lengths within a batch typically differ by a few percent.
-_BATCHES_PER_POOL = 64
-# A pool is packed as a whole, so it has at most about this many rows, or _MIN_BATCHES_PER_POOL batches if that is more.
-_MAX_ROWS_PER_POOL = 1 << 18
-_MIN_BATCHES_PER_POOL = 4
 _MAX_ROWS = 1 << 20  # of a batch
+_SECTION_BITS = 32  # row r of section s has number s * 2**32 + r, whatever the other sections hold
 
 
 @dataclass(frozen=True)
 class Batches:
     """Items in global batches of at most `budget` time steps, padding included, split among replicas.
 
-    The global batch, and so the gradient, is a function of seed and position, never of the number of replicas.
+    The global batch, and so the gradient, is a function of seed and position, never of the number of replicas. A large
+    store is cut into sections; each has its part of every batch, and of the budget, and is read by few replicas only.
     """
 
     is_stateful = False  # every row starts from the initial state
@@ -76,10 +75,19 @@ class Batches:
         return BatchLimits(budget, max_rows, 1 if self.budget is None else self.row_multiple)
 
     @cached_property
+    def _global_order(self) -> BatchOrder:
+        return arrange_batches(self.items, self.limits, self.seed, has_budget=self.budget is not None)
+
+    @cached_property
+    def _section_shares(self) -> list[SectionShare]:
+        share = self.own_share or WHOLE
+        return Division(self._global_order.pools.num_sections, share.count).share(share.index)
+
+    @cached_property
     def order(self) -> BatchOrder:
-        batch_rows = int(min(self.limits.budget / max(self.items.mean_length, 1), self.limits.max_rows)) + 1
-        pool_rows = min(_BATCHES_PER_POOL * batch_rows, max(_MAX_ROWS_PER_POOL, _MIN_BATCHES_PER_POOL * batch_rows))
-        return BatchOrder(ShufflePools(self.items, self.seed, pool_rows), self.limits)
+        """The order of batches; only the sections of this share are read and packed."""
+        first, last = self._section_shares[0].section, self._section_shares[-1].section
+        return replace(self._global_order, sections=range(first, last + 1))
 
     def __str__(self) -> str:
         sizes = [] if self.budget is None else [f"{self.budget:,} time steps"]
@@ -117,30 +125,37 @@ class Batches:
 
         `inputs=False` or `targets=False` skips what a stage does not use; lengths and row numbers are always returned.
         """
-        batch = self.order.batch(position)
         share = self.own_share or WHOLE
-        indices = assign_rows(len(batch.lengths), share.index, share.count)
-        rows = batch.take(indices)
-        num_blank = max(share.min_rows - len(indices), 0)  # so that each micro-batch has a row
+        rows, numbers = self._rows(position)
+        num_blank = max(share.min_rows - len(numbers), 0)  # so that each micro-batch has a row
         lengths = np.concatenate([rows.lengths, np.zeros(num_blank, np.int64)])
-        # The longest row of the global batch, not of this share: all shares' windows have the same `num_steps`.
-        num_steps = max(1, int(batch.lengths[0]))
+        # The longest row of this share: windows of different shares may have different numbers of time steps.
+        num_steps = max(1, int(lengths[0]))
         # Blank rows are numbered after all rows of the global batch, with different numbers in each share.
-        blank_indices = len(batch.lengths) + share.index * share.min_rows + np.arange(num_blank)
-        x, target = self._payload(rows, num_blank, num_steps, inputs, targets, batch)
+        first_blank = (self.order.pools.num_sections << _SECTION_BITS) + share.index * share.min_rows
+        x, target = self._payload(rows, num_blank, num_steps, inputs, targets)
         return Window(
             num_steps=num_steps,
-            lanes=torch.from_numpy(np.concatenate([indices, blank_indices])),
+            lanes=torch.from_numpy(np.concatenate([numbers, first_blank + np.arange(num_blank)])),
             lengths=torch.from_numpy(lengths),
             fresh=torch.ones(len(lengths), dtype=torch.bool),
             inputs=x,
             targets=target,
         )
 
-    def _payload(
-        self, rows: RowTable, num_blank: int, num_steps: int, inputs: bool, targets: bool, batch: RowTable
-    ) -> Payload:
-        """Return the inputs and targets of `rows`, a share of `batch`, and of `num_blank` blank rows after them."""
+    def _rows(self, position: Position) -> tuple[RowTable, IntArray]:
+        """Return this share's rows of a batch, longest first, and their numbers, which are unique in the batch."""
+        tables, numbers = [], []
+        for part, section in zip(self.order.parts(position), self._section_shares, strict=True):
+            indices = section.rows(len(part.lengths))
+            tables.append(part.take(indices))
+            numbers.append((section.section << _SECTION_BITS) + indices)
+        rows = RowTable.concatenate(tables)
+        order = (-rows.lengths).argsort(kind="stable")
+        return rows.take(order), np.concatenate(numbers)[order]
+
+    def _payload(self, rows: RowTable, num_blank: int, num_steps: int, inputs: bool, targets: bool) -> Payload:
+        """Return the inputs and targets of `rows`, and of `num_blank` blank rows after them."""
         if not (inputs or targets):
             return None, None
         x, target = None, None
@@ -150,11 +165,12 @@ class Batches:
             target_steps = len(target) if target is not None and has_own_length(self.task.targets) else num_steps
             self._check_payload("targets", target if targets else None, target_steps, len(rows.lengths))
         if num_blank:
-            # A blank row takes its shape and dtype from the batch's first row, since this share may have no rows.
-            first_row = batch.take(slice(1)).row_ids()
-            like_x, like_target = self.items.read(first_row, num_steps, inputs=inputs, targets=targets)
-            x = _add_blank(x, like_x, num_blank, fill=0)
-            target = _add_blank(target, like_target, num_blank, fill=None)
+            # A blank row takes its shape and dtype from another row; this share may have none.
+            like = rows.row_ids()[:1] or [(0, 0)]
+            (length,) = self.items.lengths(*like[0], like[0][1] + 1)
+            like_x, like_target = self.items.read(like, max(1, int(length)), inputs=inputs, targets=targets)
+            x = _add_blank(x, like_x, num_blank, num_steps, fill=0)
+            target = _add_blank(target, like_target, num_blank, num_steps, fill=None)
         return x, target
 
     def _check_payload(self, name: str, tensor: Tensor | None, num_steps: int, num_rows: int) -> None:
@@ -166,11 +182,13 @@ class Batches:
             )
 
 
-def _add_blank(tensor: Tensor | None, like: Tensor | None, num_blank: int, fill: int | None) -> Tensor | None:
+def _add_blank(
+    tensor: Tensor | None, like: Tensor | None, num_blank: int, num_steps: int, fill: int | None
+) -> Tensor | None:
     """Append blank rows shaped like a row of `like`, filled with `fill` or, if that is None, with missing targets."""
     if like is None:
         return None
     missing = torch.nan if like.is_floating_point() else IGNORE_INDEX
-    length = len(like) if tensor is None else len(tensor)  # targets may have a length of their own
+    length = num_steps if tensor is None else len(tensor)  # targets may have a length of their own
     blank = like.new_full((length, num_blank, *like.shape[2:]), missing if fill is None else fill)
     return blank if tensor is None else torch.cat([tensor, blank], dim=1)

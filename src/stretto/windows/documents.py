@@ -7,7 +7,8 @@
 
 A row of a window is part of one document. If the document ends within the row, padding follows, and the next document
 starts fresh in the next window. A document that is cut by the end of a lane restarts fresh in the next lane; this
-happens at most once per lane and pool.
+happens at most once per lane and pool. In a large store of long documents, lanes are in sections, each with its own
+documents.
 """
 
 from dataclasses import dataclass
@@ -19,21 +20,16 @@ import torch
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
-from stretto.base.keys import derive_key
 from stretto.base.position import Position
 from stretto.base.task import Task
 from stretto.base.window import IGNORE_INDEX, Window
-from stretto.store.lru_cache import LruCache, lru_cache_field
 from stretto.store.sequences import IntArray, Sequences, StepRange, Tokens
+from stretto.windows.document_order import DocumentOrder
 from stretto.windows.forecast import ForecastTransform
 from stretto.windows.items import Payload, pad
 from stretto.windows.lanes import fit_lanes
 from stretto.windows.share import DividedLanes, Share
-from stretto.windows.shuffle import permutation
-from stretto.windows.shuffle_pools import RowTable, ShufflePools
-
-# The approximate number of windows per lane in a pool; in each pool, the end of a lane may cut one document.
-_WINDOWS_PER_POOL = 256
+from stretto.windows.shuffle_pools import RowTable
 
 
 @dataclass(frozen=True)
@@ -52,7 +48,6 @@ class DocumentLanes(DividedLanes):
     forecast: ForecastTransform | None = None
     seed: int = 1
     own_share: Share | None = None  # None: all lanes, not divided among replicas
-    _arranged: LruCache[tuple[RowTable, IntArray]] = lru_cache_field(2)  # by (epoch, pool)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -101,47 +96,32 @@ class DocumentLanes(DividedLanes):
         return self.sequences.shard_sizes
 
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        """Return how many time steps of each document are inputs: all but the last. `ShufflePools` calls this."""
+        """Return how many time steps of each document are inputs: all but the last. `DocumentOrder` calls this."""
         return np.diff(self.sequences.boundaries(shard, start, stop)) - 1
 
     @cached_property
-    def pools(self) -> ShufflePools:
-        pool_rows = _WINDOWS_PER_POOL * self.lanes * self.window / self.sequences.mean_length
-        return ShufflePools(self, self.seed, int(pool_rows) + 1)
+    def order(self) -> DocumentOrder:
+        """The order of documents; only those of this share's lanes are read and arranged."""
+        return DocumentOrder.arrange(self, self.lane_indices, self.lanes, self.window, self.seed)
 
     def next_position(self, position: Position) -> Position:
         """Return the position of the window after the one at `position`."""
-        return self.pools.next_position(position, self._num_pool_windows(position))
+        return self.order.next_position(position)
 
     def fraction(self, position: Position) -> float:
         """Return approximately what fraction of the epoch lies before a position."""
-        # At the start of a pool, its number of windows doesn't matter, so the pool is not arranged.
-        return self.pools.fraction(position, self._num_pool_windows(position) if position.index else 1)
+        return self.order.fraction(position)
 
     def read(self, position: Position, *, inputs: bool = True, targets: bool = True) -> Window:
         """Return the window at a position.
 
         `inputs=False` or `targets=False` skips what a stage does not use; lengths and lane numbers are always returned.
         """
-        documents, windows_before = self._arrange(position.epoch, position.pool)
-        num_windows = self._num_pool_windows(position)
-        if not 0 <= position.index < num_windows:
-            raise DataError(f"{position} does not exist: that pool ends at window {num_windows - 1}")
-        lanes, total = np.array(self.lane_indices), int(windows_before[-1])
-        # Lane i has windows total * i // self.lanes up to total * (i + 1) // self.lanes of the pool.
-        windows = total * lanes // self.lanes + position.index
-        has_data = windows < total * (lanes + 1) // self.lanes
-        # A lane that has ended keeps its row, with length 0.
-        windows = np.where(has_data, windows, 0)
-        # The document of each window. The minimum only matters for a pool without windows, where all lengths are 0.
-        indices = np.minimum(np.searchsorted(windows_before, windows, side="right"), len(documents.lengths)) - 1
-        offsets = (windows - windows_before[indices]) * self.window
-        rows = documents.take(indices)
-        lengths = np.where(has_data, np.minimum(rows.lengths - offsets, self.window), 0)
+        rows, offsets, lengths = self.order.windows(position)
         x, target = self._payload(rows, offsets, lengths, inputs, targets) if inputs or targets else (None, None)
         return Window(
             num_steps=self.window,
-            lanes=torch.from_numpy(lanes),
+            lanes=torch.from_numpy(np.array(self.lane_indices)),
             lengths=torch.from_numpy(lengths),
             fresh=torch.from_numpy((offsets == 0) | (position.index == 0)),
             inputs=x,
@@ -173,17 +153,3 @@ class DocumentLanes(DividedLanes):
         if self.forecast is None:
             return values[start + 1 : start + 1 + length]
         return self.forecast.targets(values, start, start + length)
-
-    def _num_pool_windows(self, position: Position) -> int:
-        """Return the number of windows of the pool's longest lane; 1 (empty) if the pool has nothing to predict."""
-        _, windows_before = self._arrange(position.epoch, position.pool)
-        return max(1, -(-int(windows_before[-1]) // self.lanes))
-
-    def _arrange(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
-        """Return a pool's documents in random order, and the number of windows before each, then the total."""
-        return self._arranged.get((epoch, pool), lambda: self._arrange_pool(epoch, pool))
-
-    def _arrange_pool(self, epoch: int, pool: int) -> tuple[RowTable, IntArray]:
-        rows = self.pools.rows(epoch, pool)
-        rows = rows.take(permutation(derive_key(self.seed, "epoch", epoch, "pool", pool), len(rows.lengths)))
-        return rows, np.concatenate([[0], (-(-rows.lengths // self.window)).cumsum()])

@@ -16,6 +16,7 @@ from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.task import Task, has_own_length
 from stretto.base.window import IGNORE_INDEX
+from stretto.store.lru_cache import LruCache, lru_cache_field
 from stretto.store.sequences import Channels, IntArray, Sequences, StepRange, Tokens
 from stretto.windows.forecast import ForecastTransform
 
@@ -25,6 +26,7 @@ RowId = tuple[int, int]
 
 Payload = tuple[Tensor | None, Tensor | None]  # inputs and targets
 _ROWS_PER_READ = 1 << 16  # how many rows' lengths are read at once to find the longest
+_SHARDS_IN_MEMORY = 64  # for how many shards `SlidingWindows` keeps where each series starts
 
 
 class Items(ABC):
@@ -171,7 +173,7 @@ class SingleShardItems(Items):
 
 
 @dataclass(frozen=True)
-class _StoredItems:
+class StoredItems:
     """Rows from a store of sequences."""
 
     sequences: Sequences
@@ -193,8 +195,8 @@ class _StoredItems:
 
 
 @dataclass(frozen=True)
-class _SequenceItems(_StoredItems):
-    """Each sequence is a row."""
+class SequenceItems(StoredItems):
+    """Each sequence is a row, at most as long as the sequence."""
 
     @property
     def shard_sizes(self) -> Sequence[int]:
@@ -216,7 +218,7 @@ class _SequenceItems(_StoredItems):
 
 
 @dataclass(frozen=True)
-class InputItems(_SequenceItems):
+class InputItems(SequenceItems):
     """Each sequence is a row that has only inputs; `LabeledItems` adds targets."""
 
     masks: bool = False  # for channels: add one input per channel, 1 where its value is present
@@ -240,7 +242,7 @@ class InputItems(_SequenceItems):
 
 
 @dataclass(frozen=True)
-class NextTokenItems(_SequenceItems, Items):
+class NextTokenItems(SequenceItems, Items):
     """Each sequence of tokens is a row; the target of each time step is the next token."""
 
     def __post_init__(self) -> None:
@@ -271,7 +273,7 @@ class NextTokenItems(_SequenceItems, Items):
 
 
 @dataclass(frozen=True)
-class SlidingWindows(_StoredItems, Items):
+class SlidingWindows(StoredItems, Items):
     """Each row is a window of `context` time steps of a series; the values that follow are targets.
 
     A window starts every `stride` time steps. Only its last time step has targets; with `every_step`, all do. With a
@@ -282,6 +284,7 @@ class SlidingWindows(_StoredItems, Items):
     context: int
     stride: int = 1
     every_step: bool = False
+    _series: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(_SHARDS_IN_MEMORY)  # by shard: `_read_series`
 
     def __post_init__(self) -> None:
         if min(self.context, self.stride) < 1:
@@ -299,19 +302,25 @@ class SlidingWindows(_StoredItems, Items):
         return self.forecast.task
 
     @cached_property
-    def _series_by_shard(self) -> list[tuple[IntArray, IntArray]]:
-        """For each shard: where its series start, and the number of windows before each series, then the total."""
-        shards = []
-        for shard, size in enumerate(self.sequences.shard_sizes):
-            boundaries = self.sequences.boundaries(shard, 0, size)
-            last_starts = np.diff(boundaries) - self.context - self.forecast.horizon  # negative: series too short
-            counts = np.where(last_starts < 0, 0, last_starts // self.stride + 1)
-            shards.append((boundaries[:-1], np.concatenate([[0], counts.cumsum()])))
-        return shards
-
-    @cached_property
     def shard_sizes(self) -> Sequence[int]:
-        return [int(windows_before[-1]) for _, windows_before in self._series_by_shard]
+        """The number of windows in each shard: only sums are kept, since there may be billions of series."""
+        sizes = []
+        for shard, size in enumerate(self.sequences.shard_sizes):
+            ranges = [(start, min(size, start + _ROWS_PER_READ)) for start in range(0, size, _ROWS_PER_READ)]
+            sizes.append(
+                sum(int(self._count_windows(self.sequences.boundaries(shard, *part)).sum()) for part in ranges)
+            )
+        return sizes
+
+    def _count_windows(self, boundaries: IntArray) -> IntArray:
+        """Return how many windows there are in each of some consecutive series."""
+        last_starts = np.diff(boundaries) - self.context - self.forecast.horizon  # negative: series too short
+        return np.where(last_starts < 0, 0, last_starts // self.stride + 1)
+
+    def _read_series(self, shard: int) -> tuple[IntArray, IntArray]:
+        """Return where a shard's series start, and the number of windows before each series, then the total."""
+        boundaries = self.sequences.boundaries(shard, 0, self.sequences.shard_sizes[shard])
+        return boundaries[:-1], np.concatenate([[0], self._count_windows(boundaries).cumsum()])
 
     @property
     def longest(self) -> int:
@@ -327,7 +336,7 @@ class SlidingWindows(_StoredItems, Items):
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the windows, and the targets of their time steps."""
         # Nothing before the window is read: a seasonal target must not refer to a value that the network hasn't seen.
-        windows = self.sequences.read([self._step_range(*row) for row in rows])
+        windows = self.sequences.read(self._step_ranges(rows))
         x = pad([self.forecast.inputs(values, 0, self.context) for values in windows], num_steps, 0) if inputs else None
         if not targets:
             return x, None
@@ -341,22 +350,27 @@ class SlidingWindows(_StoredItems, Items):
         """Return (series index, index of the context's last time step, values with the horizon) for each window."""
         series_before = [0, *accumulate(self.sequences.shard_sizes)]
         windows = []
-        all_values = self.sequences.read([self._step_range(*row) for row in rows])
+        all_values = self.sequences.read(self._step_ranges(rows))
         for (shard, index), values in zip(rows, all_values, strict=True):
             series, start = self._locate(shard, index)
-            series_start = int(self._series_by_shard[shard][0][series])
+            series_start = int(self._series_of(shard)[0][series])
             windows.append((series_before[shard] + series, start - series_start + self.context - 1, values))
         return windows
 
-    def _step_range(self, shard: int, index: int) -> StepRange:
-        _, start = self._locate(shard, index)
-        return StepRange(shard, start, start + self.context + self.forecast.horizon)
+    def _step_ranges(self, rows: Sequence[RowId]) -> list[StepRange]:
+        # Shard by shard, so that each shard's series are read once, even if not all of them fit into memory.
+        starts = {row: self._locate(*row)[1] for row in sorted(rows)}
+        num_steps = self.context + self.forecast.horizon
+        return [StepRange(row[0], starts[row], starts[row] + num_steps) for row in rows]
 
     def _locate(self, shard: int, index: int) -> tuple[int, int]:
         """Return a window's series and its first time step, both as indices in the shard."""
-        starts, windows_before = self._series_by_shard[shard]
+        starts, windows_before = self._series_of(shard)
         series = int(np.searchsorted(windows_before, index, side="right")) - 1
         return series, int(starts[series]) + (index - int(windows_before[series])) * self.stride
+
+    def _series_of(self, shard: int) -> tuple[IntArray, IntArray]:
+        return self._series.get(shard, lambda: self._read_series(shard))
 
 
 def pad_next_tokens(rows: Sequence[NDArray[Any]], num_steps: int, *, inputs: bool, targets: bool) -> Payload:

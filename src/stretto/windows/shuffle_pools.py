@@ -1,17 +1,22 @@
 """ShufflePools: the rows of an epoch in random order, one pool at a time (a shuffle buffer with random access).
 
-    shards   |--------A--------|--------B--------|--------C--------|--------D--------|   in random order,
-    runs     |--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|--|   cut into runs,
-    pools    |A3 B0 B5 A1 ...  |A4 B2 ...        |D1 C5 C0 D2 ...  |C3 D0 ...        |   shuffled within a few shards
+    line       |------D------|------A------|------C------|------B------|   the shards in random order, end to end,
+    sections   |============ 0 ============|============ 1 ============|   cut into equal sections,
+    groups     |==== 0 =====|===== 1 ======|==== 0 =====|===== 1 ======|   each into groups that fit into a cache,
+    runs       |0 |1 |2 |3  |0  |1 |2  |3  |0 |1 |2 |3  |0  |1 |2  |3  |   each into runs, shuffled within their group
+    pool 0         1  2                           2  3
+    pool 1      0        3                     0     1
+    pool 2                   1      3                        1  2
 
-A run is a range of consecutive rows of one shard; their lengths are read in one piece. Any pool can be computed
-without the others, and needs only a few shards, so a small cache is enough for data in remote storage.
+A run is a stretch of consecutive rows, and a row belongs to the run that it starts in. Each pool takes equally many
+runs of equal size from each section. A section is for one node of a large cluster (MosaicML Streaming: a canonical
+node), which reads nothing else in this epoch. Their number depends on the data and the size of batches, never on the
+number of ranks. Any pool can be computed without the others, and the groups that it needs fit into a small cache.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,22 +25,11 @@ from stretto.base.keys import derive_key
 from stretto.base.position import Position
 from stretto.store.lru_cache import LruCache, lru_cache_field
 from stretto.store.sequences import IntArray
+from stretto.windows.row_units import UnitSource
 from stretto.windows.shuffle import permutation
 
-# Runs are shuffled within a group of this many shards: more give a more random order, fewer need a smaller cache.
-_SHARDS_AT_ONCE = 8
-_MAX_RUN_LENGTH = 1024  # rows
-# A pool has about this many runs or more, if there are enough rows.
-_MIN_RUNS_PER_POOL = 64
-
-
-class ShardedLengths(Protocol):
-    """The lengths of the rows in each shard; the random order depends on nothing else in the data."""
-
-    @property
-    def shard_sizes(self) -> Sequence[int]: ...
-    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        """Return the lengths of rows `start` to `stop` of a shard."""
+# The groups of all sections together: half of the default cache, so that one node can hold them too.
+GROUP_BYTES = 512 << 20
 
 
 class RowTable(NamedTuple):
@@ -52,42 +46,76 @@ class RowTable(NamedTuple):
         """Return the shard and index of each row."""
         return list(zip(self.shards.tolist(), self.indices.tolist(), strict=True))
 
+    @classmethod
+    def concatenate(cls, tables: list["RowTable"]) -> "RowTable":
+        if not tables:
+            return cls(*(np.zeros(0, np.int64) for _ in cls._fields))
+        return cls(*(np.concatenate(columns) for columns in zip(*tables, strict=True)))
+
 
 @dataclass(frozen=True)
 class ShufflePools:
-    """The pools of all epochs: each row is in exactly one pool per epoch."""
+    """The pools of all epochs: each row is in exactly one pool per epoch, and in one section."""
 
-    source: ShardedLengths
+    source: UnitSource
     seed: int
-    pool_rows: int  # the approximate number of rows in a pool
-    _epochs: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(2)  # by epoch: the result of `_arrange_epoch`
-    _groups: LruCache[IntArray] = lru_cache_field(4)  # by (epoch, group): that of `_shuffle_group`
+    pool_units: int  # the approximate size of a section's part of a pool
+    num_sections: int = 1
+    max_runs: int = 64  # the number of runs of a section in a pool, if it has as many units
+    group_units: int | None = None  # the approximate size of a group; None: a section is one group
+    _lines: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(2)  # by epoch: the result of `_arrange_shards`
+    _shuffled: LruCache[IntArray] = lru_cache_field(4)  # by (epoch, section, group): the order of its runs
 
     def __post_init__(self) -> None:
-        if self.pool_rows < 1:
-            raise DataError(f"pool_rows={self.pool_rows} must be at least 1")
-
-    @property
-    def _run_length(self) -> int:
-        """The number of consecutive rows in a run."""
-        return max(1, min(_MAX_RUN_LENGTH, self.pool_rows // _MIN_RUNS_PER_POOL))
-
-    @property
-    def num_pools(self) -> int:
-        """The number of pools, the same in each epoch."""
-        return max(1, round(self._num_runs * self._run_length / self.pool_rows))
+        if self.pool_units < 1:
+            raise DataError(f"pool_units={self.pool_units} must be at least 1")
 
     @cached_property
-    def _num_runs(self) -> int:
-        return sum(-(-size // self._run_length) for size in self.source.shard_sizes)
+    def num_units(self) -> int:
+        """The size of the data, the same in each epoch."""
+        return sum(self.source.shard_units)
 
-    def rows(self, epoch: int, pool: int) -> RowTable:
-        """Return the rows of a pool, run by run."""
+    @cached_property
+    def num_pools(self) -> int:
+        """The number of pools, the same in each epoch."""
+        return max(1, round(self.num_units / self.num_sections / self.pool_units))
+
+    @cached_property
+    def num_runs(self) -> int:
+        """The number of runs of each section in each pool; none is empty if each row takes up one unit."""
+        return max(1, min(self.max_runs, self.num_units // self.num_sections // self.num_pools))
+
+    @cached_property
+    def max_run_units(self) -> int:
+        """An upper bound on the size of a run; rounding adds less than 1 in each of three divisions."""
+        return self.num_units // (self.num_sections * self.num_pools * self.num_runs) + 3
+
+    @cached_property
+    def _num_groups(self) -> int:
+        if self.group_units is None:
+            return 1
+        return max(1, min(self.num_pools, round(self.num_units / self.num_sections / self.group_units)))
+
+    def rows(self, epoch: int, pool: int, section: int = 0) -> RowTable:
+        """Return the rows of a section in a pool, run by run."""
         if epoch < 0 or not 0 <= pool < self.num_pools:
             raise DataError(f"pool {pool} of epoch {epoch} does not exist; use epoch >= 0, pool < {self.num_pools}")
-        first, stop = (self._num_runs * number // self.num_pools for number in (pool, pool + 1))
-        parts = [self._read_run(shard, run) for shard, run in self._runs(epoch, first, stop)]
-        return RowTable(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+        group = ((pool + 1) * self._num_groups - 1) // self.num_pools
+        # The pools of the group, then the units of the section and those of the group.
+        first, last = (self.num_pools * number // self._num_groups for number in (group, group + 1))
+        section_start, section_stop = (
+            self.num_units * number // self.num_sections for number in (section, section + 1)
+        )
+        size = section_stop - section_start
+        start, stop = (section_start + size * number // self.num_pools for number in (first, last))
+        num_runs = self.num_runs * (last - first)
+        key = derive_key(self.seed, "epoch", epoch, "section", section, "group", group)
+        order = self._shuffled.get((epoch, section, group), partial(permutation, key, num_runs))
+        tables = []
+        for run in order[self.num_runs * (pool - first) : self.num_runs * (pool - first + 1)].tolist():
+            edges = [start + (stop - start) * number // num_runs for number in (run, run + 1)]
+            tables += self._read(epoch, *edges)
+        return RowTable.concatenate(tables)
 
     def next_position(self, position: Position, num_windows: int) -> Position:
         """Return the position after `position`, which is in a pool of `num_windows` windows."""
@@ -101,40 +129,22 @@ class ShufflePools:
         """Return approximately what fraction of the epoch lies before a position in a pool of `num_windows` windows."""
         return (position.pool + position.index / num_windows) / self.num_pools
 
-    def _read_run(self, shard: int, run: int) -> RowTable:
-        start = run * self._run_length
-        stop = min(start + self._run_length, self.source.shard_sizes[shard])
-        return RowTable(np.full(stop - start, shard), np.arange(start, stop), self.source.lengths(shard, start, stop))
+    def _read(self, epoch: int, start: int, stop: int) -> list[RowTable]:
+        """Return the rows that start between two units of an epoch's line, shard by shard."""
+        shards, shard_starts = self._lines.get(epoch, lambda: self._arrange_shards(epoch))
+        tables = []
+        place = int(np.searchsorted(shard_starts, start, side="right")) - 1
+        while start < stop:
+            shard, shard_start = int(shards[place]), int(shard_starts[place])
+            end = min(stop, int(shard_starts[place + 1]))
+            first, lengths = self.source.rows(shard, start - shard_start, end - shard_start)
+            indices = np.arange(first, first + len(lengths))
+            tables.append(RowTable(np.full(len(lengths), shard), indices, lengths))
+            start, place = end, place + 1
+        return tables
 
-    def _runs(self, epoch: int, first: int, stop: int) -> list[tuple[int, int]]:
-        """Return runs `first` to `stop` of an epoch's order, each as its shard and its index in the shard."""
-        _, group_starts = self._epochs.get(epoch, lambda: self._arrange_epoch(epoch))
-        runs: list[tuple[int, int]] = []
-        group = int(np.searchsorted(group_starts, first, side="right")) - 1
-        while first < stop:
-            group_start, end = int(group_starts[group]), min(stop, int(group_starts[group + 1]))
-            shuffled = self._groups.get((epoch, group), partial(self._shuffle_group, epoch, group))
-            runs += [(int(shard), int(run)) for shard, run in shuffled[first - group_start : end - group_start]]
-            first, group = end, group + 1
-        return runs
-
-    def _arrange_epoch(self, epoch: int) -> tuple[IntArray, IntArray]:
-        """Return an epoch's shards in random order, and the number of runs before each group of shards and in total."""
-        sizes = np.array(self.source.shard_sizes, np.int64)
+    def _arrange_shards(self, epoch: int) -> tuple[IntArray, IntArray]:
+        """Return an epoch's shards in random order, and where each starts on the line, then where the line ends."""
+        sizes = np.array(self.source.shard_units, np.int64)
         shards = permutation(derive_key(self.seed, "epoch", epoch), len(sizes))
-        runs_per_shard = -(-sizes[shards] // self._run_length)
-        runs_per_group = np.add.reduceat(runs_per_shard, np.arange(0, len(sizes), _SHARDS_AT_ONCE))
-        return shards, np.concatenate([[0], runs_per_group.cumsum()])
-
-    def _shuffle_group(self, epoch: int, group: int) -> IntArray:
-        """Return the runs of a group of shards in random order: `[runs, 2]`, shard and index in the shard."""
-        shards, _ = self._epochs.get(epoch, lambda: self._arrange_epoch(epoch))
-        sizes = self.source.shard_sizes
-        runs = np.concatenate(
-            [
-                np.stack(np.broadcast_arrays(shard, np.arange(-(-sizes[shard] // self._run_length))), axis=1)
-                for shard in shards[group * _SHARDS_AT_ONCE : (group + 1) * _SHARDS_AT_ONCE]
-            ]
-        )
-        shuffled: IntArray = runs[permutation(derive_key(self.seed, "epoch", epoch, "group", group), len(runs))]
-        return shuffled
+        return shards, np.concatenate([[0], sizes[shards].cumsum()])

@@ -1,0 +1,85 @@
+"""A made-up store of any size: short rows of tokens 0, log-normal in length; the index is right, ends are computed."""
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stretto.store.index import Store
+from stretto.store.pages import PAGE_BYTES, ByteArray, ByteRange, PagedFile
+from stretto.store.sequences import Sequences, SequencesFields, shard_file
+
+SHARD = 1 << 20  # rows
+LONGEST = 500
+ZEROS = bytes(PAGE_BYTES)
+
+
+@cache
+def base_lengths() -> NDArray[np.int64]:
+    lengths = np.exp(np.random.default_rng(1).normal(np.log(40), 0.8, SHARD)).astype(np.int64)
+    return lengths.clip(1, LONGEST)
+
+
+@lru_cache(4)
+def ends(shard: int) -> bytes:
+    """Where the rows of a shard end: each shard has the same lengths in another order."""
+    order = (np.arange(SHARD, dtype=np.int64) * (2 * shard + 12_345) + shard) & (SHARD - 1)
+    content: bytes = base_lengths()[order].cumsum().astype("<u8").tobytes()
+    return content
+
+
+def zeros(name: str, num_bytes: int) -> PagedFile:
+    full, rest = divmod(num_bytes, PAGE_BYTES)
+    checksums = [zlib.crc32(ZEROS)] * full + ([zlib.crc32(ZEROS[:rest])] if rest else [])
+    return PagedFile(name, num_bytes, np.array(checksums, np.uint32))
+
+
+def shard_files(shard: int) -> list[PagedFile]:
+    """The files of a shard: values, classes and ends, with their checksums."""
+    num_steps, content = int(base_lengths().sum()), ends(shard)
+    checksums = [zlib.crc32(content[start : start + PAGE_BYTES]) for start in range(0, len(content), PAGE_BYTES)]
+    return [
+        zeros(shard_file("values", shard), 2 * num_steps),
+        zeros(shard_file("targets", shard), 4 * SHARD),
+        PagedFile(shard_file("ends", shard), len(content), np.array(checksums, np.uint32)),
+    ]
+
+
+def index_fields(num_shards: int) -> dict[str, Any]:
+    shard = {"num_sequences": SHARD, "num_steps": int(base_lengths().sum()), "longest": LONGEST}
+    return {
+        "values": {"type": "tokens", "num_tokens": 60_000},
+        "targets": {"type": "classes", "names": ["a", "b"]},
+        "shards": [shard] * num_shards,
+    }
+
+
+@dataclass(frozen=True)
+class ComputedPages:
+    """Pages without a disk, a server or checksums."""
+
+    def read(self, byte_ranges: Sequence[ByteRange]) -> list[ByteArray]:
+        return [self._read(*byte_range) for byte_range in byte_ranges]
+
+    def _read(self, name: str, start: int, stop: int) -> ByteArray:
+        if not name.startswith("ends"):
+            return np.zeros(stop - start, np.uint8)
+        return np.frombuffer(ends(int(name[5:10])), np.uint8)[start:stop]
+
+
+def sequences(num_shards: int) -> Sequences:
+    """Return the store without writing it."""
+    sizes = {"values": 2 * int(base_lengths().sum()), "targets": 4 * SHARD, "ends": 8 * SHARD}
+    no_checksums = np.zeros(0, np.uint32)
+    files = [
+        PagedFile(shard_file(prefix, shard), size, no_checksums)
+        for shard in range(num_shards)
+        for prefix, size in sizes.items()
+    ]
+    fields = index_fields(num_shards)
+    store = Store("made up", SequencesFields.kind, fields, tuple(files), ComputedPages(), "")
+    return Sequences(store, SequencesFields.model_validate(fields), None)
