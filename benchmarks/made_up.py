@@ -49,8 +49,8 @@ def shard_files(shard: int) -> list[PagedFile]:
     ]
 
 
-def index_fields(num_shards: int) -> dict[str, Any]:
-    shard = {"num_sequences": SHARD, "num_steps": int(base_lengths().sum()), "longest": LONGEST}
+def index_fields(num_shards: int, scale: int = 1) -> dict[str, Any]:
+    shard = {"num_sequences": SHARD, "num_steps": scale * int(base_lengths().sum()), "longest": scale * LONGEST}
     return {
         "values": {"type": "tokens", "num_tokens": 60_000},
         "targets": {"type": "classes", "names": ["a", "b"]},
@@ -60,7 +60,9 @@ def index_fields(num_shards: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class ComputedPages:
-    """Pages without a disk, a server or checksums."""
+    """Pages without a disk, a server or checksums; all rows are `scale` times as long."""
+
+    scale: int
 
     def read(self, byte_ranges: Sequence[ByteRange]) -> list[ByteArray]:
         return [self._read(*byte_range) for byte_range in byte_ranges]
@@ -68,18 +70,19 @@ class ComputedPages:
     def _read(self, name: str, start: int, stop: int) -> ByteArray:
         if not name.startswith("ends"):
             return np.zeros(stop - start, np.uint8)
-        return np.frombuffer(ends(int(name[5:10])), np.uint8)[start:stop]
+        items = np.frombuffer(ends(int(name[5:10])), "<u8", (stop - start) // 8, start)
+        return (items * np.uint64(self.scale)).view(np.uint8)
 
 
-def sequences(num_shards: int) -> Sequences:
-    """Return the store without writing it."""
-    sizes = {"values": 2 * int(base_lengths().sum()), "targets": 4 * SHARD, "ends": 8 * SHARD}
+def sequences(num_shards: int, scale: int = 1) -> Sequences:
+    """Return the store without writing it; all rows are `scale` times as long."""
+    sizes = {"values": 2 * scale * int(base_lengths().sum()), "targets": 4 * SHARD, "ends": 8 * SHARD}
     no_checksums = np.zeros(0, np.uint32)
     files = [
         PagedFile(shard_file(prefix, shard), size, no_checksums)
         for shard in range(num_shards)
         for prefix, size in sizes.items()
     ]
-    fields = index_fields(num_shards)
-    store = Store("made up", SequencesFields.kind, fields, tuple(files), ComputedPages(), "")
+    fields = index_fields(num_shards, scale)
+    store = Store("made up", SequencesFields.kind, fields, tuple(files), ComputedPages(scale), "")
     return Sequences(store, SequencesFields.model_validate(fields), None)
