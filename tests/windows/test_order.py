@@ -217,6 +217,15 @@ def test_the_number_of_batches_is_known_from_the_sum_of_all_lengths(
         assert start == stop or (stop - start) * descending[start] <= budget
 
 
+def test_rows_that_halve_from_batch_to_batch_need_no_more_batches_than_known() -> None:
+    # The worst case for padding: one long row in each batch, and the others as short as the next batch's longest.
+    lengths = [length for long in (64, 32, 16, 8, 4, 2) for length in [long, *[long // 2] * (640 // long - 1)]]
+    limits = BatchLimits(640, 640, 1)
+    num_batches = count_batches(sum(lengths), 64, limits)
+    assert len(pack(np.array(lengths), limits)) - 1 == 6 <= num_batches
+    assert len(pack(np.array(lengths), limits, num_batches)) - 1 == num_batches
+
+
 @given(num_rows=st.integers(1, 200), sections=st.integers(1, 20), count=st.integers(1, 50))
 def test_a_batch_is_split_completely_into_nearly_equal_shares(num_rows: int, sections: int, count: int) -> None:
     shares = [Division(sections, count).share(index) for index in range(count)]
