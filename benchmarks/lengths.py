@@ -53,11 +53,13 @@ def write_store(folder: Path, count: int) -> Sequences:
 
 @dataclass(frozen=True)
 class Balance:
-    """Of an epoch: the part of all steps that is padding, and how far the busiest replica is above the mean."""
+    """Of an epoch: the part of all steps that is padding, how far the busiest replica is above the mean, and how much
+    of the budget is used."""
 
     padding: float
     imbalance: float
     worst: float
+    fill: float
 
 
 def balance(sequences: Sequences, replicas: int) -> Balance:
@@ -73,7 +75,8 @@ def balance(sequences: Sequences, replicas: int) -> Balance:
         computed += int(steps.sum())
         above.append(steps.max() / steps.mean() - 1)
         position = data.next_position(position)
-    return Balance(1 - real / computed, float(np.mean(above)), float(np.max(above)))
+    fill = computed / (len(above) * replicas * BUDGET)
+    return Balance(1 - real / computed, float(np.mean(above)), float(np.max(above)), fill)
 
 
 def balance_of_many(replicas: int) -> Balance:
@@ -93,7 +96,7 @@ def balance_of_many(replicas: int) -> Balance:
             real += int(lengths.sum())
             steps[row, replica] = len(lengths) * lengths.max()
     above = steps.max(1) / steps.mean(1) - 1
-    return Balance(1 - real / float(steps.sum()), float(above.mean()), float(above.max()))
+    return Balance(1 - real / float(steps.sum()), float(above.mean()), float(above.max()), float(steps.mean()) / BUDGET)
 
 
 Batch = list[tuple[int, int]]
@@ -206,7 +209,8 @@ def main() -> None:
         many = balance_of_many(4096)
         rows.append(["padding, 4,096 replicas", f"{many.padding:.2%}", ""])
         rows.append(["busiest replica above the mean", f"{many.imbalance:.2%}", f"worst step {many.worst:.2%}"])
-        figures = {"padding_4096": many.padding, "imbalance_4096": many.imbalance}
+        rows.append(["used part of the budget", f"{many.fill:.2%}", ""])
+        figures = {"padding_4096": many.padding, "imbalance_4096": many.imbalance, "fill_4096": many.fill}
     show(
         "unequal lengths, 2 replicas",
         ["batches", "real tokens/s", "stretto over it"],
