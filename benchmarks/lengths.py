@@ -89,7 +89,7 @@ def balance_of_many(replicas: int) -> Balance:
     for replica in track(range(replicas), "packing", console=Console(stderr=True), transient=True):
         (share,) = Division(num_sections, replicas).share(replica)
         if share.slots.start == 0:  # the first replica of its section
-            order = replace(data.order, sections=range(share.section, share.section + 1))
+            order = replace(data.order, own_sections=range(share.section, share.section + 1))
         for row, position in enumerate(positions):
             lengths = order.batch(position).lengths
             lengths = lengths[share.rows(len(lengths))]

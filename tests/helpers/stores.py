@@ -14,15 +14,19 @@ from stretto.store.vocabulary import token_dtype
 
 
 def write_tokens(
-    folder: Path, shards: Sequence[Sequence[Sequence[int]]], num_tokens: int, labels: Sequence[Sequence[int]] = ()
+    folder: Path,
+    shards: Sequence[Sequence[Sequence[int]]],
+    num_tokens: int,
+    labels: Sequence[Sequence[int]] = (),
+    per_step: bool = False,
 ) -> Sequences:
-    """Write sequences of tokens, shard by shard, with labels if there are any."""
+    """Write sequences of tokens, shard by shard, with labels if there are any: one per sequence or time step."""
     dtype = token_dtype(num_tokens)
     arrays = [[np.array(row, dtype) for row in shard] for shard in shards]
     names = [str(label) for label in range(1 + max((max(shard) for shard in labels), default=0))]
     fields = {
         "values": {"type": "tokens", "num_tokens": num_tokens},
-        "targets": {"type": "classes", "names": names} if labels else None,
+        "targets": {"type": "classes", "names": names, "per_step": per_step} if labels else None,
     }
     return _write(folder, arrays, fields, labels)
 

@@ -2,8 +2,9 @@
 
 import pickle
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from unittest.mock import patch
@@ -19,7 +20,9 @@ from helpers.stores import write_tokens
 from stretto.data import Batches, LabeledItems, NextTokenItems, Position, Window, from_arrays, read_ahead
 from stretto.errors import DataError
 from stretto.store import sequences as sequences_module
-from stretto.store.sequences import Sequences
+from stretto.store.sequences import IntArray, Sequences, StepRange
+from stretto.windows.items import RowId
+from stretto.windows.labeled_items import CutLabeledItems
 from stretto.windows.row_units import StepUnits
 
 EXAMPLES = settings(max_examples=60, deadline=None)
@@ -90,6 +93,38 @@ def test_each_sequence_comes_once_per_epoch_in_the_same_batches_for_any_number_o
             assert all(share.next_position(position) == data.next_position(position) for share in shares)
             position = data.next_position(position)
         assert [seen[label] for label in range(len(everything))] == everything
+
+
+@dataclass(frozen=True)
+class EveryThird(LabeledItems):
+    """A user's rows: the first, fourth, seventh ... sequence of each shard."""
+
+    @property
+    def shard_sizes(self) -> list[int]:
+        return [-(-size // 3) for size in self.sequences.shard_sizes]
+
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
+        return super().lengths(shard, 0, self.sequences.shard_sizes[shard])[::3][start:stop]
+
+    def step_ranges(self, rows: Sequence[RowId]) -> list[StepRange]:
+        return super().step_ranges([(shard, 3 * index) for shard, index in rows])
+
+
+@pytest.mark.parametrize("kind", [CutLabeledItems, EveryThird])
+def test_rows_that_are_not_whole_sequences_come_once_per_epoch(kind: type[LabeledItems], tmp_path: Path) -> None:
+    lengths = [[1 + (7 * row + shard) % 40 for row in range(50)] for shard in range(2)]
+    shards = [[[row % 10] * length for row, length in enumerate(shard)] for shard in lengths]
+    steps = [list(range(sum(shard))) for shard in lengths]
+    sequences = write_tokens(tmp_path / "store", shards, 10, steps, per_step=True)
+    with small_sections():
+        data = Batches(kind(sequences) if kind is EveryThird else CutLabeledItems(sequences, context=8), 200)
+        seen, position = [], Position()
+        while not position.epoch:
+            seen += data.order.batch(position).row_ids()
+            position = data.next_position(position)
+        expected = [(shard, row) for shard, size in enumerate(data.items.shard_sizes) for row in range(size)]
+        assert sorted(seen) == expected
+        assert Batches(LabeledItems(sequences), 200).order.pools.num_sections > 1, "whole sequences have sections"
 
 
 @given(

@@ -1,7 +1,9 @@
 """The order of rows: pools, sections, batches, and how they are divided."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 
 import numpy as np
@@ -12,7 +14,8 @@ from hypothesis import strategies as st
 from stretto.data import Position
 from stretto.errors import DataError
 from stretto.store.sequences import IntArray
-from stretto.windows.batch_order import BatchLimits, BatchOrder, count_batches, pack
+from stretto.windows.batch_order import BatchLimits, BatchOrder, _log_bound, count_batches, pack
+from stretto.windows.document_order import DocumentOrder
 from stretto.windows.row_units import RowUnits
 from stretto.windows.sections import Division, count_sections
 from stretto.windows.shuffle import permutation
@@ -78,7 +81,7 @@ def many_sections(draw: st.DrawFn) -> BatchOrder:
     pools = ShufflePools(source, draw(st.integers(0, 99)), draw(st.integers(1, 9000)), num_sections, runs, group)
     longest = max(map(max, shards))
     num_batches = count_batches(pools.num_runs * (pools.max_run_units + longest + per_row), longest, limits)
-    return BatchOrder(pools, limits, num_batches, range(num_sections))
+    return BatchOrder(pools, limits, num_batches)
 
 
 def listed(order: BatchOrder) -> ListedLengths:
@@ -131,7 +134,7 @@ def test_any_position_can_be_read_directly(order: BatchOrder, number: int, data:
     chosen = data.draw(st.sampled_from(positions))
     # A new object with empty caches: a rank that starts here, and reads one section only.
     section = data.draw(st.sampled_from(order.sections))
-    other = replace(order, pools=replace(order.pools), sections=range(section, section + 1))
+    other = replace(order, pools=replace(order.pools), own_sections=range(section, section + 1))
     for one, two in zip(order.parts(chosen)[section], other.batch(chosen), strict=True):
         assert (one == two).all()
     assert other.next_position(chosen) == order.next_position(chosen)
@@ -173,7 +176,7 @@ def test_sections_of_different_lengths_have_equal_time_steps() -> None:
     pools = ShufflePools(ListedSteps(ListedLengths(shards)), 1, 10_000, num_sections=8, max_runs=4)
     limits = BatchLimits(2_000, 2_000, 1)
     num_batches = count_batches(pools.num_runs * (pools.max_run_units + 160), 160, limits)
-    batches = parts(BatchOrder(pools, limits, num_batches, range(8)), 0)
+    batches = parts(BatchOrder(pools, limits, num_batches), 0)
     steps = np.array([[len(part.lengths) * int(part.lengths.max(initial=0)) for part in batch] for batch in batches])
     assert steps.sum(0).max() / steps.sum(0).mean() < 1.03
     assert (steps.max(1) / steps.mean(1)).mean() < 1.35, "five parts per pool only, so rounding counts"
@@ -270,3 +273,26 @@ def test_positions_that_do_not_exist_are_refused() -> None:
             order.batch(position)
     with pytest.raises(DataError, match="must all be at least 1"):
         BatchLimits(0, 1)
+
+
+def test_orders_whose_sections_would_disagree_are_refused() -> None:
+    pools = ShufflePools(ListedSteps(ListedLengths(((3, 4) * 9,))), 1, 10, num_sections=2, max_runs=1)
+    limits = BatchLimits(8, 8)
+    with pytest.raises(DataError, match="num_batches=None is not the same in each of the 2 sections"):
+        BatchOrder(pools, limits)
+    with pytest.raises(DataError, match=r"own_sections=range\(1, 3\) are not in range\(0, 2\)"):
+        BatchOrder(pools, limits, 9, range(1, 3))
+    with pytest.raises(DataError, match=r"num_batches=1 is less than the \d+ that are needed"):
+        BatchOrder(pools, limits, 1).batch(Position())
+    with pytest.raises(DataError, match="num_windows=None is not the same in each of the 2 sections"):
+        DocumentOrder(pools, 4, 2, range(4))
+    with pytest.raises(DataError, match="lanes=5 is not a multiple of the 2 sections"):
+        DocumentOrder(pools, 5, 2, range(5), 9)
+    with pytest.raises(DataError, match=r"own_lanes=range\(0, 0\) are not in range\(0, 4\)"):
+        DocumentOrder(pools, 4, 2, range(0), 9)
+
+
+@given(ratio=st.fractions(min_value=1, max_value=2**40))
+def test_the_bound_of_a_logarithm_is_close_and_above(ratio: Fraction) -> None:
+    bound = _log_bound(ratio)
+    assert 0 <= float(bound) - math.log(ratio) < 0.05

@@ -11,6 +11,7 @@ bound on the number of parts they need; the rows are spread evenly over that man
 
 import math
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from typing import NamedTuple
 
 import numpy as np
@@ -57,8 +58,24 @@ class BatchOrder:
     pools: ShufflePools
     limits: BatchLimits
     num_batches: int | None = None  # in each pool; None: as few as the limits allow, if there is only one section
-    sections: range = range(1)  # those whose rows are returned; others are neither read nor packed
+    own_sections: range | None = None  # those whose rows are returned; others are neither read nor packed; None: all
     _packed: LruCache[PackedPool] = lru_cache_field(2)  # by (epoch, pool)
+
+    def __post_init__(self) -> None:
+        if self.num_batches is None and self.pools.num_sections > 1:
+            problem = f"num_batches=None is not the same in each of the {self.pools.num_sections} sections"
+            raise DataError(f"{problem}; set it to what count_batches returns")
+        if self.num_batches is not None and self.num_batches < 1:
+            raise DataError(f"num_batches={self.num_batches} must be at least 1, or None")
+        sections = self.sections
+        if sections.step != 1 or not 0 <= sections.start < sections.stop <= self.pools.num_sections:
+            problem = f"own_sections={sections} are not in range(0, {self.pools.num_sections})"
+            raise DataError(f"{problem}; use consecutive sections of the pools")
+
+    @property
+    def sections(self) -> range:
+        """The sections whose rows are returned."""
+        return range(self.pools.num_sections) if self.own_sections is None else self.own_sections
 
     def batch(self, position: Position) -> RowTable:
         """Return the rows of the global batch at a position, section by section."""
@@ -118,13 +135,23 @@ def count_batches(num_steps: int, longest: int, limits: BatchLimits) -> int:
 
     Each row counts as `budget / max_rows` time steps or more, so that batches with too many rows for one are covered.
     """
-    shortest = max(1.0, limits.budget / limits.max_rows)
     # The worst case: rounding down loses nearly one row of each batch,
     rows = min(limits.budget // longest, limits.max_rows)
-    full_batches = num_steps * (rows + 1) / (rows * limits.budget)
+    full_batches = Fraction(num_steps * (rows + 1), rows * limits.budget)
     # and padding loses 1 - q in a batch whose next one starts with rows q times as long, at most ln(1 / q). The product
     # of all q is the ratio of the shortest to the longest row.
-    return math.ceil(full_batches + math.log(max(longest / shortest, 1.0)) + 1)
+    shortest = max(Fraction(1), Fraction(limits.budget, limits.max_rows))
+    return math.ceil(full_batches + _log_bound(longest / shortest) + 1)
+
+
+def _log_bound(ratio: Fraction) -> Fraction:
+    """Return the logarithm of `ratio`, or up to 0.05 more; 0 if it is negative.
+
+    Without floats: a last bit that differs between two machines must not change the number of batches.
+    """
+    # 2**bits is at least ratio**16, and ln(2) is less than 45427 / 65536.
+    bits = (math.ceil(max(ratio, Fraction(1)) ** 16) - 1).bit_length()
+    return Fraction(bits * 45427, 16 * 65536)
 
 
 def pack(lengths: IntArray, limits: BatchLimits, num_batches: int | None = None) -> IntArray:
@@ -140,7 +167,10 @@ def pack(lengths: IntArray, limits: BatchLimits, num_batches: int | None = None)
         limits = replace(limits, row_multiple=1)
         edges = _pack_greedily(lengths, limits, _NUM_LIMIT_STEPS)
     num_edges = len(edges) if num_batches is None else num_batches + 1
-    assert len(edges) <= num_edges, "count_batches is an upper bound"
+    if len(edges) > num_edges:
+        raise DataError(
+            f"num_batches={num_batches} is less than the {len(edges) - 1} that are needed; use count_batches"
+        )
     low, high = 1, _NUM_LIMIT_STEPS
     # Binary search for the lowest limits that still give `num_edges` edges, so that batches are about equally large.
     while low < high:

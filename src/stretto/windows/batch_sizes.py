@@ -1,7 +1,10 @@
 """Batch sizes: how a dataset's rows are cut into sections, pools and runs for batches of a given size."""
 
+from typing import TypeGuard
+
 from stretto.windows.batch_order import BatchLimits, BatchOrder, count_batches
-from stretto.windows.items import Items, SequenceItems, StoredItems
+from stretto.windows.items import Items, NextTokenItems, StoredItems
+from stretto.windows.labeled_items import LabeledItems
 from stretto.windows.row_units import RowUnits, StepUnits, UnitSource
 from stretto.windows.sections import count_sections
 from stretto.windows.shuffle_pools import GROUP_BYTES, ShufflePools
@@ -33,7 +36,7 @@ def arrange_batches(items: Items, limits: BatchLimits, seed: int, *, has_budget:
     sequences = items.sequences
     num_bytes = sum(file.num_bytes for file in sequences.store.files)
     group_rows = GROUP_BYTES * num_rows // num_bytes
-    if not isinstance(items, SequenceItems):
+    if not _is_row_per_sequence(items):
         return _one_section(items, limits, seed, batch_rows, group_rows)
     num_batches = max(sequences.num_steps / limits.budget, sequences.num_sequences / limits.max_rows)
     longest_rows = min(limits.budget // max(1, items.longest), limits.max_rows)
@@ -45,10 +48,15 @@ def arrange_batches(items: Items, limits: BatchLimits, seed: int, *, has_budget:
 
 
 def _many_sections(
-    items: Items, limits: BatchLimits, seed: int, num_sections: int, part_rows: int, num_bytes: int, has_budget: bool
+    items: LabeledItems | NextTokenItems,
+    limits: BatchLimits,
+    seed: int,
+    num_sections: int,
+    part_rows: int,
+    num_bytes: int,
+    has_budget: bool,
 ) -> BatchOrder:
     """Return the order for sections; `limits` and `part_rows` are those of a section's part of a batch."""
-    assert isinstance(items, SequenceItems)
     source: UnitSource = RowUnits(items)
     part_units, longest_units = limits.max_rows, 1
     if has_budget:
@@ -70,7 +78,15 @@ def _many_sections(
     num_batches = -(-max_units // limits.max_rows)
     if has_budget:
         num_batches = count_batches(max_units, max(1, items.longest), limits)
-    return BatchOrder(pools, limits, num_batches, range(num_sections))
+    return BatchOrder(pools, limits, num_batches)
+
+
+def _is_row_per_sequence(items: Items) -> TypeGuard[LabeledItems | NextTokenItems]:
+    """Return whether row n of each shard is its sequence n.
+
+    A subclass may have other rows, such as parts of sequences, so the answer is not inherited.
+    """
+    return type(items) in (LabeledItems, NextTokenItems)
 
 
 def _one_section(items: Items, limits: BatchLimits, seed: int, batch_rows: int, group_rows: int) -> BatchOrder:

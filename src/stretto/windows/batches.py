@@ -87,7 +87,7 @@ class Batches:
     def order(self) -> BatchOrder:
         """The order of batches; only the sections of this share are read and packed."""
         first, last = self._section_shares[0].section, self._section_shares[-1].section
-        return replace(self._global_order, sections=range(first, last + 1))
+        return replace(self._global_order, own_sections=range(first, last + 1))
 
     def __str__(self) -> str:
         sizes = [] if self.budget is None else [f"{self.budget:,} time steps"]

@@ -58,9 +58,18 @@ class DocumentOrder:
     pools: ShufflePools
     lanes: int
     window: int
+    own_lanes: range
     num_windows: int | None = None  # in each pool; None: as many as needed, if there is only one section
-    own_lanes: range = range(0)
     _arranged: LruCache[list[_SectionDocuments]] = lru_cache_field(2)  # by (epoch, pool)
+
+    def __post_init__(self) -> None:
+        num_sections = self.pools.num_sections
+        if self.num_windows is None and num_sections > 1:
+            raise DataError(f"num_windows=None is not the same in each of the {num_sections} sections; set it")
+        if self.lanes % num_sections:
+            raise DataError(f"lanes={self.lanes} is not a multiple of the {num_sections} sections; use one that is")
+        if self.own_lanes.step != 1 or not 0 <= self.own_lanes.start < self.own_lanes.stop <= self.lanes:
+            raise DataError(f"own_lanes={self.own_lanes} are not in range(0, {self.lanes}); use consecutive lanes")
 
     @classmethod
     def arrange(cls, source: StoredDocuments, lanes: range, num_lanes: int, window: int, seed: int) -> Self:
@@ -72,9 +81,8 @@ class DocumentOrder:
             pool_rows = WINDOWS_PER_POOL * num_lanes * window / sequences.mean_length
             pool_rows = min(int(pool_rows) + 1, max(_MAX_DOCUMENTS_PER_POOL, 2 * num_lanes))
             group_rows = GROUP_BYTES * sequences.num_sequences // num_bytes + 1
-            return cls(
-                ShufflePools(RowUnits(source), seed, pool_rows, group_units=group_rows), num_lanes, window, None, lanes
-            )
+            pools = ShufflePools(RowUnits(source), seed, pool_rows, group_units=group_rows)
+            return cls(pools, num_lanes, window, lanes)
         # Of n time steps, n - 1 are inputs, in at most (n - 1 + window - 1) / window windows.
         units = StepUnits(source, max(0, window - 2))
         lanes_per_section = num_lanes // num_sections
@@ -90,7 +98,7 @@ class DocumentOrder:
         )
         # The last document of a run may extend beyond the run.
         max_units = pools.num_runs * (pools.max_run_units + longest)
-        return cls(pools, num_lanes, window, -(-max_units // (window * lanes_per_section)), lanes)
+        return cls(pools, num_lanes, window, lanes, -(-max_units // (window * lanes_per_section)))
 
     def next_position(self, position: Position) -> Position:
         """Return the position of the window after the one at `position`."""
