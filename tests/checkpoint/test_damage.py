@@ -75,6 +75,15 @@ def test_a_flipped_bit_or_a_lost_end_is_refused_by_name(
         read_all(saved)
 
 
+def test_a_checkpoint_of_another_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    save_two(tmp_path)
+    path = newest(tmp_path) / MANIFEST
+    path.write_bytes(dump_with_checksum({**load_with_checksum(path.read_bytes()), "version": 6}))
+    sentence = r"manifest.json is in format stretto checkpoint 6, not 7; continue with the version of stretto"
+    with pytest.raises(DataError, match=sentence), CheckpointManager(tmp_path) as checkpoints:
+        checkpoints.start()
+
+
 def test_an_earlier_checkpoint_is_used_only_on_request(tmp_path: Path) -> None:
     save_two(tmp_path)
     flip(newest(tmp_path) / SHARD, 0.9)

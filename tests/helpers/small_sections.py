@@ -14,7 +14,7 @@ def small_sections(is_on: bool = True) -> Iterator[None]:
         sections: {"_MIN_SECTION_BYTES": 1, "_MIN_BATCHES": 1, "_MIN_ROWS": 1},
         batch_sizes: {
             "_BATCHES_PER_POOL": 2, "_SECTION_BATCHES_PER_POOL": 3, "_MIN_ROWS_PER_SECTION": 1, "_MIN_ROWS_PER_RUN": 1,
-            "GROUP_BYTES": 2000,
+            "_MIN_SECTION_BATCHES_PER_POOL": 1, "GROUP_BYTES": 2000,
         },
         document_order: {
             "_MIN_WINDOWS_PER_DOCUMENT": 0, "_MIN_DOCUMENTS_PER_SECTION": 1, "WINDOWS_PER_POOL": 8, "GROUP_BYTES": 300

@@ -258,7 +258,7 @@ def test_shares_of_one_section_have_equal_time_steps(num_rows: int, count: int) 
 def test_small_data_and_small_batches_have_one_section() -> None:
     assert count_sections(1 << 40, 1e6, 1 << 20) == 512
     assert count_sections(1 << 30, 1e6, 1 << 20) == 32
-    assert count_sections(1 << 40, 1e6, 64) == 8
+    assert count_sections(1 << 40, 1e6, 256) == 8
     assert count_sections(1 << 40, 63, 1 << 20) == count_sections(1 << 25, 1e6, 1 << 20) == 1
 
 

@@ -2,7 +2,7 @@
 
 import math
 from pathlib import PurePosixPath
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -14,6 +14,9 @@ from stretto.base.position import Position
 from stretto.base.strict_model import StrictModel, first_error
 
 MANIFEST = "manifest.json"
+FORMAT: Final = "stretto checkpoint"
+# Increase it also when a position means other data than before: the run would not resume where it was.
+VERSION: Final = 7
 # Bytes per element of the dtypes that a checkpoint's tensors can have, by torch's names.
 _DTYPE_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
@@ -115,8 +118,8 @@ class RunInfo(StrictModel):
 class Manifest(StrictModel):
     """A checkpoint's files, training state and origin, as in its manifest.json."""
 
-    format: Literal["stretto checkpoint"] = "stretto checkpoint"
-    version: Literal[6] = 6
+    format: Literal["stretto checkpoint"] = FORMAT
+    version: Literal[7] = VERSION
     generation: int = Field(ge=0, lt=_INT_LIMIT)
     num_ranks: int = Field(ge=1, lt=_INT_LIMIT)
     created: str  # when, in UTC
@@ -147,9 +150,19 @@ class Manifest(StrictModel):
     def load(cls, content: bytes, where: str) -> Self:
         """Parse the manifest of the checkpoint at `where`; raise DataError if it is damaged."""
         try:
-            return cls.model_validate(load_with_checksum(content))
+            tree = load_with_checksum(content)
+            if tree.get("format") == FORMAT and tree.get("version") != VERSION:
+                raise _version_error(where, tree.get("version"))
+            return cls.model_validate(tree)
         except ValueError as error:
             raise damaged_error(f"{where}/{MANIFEST}", error) from None
+
+
+def _version_error(where: str, version: object) -> DataError:
+    return DataError(
+        f"{where}/{MANIFEST} is in format {FORMAT} {version}, not {VERSION}; continue with the version of stretto that "
+        "wrote it, or start a new run"
+    )
 
 
 def damaged_error(where: str, reason: str | ValueError) -> DataError:

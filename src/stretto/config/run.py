@@ -46,8 +46,8 @@ class DataConfig(StrictModel):
     """lanes: time steps per optimizer step (the truncated-BPTT length)."""
     budget: int = Field(4096, ge=1)
     """batches, forecast: maximum time steps of all rows of a global batch together, padding included."""
-    max_rows: int = Field(65536, ge=1)
-    """batches, forecast: maximum rows of a global batch."""
+    max_rows: int | None = Field(None, ge=1)
+    """batches, forecast: maximum rows of a global batch. By default only `budget` limits them."""
     row_multiple: int = Field(8, ge=1)
     """batches, forecast: the rows of a global batch, if more, are rounded down to a multiple of this, so that replicas
     get equal shares; not those of a pool's last batch."""

@@ -12,6 +12,7 @@ bound on the number of parts they need; the rows are spread evenly over that man
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -19,7 +20,7 @@ import numpy as np
 from stretto.base.errors import DataError
 from stretto.base.keys import derive_key
 from stretto.base.position import Position
-from stretto.store.lru_cache import LruCache, lru_cache_field
+from stretto.store.lru_cache import LruCache
 from stretto.store.sequences import IntArray
 from stretto.windows.shuffle import permutation, splitmix64
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
@@ -44,7 +45,7 @@ class BatchLimits:
 
 
 class PackedPool(NamedTuple):
-    """A pool in parts: for each section, its rows, longest first, and where its parts start and stop."""
+    """A pool in parts: for each section, its rows (compact), longest first, and where its parts start and stop."""
 
     rows: list[RowTable]
     edges: list[IntArray]
@@ -59,7 +60,6 @@ class BatchOrder:
     limits: BatchLimits
     num_batches: int | None = None  # in each pool; None: as few as the limits allow, if there is only one section
     own_sections: range | None = None  # those whose rows are returned; others are neither read nor packed; None: all
-    _packed: LruCache[PackedPool] = lru_cache_field(2)  # by (epoch, pool)
 
     def __post_init__(self) -> None:
         if self.num_batches is None and self.pools.num_sections > 1:
@@ -71,6 +71,14 @@ class BatchOrder:
         if sections.step != 1 or not 0 <= sections.start < sections.stop <= self.pools.num_sections:
             problem = f"own_sections={sections} are not in range(0, {self.pools.num_sections})"
             raise DataError(f"{problem}; use consecutive sections of the pools")
+
+    @cached_property
+    def _packed(self) -> LruCache[PackedPool]:
+        """The latest pools, by (epoch, pool).
+
+        To go from one position to the next takes the previous pool too, unless its number of batches is known.
+        """
+        return LruCache(2 if self.num_batches is None else 1)
 
     @property
     def sections(self) -> range:
@@ -89,7 +97,7 @@ class BatchOrder:
         packed = self._pool_at(position)
         part = packed.order[position.index]
         return [
-            rows.take(slice(edges[part], edges[part + 1]))
+            rows.take(slice(edges[part], edges[part + 1])).expand()
             for rows, edges in zip(packed.rows, packed.edges, strict=True)
         ]
 
@@ -115,7 +123,7 @@ class BatchOrder:
         for section in self.sections:
             rows = self.pools.rows(epoch, pool, section)
             rows = rows.take(_longest_first(rows.lengths, derive_key(key, "section", section)))
-            tables.append(rows)
+            tables.append(rows.compact())
             edges.append(pack(rows.lengths, self.limits, self.num_batches))
         return PackedPool(tables, edges, permutation(derive_key(key, "batches"), len(edges[0]) - 1))
 

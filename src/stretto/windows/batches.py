@@ -20,7 +20,6 @@ from stretto.windows.sections import Division, SectionShare
 from stretto.windows.share import WHOLE, Share, take_share
 from stretto.windows.shuffle_pools import RowTable
 
-_MAX_ROWS = 1 << 20  # of a batch
 _SECTION_BITS = 32  # row r of section s has number s * 2**32 + r, whatever the other sections hold
 
 
@@ -69,10 +68,13 @@ class Batches:
 
     @cached_property
     def limits(self) -> BatchLimits:
-        max_rows = _MAX_ROWS if self.max_rows is None else self.max_rows
-        budget = max(1, self.items.longest) * max_rows if self.budget is None else self.budget
-        # Without a budget, `max_rows` is what a user calls the batch size.
-        return BatchLimits(budget, max_rows, 1 if self.budget is None else self.row_multiple)
+        if self.budget is not None:
+            # A row has a time step at least.
+            max_rows = self.budget if self.max_rows is None else self.max_rows
+            return BatchLimits(self.budget, max_rows, self.row_multiple)
+        assert self.max_rows is not None, "__post_init__ checks"
+        # `max_rows` is what a user calls the batch size.
+        return BatchLimits(max(1, self.items.longest) * self.max_rows, self.max_rows, row_multiple=1)
 
     @cached_property
     def _global_order(self) -> BatchOrder:
@@ -91,7 +93,7 @@ class Batches:
 
     def __str__(self) -> str:
         sizes = [] if self.budget is None else [f"{self.budget:,} time steps"]
-        # A run's default is far more rows than fit the budget.
+        # More rows than time steps are no limit.
         if self.max_rows is not None and (self.budget is None or self.max_rows < self.budget):
             sizes.append(f"{self.max_rows:,} rows")
         return f"{self.num_rows:,} rows in batches of at most {' and '.join(sizes)}"

@@ -18,8 +18,9 @@ from stretto.store.sequences import IntArray
 _MAX_SECTIONS = 512
 # A node reads a page too much where a section starts or ends, in each of up to four files.
 _MIN_SECTION_BYTES = 32 << 20
-# A section's part of a batch has room for at least this many rows of the longest length,
-_MIN_ROWS = 8
+# A section's part of a batch has room for at least this many rows of the longest length, so that less than 1/32 of it
+# remains unused because one more row would not fit,
+_MIN_ROWS = 32
 # and an epoch has at least this many batches. With less, parts could not be filled well.
 _MIN_BATCHES = 64
 

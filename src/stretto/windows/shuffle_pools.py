@@ -42,6 +42,14 @@ class RowTable(NamedTuple):
     def take(self, rows: IntArray | slice) -> "RowTable":
         return RowTable(self.shards[rows], self.indices[rows], self.lengths[rows])
 
+    def compact(self) -> "RowTable":
+        """Return the same numbers in the smallest types that hold them, to be stored: computing could overflow."""
+        return RowTable(*(column.astype(np.min_scalar_type(column.max(initial=0))) for column in self))
+
+    def expand(self) -> "RowTable":
+        """Return the same numbers as int64."""
+        return RowTable(*(column.astype(np.int64) for column in self))
+
     def row_ids(self) -> list[tuple[int, int]]:
         """Return the shard and index of each row."""
         return list(zip(self.shards.tolist(), self.indices.tolist(), strict=True))
