@@ -63,7 +63,7 @@ def read_epoch(cache_folder: Path, node: int, ranks_per_node: int) -> tuple[int,
     count = NUM_NODES * ranks_per_node
     # Each rank has its own memory; the cache is the node's.
     shares = [
-        Batches(LabeledItems(Sequences.open("madeup://data", Cache(cache_folder))), NUM_NODES * BUDGET, 1 << 30).share(
+        Batches(LabeledItems(Sequences.open("madeup://data", Cache(cache_folder))), NUM_NODES * BUDGET).share(
             node * ranks_per_node + rank, count
         )
         for rank in range(ranks_per_node)

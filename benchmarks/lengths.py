@@ -81,7 +81,7 @@ def balance(sequences: Sequences, replicas: int) -> Balance:
 
 def balance_of_many(replicas: int) -> Balance:
     """The same for many replicas, each with a part of a section, section by section."""
-    data = Batches(LabeledItems(made_up.sequences(200)), replicas * BUDGET, 1 << 30)
+    data = Batches(LabeledItems(made_up.sequences(200)), replicas * BUDGET)
     num_sections, num_batches = data.order.pools.num_sections, data.order.num_batches
     assert replicas % num_sections == 0 and num_batches is not None
     positions = [Position(0, 0, index) for index in range(0, num_batches, 9)]

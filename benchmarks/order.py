@@ -49,7 +49,7 @@ def main() -> None:
     base_lengths()
     items = LabeledItems(sequences(NUM_SHARDS))
     whole = plan(Batches(items, 8 * BUDGET), num_windows)
-    share = plan(Batches(items, NUM_RANKS * BUDGET, 1 << 30).share(1234, NUM_RANKS), num_windows)
+    share = plan(Batches(items, NUM_RANKS * BUDGET).share(1234, NUM_RANKS), num_windows)
     lanes = plan(DocumentLanes(sequences(NUM_SHARDS, 64), 1 << 20, 64).share(1234, NUM_RANKS), num_windows)
     # In KiB on Linux, and in bytes on a Mac.
     unit = 1 if sys.platform == "darwin" else 1024

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -118,3 +120,13 @@ def test_a_locked_mask_is_computed_once_per_window_and_micro_batch(monkeypatch: 
                 states[index] = (keys.detach()[:num_rows],)
                 _, states[index] = block(torch.ones(2, num_rows, 5), states[index])
     assert num_masks == 2 * 2
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_all_bits_of_a_lane_number_count(kind: type[Dropout | LockedDropout]) -> None:
+    # The number of a row's section is in the high bits.
+    block = kind(0.5)
+    rows = replace(Rows.of(3, key=1), lanes=torch.tensor([5, 5 + 2**32, 5 + 2**41]))
+    y, _ = block(torch.ones(8, 3, 64), block.begin(rows))
+    masks = {tuple(y[:, row].flatten().tolist()) for row in range(3)}
+    assert len(masks) == 3

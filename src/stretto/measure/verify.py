@@ -12,7 +12,7 @@ from stretto.base.keys import derive_key
 from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.base.tf32 import use_tf32
-from stretto.base.window import IGNORE_INDEX, Rows
+from stretto.base.window import IGNORE_INDEX, Rows, Window
 from stretto.blocks.initialize import initialize
 from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss
@@ -173,10 +173,13 @@ class _SingleRun:
         self.state: State | None = None
 
     def step(self, position: Position, key: int) -> _StepTensors:
-        result = self.engine.step(self.windows.read(position), self.state, key)
+        window = self.windows.read(position)
+        result = self.engine.step(window, self.state, key)
         self.state = result.state
+        rows = _continuing_rows(window)
+        compared = tuple(tensor[rows.to(tensor.device)] for tensor in result.state)
         mean_loss = float(result.total) / max(float(result.count), 1)
-        return _StepTensors(mean_loss, _gradients(self.engine.stack), _states_by_block(self.engine.stack, result.state))
+        return _StepTensors(mean_loss, _gradients(self.engine.stack), _states_by_block(self.engine.stack, compared))
 
 
 class _ParallelRun:
@@ -210,7 +213,8 @@ class _ParallelRun:
         lanes = [share.read(position, inputs=False, targets=False).lanes for share in self.shares]
         # The rows in their order on one rank, found by their lane numbers; blank rows don't exist there.
         numbers, places = torch.cat(lanes).sort()
-        order = places[torch.searchsorted(numbers, self.windows.read(position, inputs=False, targets=False).lanes)]
+        window = self.windows.read(position, inputs=False, targets=False)
+        order = places[torch.searchsorted(numbers, window.lanes[_continuing_rows(window)])]
         states: dict[int, State] = {}
         first: dict[int, int] = {}  # by stage: its number of tensors in the parts so far
         for index, part in enumerate(self.parts):
@@ -233,6 +237,14 @@ class _ParallelRun:
 def _initialized_copy(model: Stack, loss: Loss, seed: int, world: World) -> tuple[Stack, Loss]:
     model, loss = copy.deepcopy((model, loss))
     return initialize(model, seed, world.device), loss
+
+
+def _continuing_rows(window: Window) -> Tensor:
+    """Return which rows have a state after the window.
+
+    That of a row that ends before is discarded; in a replica's window, which may be shorter, it may not yet be.
+    """
+    return (window.lengths >= window.num_steps).nonzero().flatten()
 
 
 def _states_by_block(stack: Stack, state: State) -> dict[int, State]:

@@ -1,5 +1,6 @@
 """Feed: a dataset cut into windows as a config says, with the spec of that data."""
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -21,6 +22,8 @@ from stretto.windows.items import Items, NextTokenItems, SlidingWindows
 from stretto.windows.labeled_items import CutLabeledItems, LabeledItems
 from stretto.windows.lanes import Lanes
 from stretto.windows.loader import WindowSource
+
+_log = logging.getLogger(__name__)
 
 # The kinds of feed that use each of these fields of DataConfig; all kinds use the other fields.
 _FEED_KINDS_BY_FIELD = {
@@ -135,7 +138,7 @@ def open_feed(
         if not is_validation:
             _check_num_rows(feed.windows, layout)
         if is_remote(location):
-            _check_cache(store, feed.windows, data.cache_bytes, layout)
+            _warn_of_small_cache(store, feed.windows, data.cache_bytes, layout)
     except DataError as error:
         is_relative = not is_remote(location) and not Path(location).is_absolute()
         where = f" (in {Path.cwd()})" if is_relative else ""
@@ -155,18 +158,19 @@ def _check_num_rows(windows: WindowSource, layout: Layout) -> None:
         )
 
 
-def _check_cache(store: Store, windows: WindowSource, cache_bytes: int, layout: Layout) -> None:
-    """Raise if the lanes of a replica need more pages than the cache holds: each window would fetch all of them again.
+def _warn_of_small_cache(store: Store, windows: WindowSource, cache_bytes: int, layout: Layout) -> None:
+    """Warn if the lanes of a replica need more pages than the cache holds: each window may fetch all of them again.
 
     Each lane reads a page of its own, for many windows, unless there are fewer pages than lanes.
     """
     num_lanes = -(-windows.lanes // layout.replicas)
     needed = min(num_lanes * PAGE_BYTES, sum(file.num_bytes for file in store.files))
     if needed > cache_bytes:
-        raise DataError(
-            f"each replica reads {num_lanes:,} lanes in different places, but data.cache_bytes={cache_bytes:,} is less "
-            f"than {needed:,}; set data.cache_bytes to that times the replicas per node, or use fewer lanes"
-        )
+        _log.warning(
+            "each replica reads %s lanes in different places of %s, which may fetch pages again for each window: "
+            "data.cache_bytes=%s is less than %s; set it to that times the replicas per node, or use fewer lanes",
+            f"{num_lanes:,}", store.location, f"{cache_bytes:,}", f"{needed:,}",
+        )  # fmt: skip
 
 
 def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool, has_values: bool = False) -> None:

@@ -56,13 +56,13 @@ class SectionShare(NamedTuple):
         if len(self.slots) == self.num_slots:
             return np.arange(num_rows)
         # Neighboring slots, which often belong to one replica, are not neighbors in this order.
-        turns = (np.array(self.slots) * _spread(self.num_slots)) % self.num_slots
+        places = (np.array(self.slots) * _distant_factor(self.num_slots)) % self.num_slots
         rounds = np.arange(-(-num_rows // self.num_slots))[:, None]
-        rows = np.sort((rounds * self.num_slots + np.where(rounds % 2, self.num_slots - 1 - turns, turns)).ravel())
+        rows = np.sort((rounds * self.num_slots + np.where(rounds % 2, self.num_slots - 1 - places, places)).ravel())
         return rows[rows < num_rows]
 
 
-def _spread(num_slots: int) -> int:
+def _distant_factor(num_slots: int) -> int:
     """Return a factor without common divisors with `num_slots`: multiples of it are far apart (golden ratio)."""
     factor = max(1, round(num_slots * 0.618))
     while gcd(factor, num_slots) > 1:

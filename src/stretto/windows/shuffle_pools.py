@@ -1,6 +1,6 @@
 """ShufflePools: the rows of an epoch in random order, one pool at a time (a shuffle buffer with random access).
 
-    line       |------D------|------A------|------C------|------B------|   the shards in random order, end to end,
+    shards     |------D------|------A------|------C------|------B------|   in random order, end to end,
     sections   |============ 0 ============|============ 1 ============|   cut into equal sections,
     groups     |==== 0 =====|===== 1 ======|==== 0 =====|===== 1 ======|   each into groups that fit into a cache,
     runs       |0 |1 |2 |3  |0  |1 |2  |3  |0 |1 |2 |3  |0  |1 |2  |3  |   each into runs, shuffled within their group
@@ -71,7 +71,7 @@ class ShufflePools:
     num_sections: int = 1
     max_runs: int = 64  # the number of runs of a section in a pool, if it has as many units
     group_units: int | None = None  # the approximate size of a group; None: a section is one group
-    _lines: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(2)  # by epoch: the result of `_arrange_shards`
+    _shards: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(2)  # by epoch: the result of `_arrange_shards`
     _shuffled: LruCache[IntArray] = lru_cache_field(4)  # by (epoch, section, group): the order of its runs
 
     def __post_init__(self) -> None:
@@ -138,8 +138,8 @@ class ShufflePools:
         return (position.pool + position.index / num_windows) / self.num_pools
 
     def _read(self, epoch: int, start: int, stop: int) -> list[RowTable]:
-        """Return the rows that start between two units of an epoch's line, shard by shard."""
-        shards, shard_starts = self._lines.get(epoch, lambda: self._arrange_shards(epoch))
+        """Return the rows that start between two units of an epoch, shard by shard."""
+        shards, shard_starts = self._shards.get(epoch, lambda: self._arrange_shards(epoch))
         tables = []
         place = int(np.searchsorted(shard_starts, start, side="right")) - 1
         while start < stop:
@@ -152,7 +152,7 @@ class ShufflePools:
         return tables
 
     def _arrange_shards(self, epoch: int) -> tuple[IntArray, IntArray]:
-        """Return an epoch's shards in random order, and where each starts on the line, then where the line ends."""
+        """Return an epoch's shards in random order, and the units before each, then the total."""
         sizes = np.array(self.source.shard_units, np.int64)
         shards = permutation(derive_key(self.seed, "epoch", epoch), len(sizes))
         return shards, np.concatenate([[0], sizes[shards].cumsum()])
