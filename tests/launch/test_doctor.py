@@ -3,6 +3,7 @@
 import ctypes
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -177,7 +178,7 @@ def test_a_master_address_without_a_launcher_is_a_warning(monkeypatch: pytest.Mo
 def test_every_optional_package_is_listed() -> None:
     project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
     extras = {name: packages for name, packages in project["optional-dependencies"].items() if name != "dev"}
-    packages = [package.split(">=")[0] for packages in extras.values() for package in packages]
+    packages = [re.split(r"\[|>=", package)[0] for packages in extras.values() for package in packages]
     assert {package.removesuffix("-skinny").replace("-", "_") for package in packages} == set(machine._EXTRAS)
 
 

@@ -45,7 +45,7 @@ def train(folder: Path, loss: str) -> TrainedModel:
         "run": {"folder": folder / "run", "device": "cpu"},
         "data": {"train": str(folder / "data/train"), "valid": str(folder / "data/valid"), "budget": 200},
         "model": {"layers": 1, "hidden": 16, "loss": loss},
-        "train": {"steps": 200, "lr": 0.02},
+        "train": {"steps": 300, "lr": 0.02},
     }
     for _ in Run(RunConfig.model_validate(config)).events():
         pass

@@ -154,7 +154,7 @@ def test_each_of_several_nodes_reads_little_more_than_its_share(server: S3Server
             for index in range(count):
                 before = server.sent_bytes("large")
                 cache = Cache(tmp_path / f"cache-{count}-{index}", 64 << 20)  # a node of its own
-                share = Batches(NextTokenItems(Sequences.open("s3://large/store", cache)), 200_000, 200_000).share(
+                share = Batches(NextTokenItems(Sequences.open("s3://large/store", cache)), 400_000, 400_000).share(
                     index, count
                 )
                 position = Position()

@@ -24,7 +24,7 @@ _MIN_PYTHON = (3, 11)
 _MIN_TORCH = (2, 10)
 _EXTRAS = ("pyarrow", "datasets", "tokenizers", "s3fs", "tensorboard", "wandb", "mlflow", "prometheus_client",
            "onnx", "onnxruntime", "onnxscript", "h5py", "cloudpickle", "shtab", "torchmetrics", "optuna",
-           "aiohttp")  # fmt: skip
+           "aiohttp", "distributed", "ray")  # fmt: skip
 _GIB = 1 << 30
 
 

@@ -93,6 +93,7 @@ class RankTree:
         self._token = secrets.token_hex(16)  # shows that a connection is meant for this rank of this launch
         self._connections: list[_Connection] = []
         self._outbox: deque[tuple[str, threading.Event]] = deque()  # messages of other threads
+        self._newest_message = b""  # for children that connect later
         self._is_stopped = self._says_goodbye = False
         self._selector = selectors.DefaultSelector()
         self._wake_up, self._wake_up_receiver = socket.socketpair()
@@ -211,6 +212,7 @@ class RankTree:
                 connection.last_heard = now
 
     def _send_all(self, line: bytes, source: int | None = None) -> None:
+        self._newest_message = line
         for connection in list(self._connections):
             if connection.rank is not None and connection.rank != source:
                 self._send(connection, line)
@@ -345,6 +347,8 @@ class RankTree:
         connection.rank, connection.last_heard = int(rank), time.monotonic()
         self.missing_children -= {connection.rank}
         self._send_heartbeat(connection)  # shows the child that it is connected
+        if self._newest_message:
+            self._send(connection, self._newest_message)
         if not self.missing_children and self._server is not None:
             with suppress(KeyError):
                 self._selector.unregister(self._server)
