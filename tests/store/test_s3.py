@@ -148,13 +148,13 @@ def test_each_of_several_nodes_reads_little_more_than_its_share(server: S3Server
     S3FileSystem().mkdir("large")
     S3FileSystem().put(f"{folder}/", "s3://large/store/", recursive=True)
     num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    with patch.object(sections, "_MIN_SECTION_BYTES", 8 << 20):
+    with patch.multiple(sections, _MIN_SECTION_BYTES=8 << 20, _MIN_ROWS=8):
         for count in (1, 2, 4):
             num_rows = 0
             for index in range(count):
                 before = server.sent_bytes("large")
                 cache = Cache(tmp_path / f"cache-{count}-{index}", 64 << 20)  # a node of its own
-                share = Batches(NextTokenItems(Sequences.open("s3://large/store", cache)), 400_000, 400_000).share(
+                share = Batches(NextTokenItems(Sequences.open("s3://large/store", cache)), 200_000, 200_000).share(
                     index, count
                 )
                 position = Position()
