@@ -26,13 +26,8 @@ pytestmark = [pytest.mark.s3, pytest.mark.timeout(120)]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    with pytest.MonkeyPatch.context() as patch, s3_server(tmp_path_factory.mktemp("server")) as server:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
-        S3FileSystem.clear_instance_cache()
-        S3FileSystem().mkdir("bucket")
+    with s3_server(tmp_path_factory.mktemp("server")) as server:
         yield server
-        S3FileSystem.clear_instance_cache()
 
 
 def snapshot(step: int) -> Snapshot:

@@ -14,6 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+from s3fs import S3FileSystem
+
 from stretto.launch.rank_environment import free_port
 
 KEY = "AKIDSTRETTO"
@@ -119,13 +122,19 @@ class S3Server:
 
 @contextmanager
 def s3_server(folder: Path) -> Iterator[S3Server]:
-    """Run a server with its data in a folder until the block ends."""
+    """Run a server with its data in a folder until the block ends; s3fs finds it, and it has the bucket `bucket`."""
     server = S3Server(folder)
-    try:
-        server.start()
-        yield server
-    finally:
-        server.stop()
+    with pytest.MonkeyPatch.context() as patch:
+        try:
+            server.start()
+            for name, value in server.environment.items():
+                patch.setenv(name, value)
+            S3FileSystem.clear_instance_cache()
+            S3FileSystem().mkdir("bucket")
+            yield server
+        finally:
+            S3FileSystem.clear_instance_cache()
+            server.stop()
 
 
 def _answers(url: str) -> bool:

@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from s3fs import S3FileSystem
 
 from helpers.prepared_files import KINDS, Preparation, content, make_preparation
 from helpers.s3_server import s3_server
@@ -20,13 +19,8 @@ TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "
 
 @pytest.fixture(scope="module")
 def bucket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with pytest.MonkeyPatch.context() as patch, s3_server(tmp_path_factory.mktemp("server")) as server:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
-        S3FileSystem.clear_instance_cache()
-        S3FileSystem().mkdir("bucket")
+    with s3_server(tmp_path_factory.mktemp("server")):
         yield "s3://bucket"
-    S3FileSystem.clear_instance_cache()
 
 
 def command(preparation: Preparation, target: Path | str) -> list[str]:

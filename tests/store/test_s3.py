@@ -34,13 +34,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def server(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
     """A server that holds the store at URL; the credentials are in the environment."""
-    with pytest.MonkeyPatch.context() as patch, s3_server(tmp_path_factory.mktemp("server")) as server:
-        for name, value in server.environment.items():
-            patch.setenv(name, value)
-        S3FileSystem.clear_instance_cache()
-        filesystem = S3FileSystem()
-        filesystem.mkdir("bucket")
-        filesystem.put(f"{folder}/", f"{URL}/", recursive=True)
+    with s3_server(tmp_path_factory.mktemp("server")) as server:
+        S3FileSystem().put(f"{folder}/", f"{URL}/", recursive=True)
         yield server
 
 

@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from helpers.rank_pool import RankPools
-from stretto import CheckpointManager, Layout, Run, TrainConfig, TrainedModel, Trainer, World, load_model, make_engine
+from helpers.resumed_training import resume_and_train
+from stretto import Layout, Run, TrainConfig, TrainedModel, Trainer, World, load_model, make_engine
 from stretto.config.model import ModelConfig
 from stretto.config.toml import parse_config
 from stretto.data import (
@@ -131,12 +132,7 @@ def train(world: World, folder: Path, data: Path, layout: Layout, stop: int) -> 
     model = build_model(ModelConfig(layers=2, hidden=5, dropout=0.2, embedding=4), source.task).double()
     engine = make_engine(model, SquaredError(), layout, world, seed=3)
     trainer = Trainer(engine, source, TrainConfig(steps=20, lr=0.05), seed=5)
-    with CheckpointManager(folder, world) as checkpoints:
-        saved = checkpoints.start()
-        if saved is not None:
-            trainer.restore(saved)
-        losses = [trainer.advance().loss for _ in range(trainer.step, stop)]
-        checkpoints.save(trainer.snapshot(), wait=True)
+    losses = resume_and_train(trainer, folder, world, stop)
     return losses, [parameter.detach().clone() for parameter in engine.stack.parameters()]
 
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.rank_pool import RankPools
+from helpers.resumed_training import resume_and_train
 from helpers.stores import write_series
-from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, make_engine
+from stretto import Layout, TrainConfig, Trainer, World, make_engine
 from stretto.data import Batches, DocumentLanes, ForecastTransform, Sequences, SlidingWindows
 from stretto.nn import GRU, LSTM, Dropout, Linear, QuantileLoss, Stack
 from stretto.testing import verify
@@ -66,12 +67,7 @@ def train(
     """Resume from the checkpoints in a folder, train up to a step, and save there; return losses and weights."""
     engine = make_engine(case.model(), LOSS, layout, world, seed=3)
     trainer = Trainer(engine, case.windows, TrainConfig(steps=20, lr=0.05), seed=5)
-    with CheckpointManager(folder, world) as checkpoints:
-        saved = checkpoints.start()
-        if saved is not None:
-            trainer.restore(saved)
-        losses = [trainer.advance().loss for _ in range(trainer.step, stop)]
-        checkpoints.save(trainer.snapshot(), wait=True)
+    losses = resume_and_train(trainer, folder, world, stop)
     return losses, [parameter.detach().clone() for parameter in engine.stack.parameters()]
 
 

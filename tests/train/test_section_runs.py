@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from helpers.rank_pool import RankPools
+from helpers.resumed_training import resume_and_train
 from helpers.small_sections import small_sections
 from helpers.stores import write_tokens
-from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, make_engine
+from stretto import Layout, TrainConfig, Trainer, World, make_engine
 from stretto.data import Batches, LabeledItems, Position, Sequences
 from stretto.nn import LSTM, CrossEntropy, Dropout, Embedding, Linear, Stack
 from stretto.testing import Verification, verify
@@ -51,12 +52,7 @@ def train(world: World, folder: Path, checkpoint_folder: Path, layout: Layout, s
     with small_sections():
         engine = make_engine(model(), CrossEntropy(), layout, world, seed=3)
         trainer = Trainer(engine, batches(folder), TrainConfig(steps=100, lr=0.05, clip=0.5))
-        with CheckpointManager(checkpoint_folder, world) as checkpoints:
-            saved = checkpoints.start()
-            if saved is not None:
-                trainer.restore(saved)
-            losses = [trainer.advance().loss for _ in range(trainer.step, stop)]
-            checkpoints.save(trainer.snapshot(), wait=True)
+        losses = resume_and_train(trainer, checkpoint_folder, world, stop)
         weights = {name: tensor.detach().clone() for name, tensor in engine.stack.state_dict().items()}
         return Trained(losses, trainer.position, weights)
 

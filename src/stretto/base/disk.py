@@ -1,11 +1,15 @@
 """Writes files atomically, reports file-system errors, and syncs folders to the disk."""
 
+import errno
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from stretto.base.errors import ConfigError
+
+# `os.link` raises one of these on filesystems where a file can't have a second name.
+_NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -35,6 +39,24 @@ def write_atomic(path: Path, content: bytes) -> None:
     """Write a file so that other processes see all of the new content or none of it; it is not synced to disk."""
     with atomic_path(path) as partial:
         partial.write_bytes(content)
+
+
+def link_or_rename(temporary: Path, path: Path) -> bool:
+    """Give a file its final name; return False if a file of that name exists already. `temporary` may remain."""
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINK_ERRORS:
+            raise
+        # Without hard links, reserve the name with an empty file, then replace it. A crash in between leaves it empty.
+        try:
+            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
+        except FileExistsError:
+            return False
+        temporary.replace(path)
+    return True
 
 
 @contextmanager

@@ -5,10 +5,10 @@ import io
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from textwrap import shorten
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from stretto.base.bounded_read import MAX_READ_BYTES, too_large
 from stretto.base.errors import DataError, StrettoError
@@ -24,6 +24,7 @@ _PERMANENT_ERRNOS = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS)
 _PERMANENT_ERROR_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
 
 _log = logging.getLogger(__name__)
+Result = TypeVar("Result")
 
 
 def is_remote(location: object) -> bool:
@@ -130,6 +131,28 @@ class RetryBudget:
         # The last try comes when the time is up, however long the random pauses were.
         time.sleep(min(jitter(self._delay), self._seconds - waited))
         self._delay = min(2 * self._delay, _MAX_DELAY_SECONDS)
+
+
+def retry(location: str, seconds: float, request: Callable[[], Result]) -> Result:
+    """Retry a request for up to `seconds`; raise DataError after that, or at once for a permanent error."""
+    retry_budget = RetryBudget(location, seconds)
+    while True:
+        try:
+            return request()
+        except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget tells them apart
+            retry_budget.wait(error)
+
+
+def retry_if_exists(location: str, seconds: float, request: Callable[[], Result]) -> Result | None:
+    """As `retry`; return None if what is requested does not exist."""
+
+    def request_or_none() -> Result | None:
+        try:
+            return request()
+        except FileNotFoundError:
+            return None
+
+    return retry(location, seconds, request_or_none)
 
 
 def _is_permanent(error: Exception) -> bool:

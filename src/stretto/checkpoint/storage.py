@@ -1,6 +1,5 @@
 """Storage: a local folder or object storage for checkpoints, with a create-only write to commit them."""
 
-import errno
 import hashlib
 import os
 import shutil
@@ -12,17 +11,15 @@ from pathlib import Path
 from typing import TypeVar
 
 from stretto.base.bounded_read import read_bounded
-from stretto.base.disk import fsync_folder
+from stretto.base.disk import fsync_folder, link_or_rename
 from stretto.base.errors import DataError
-from stretto.base.remote import RemoteFolder, RetryBudget, is_remote, join
+from stretto.base.remote import RemoteFolder, is_remote, join, retry, retry_if_exists
 from stretto.base.scratch import scratch_folder_of
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, damaged_error
 
 Result = TypeVar("Result")
 OnBytes = Callable[[int], None]  # called with the number of bytes just read
 _READ_BYTES = 1 << 20  # per read while hashing
-# `os.link` raises one of these on filesystems where a file can't have a second name.
-_NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 class LocalStorage:
@@ -57,7 +54,7 @@ class LocalStorage:
                 file.flush()
                 os.fsync(file.fileno())
                 Path(file.name).chmod(path.parent.stat().st_mode & 0o666)  # tempfile sets 0o600
-                return _link_or_rename(Path(file.name), path)
+                return link_or_rename(Path(file.name), path)
             finally:
                 Path(file.name).unlink(missing_ok=True)
                 fsync_folder(path.parent)
@@ -163,23 +160,10 @@ class RemoteStorage:
 
     def _read_or_none(self, request: Callable[[], Result]) -> Result | None:
         """Return the result of a read request, retried if it fails; None if the file or folder does not exist."""
-
-        def request_or_none() -> Result | None:
-            try:
-                return request()
-            except FileNotFoundError:
-                return None
-
-        return self._retry(request_or_none)
+        return retry_if_exists(self.location, self._retry_seconds, request)
 
     def _retry(self, request: Callable[[], Result]) -> Result:
-        """Retry a request for up to `retry_seconds`; raise DataError after that, or at once for a permanent error."""
-        retry_budget = RetryBudget(self.location, self._retry_seconds)
-        while True:
-            try:
-                return request()
-            except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget raises permanent ones
-                retry_budget.wait(error)
+        return retry(self.location, self._retry_seconds, request)
 
 
 Storage = LocalStorage | RemoteStorage
@@ -218,24 +202,6 @@ def digest_of(path: Path, on_bytes: OnBytes = lambda count: None) -> str:
             digest.update(content)
             on_bytes(len(content))
     return digest.hexdigest()
-
-
-def _link_or_rename(temporary: Path, path: Path) -> bool:
-    """Give a file its final name; return False if a file of that name exists already. `temporary` may remain."""
-    try:
-        os.link(temporary, path)
-    except FileExistsError:
-        return False
-    except OSError as error:
-        if error.errno not in _NO_HARD_LINK_ERRORS:
-            raise
-        # Without hard links, reserve the name with an empty file, then replace it. A crash in between leaves it empty.
-        try:
-            os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY))
-        except FileExistsError:
-            return False
-        temporary.replace(path)
-    return True
 
 
 def _reject_symlinks(*paths: Path) -> None:

@@ -28,7 +28,7 @@ from stretto.prepare.leader_lock import heartbeat, read_leader, read_or_empty
 from stretto.prepare.work_folder import LEADER, PARTS, WorkFolder
 
 _RANK_BEAT_SECONDS = 5.0  # less often than rank 0, as there may be thousands
-_POLL_SECONDS = 0.3  # at first; the pauses grow, so that many ranks that wait for long ask rarely
+_POLL_SECONDS = 0.3  # the first pause, and the longest one
 _MAX_POLL_SECONDS = 3.0
 _START_FACTOR = 5  # ranks may start minutes apart, so rank 0 is waited for longer than it may be silent later
 _REPORT_SECONDS = 10.0  # for rank 0 to report its error
@@ -83,9 +83,9 @@ class RankSession:
     ) -> Generator[int, None, None]:
         """Prepare the unfinished of all parts with all ranks; yield the number of each when it is finished."""
         missing, num_opened = dict(unfinished), 0
-        result_names, key = runner.result_names(unfinished), _parts_key(runner, parts)
+        result_names = runner.result_names(enumerate(parts))
+        key, pauses = fingerprint(list(result_names)), _Pauses()
         self._write(f"open-{runner.name}", {"parts": key, "number": num_opened})
-        pause = _POLL_SECONDS
         while missing:
             self._raise_reported()
             for number in self._claim(runner.name, missing, set()):
@@ -95,17 +95,17 @@ class RankSession:
                 if self._release_lost(runner.name, missing):
                     num_opened += 1
                     self._write(f"open-{runner.name}", {"parts": key, "number": num_opened})
-                time.sleep(jitter(pause))
-                pause = min(1.5 * pause, _MAX_POLL_SECONDS)
+                pauses.wait()
             for number in sorted(runner.finished(result_names) & missing.keys()):
                 del missing[number]
-                pause = _POLL_SECONDS
+                pauses = _Pauses()
                 yield number
 
     def help(self, runner: Runner, parts: Sequence[Any]) -> Any:  # noqa: ANN401 - JSON
         """Prepare parts until rank 0 has published what it made of all results; return that."""
-        last_opened, pause = None, _POLL_SECONDS
+        last_opened, pauses = None, _Pauses()
         result_names = runner.result_names(enumerate(parts))
+        key = fingerprint(list(result_names))
         while True:
             names = self._look()
             if f"result-{runner.name}" in names:
@@ -113,10 +113,10 @@ class RankSession:
             if "outcome" in names:
                 raise _OutcomeError
             if f"open-{runner.name}" in names and (opened := self._read(f"open-{runner.name}")) != last_opened:
-                last_opened, pause = opened, _POLL_SECONDS
+                last_opened, pauses = opened, _Pauses()
                 done = runner.finished(result_names)
                 with self._reported():
-                    if opened["parts"] != _parts_key(runner, parts):
+                    if opened["parts"] != key:
                         problem = f"rank {self.ranks.rank} sees other sizes or times of the input files than rank 0"
                         raise DataError(f"{problem}; start again when they are no longer written")
                     for number in self._claim(runner.name, range(len(parts)), done):
@@ -124,8 +124,7 @@ class RankSession:
                         if self._look().keys() & {"error", "outcome"}:
                             break
             else:
-                time.sleep(jitter(pause))
-                pause = min(1.5 * pause, _MAX_POLL_SECONDS)
+                pauses.wait()
 
     def publish(self, name: str, result: Any) -> None:  # noqa: ANN401 - JSON
         """Tell the other ranks the result of a phase."""
@@ -148,10 +147,9 @@ class RankSession:
 
     def await_outcome(self) -> None:
         """Wait until rank 0 says that all is prepared, or why not."""
-        pause = _POLL_SECONDS
+        pauses = _Pauses()
         while "outcome" not in self._look():
-            time.sleep(jitter(pause))
-            pause = min(1.5 * pause, _MAX_POLL_SECONDS)
+            pauses.wait()
 
     def leave(self, is_complete: Callable[[], bool]) -> None:
         """Raise the error of the outcome, or return when the target is complete."""
@@ -255,10 +253,7 @@ class RankSession:
         return json.loads(self.folder.read(self._path(name)))
 
     def _content(self, name: str) -> bytes:
-        try:
-            return self.folder.read(LEADER if name == "ranks/leader" else self._path(name))
-        except FileNotFoundError:
-            return b""
+        return read_or_empty(self.folder, LEADER if name == "ranks/leader" else self._path(name))
 
     def _write(self, name: str, content: Any) -> None:  # noqa: ANN401 - JSON
         self.folder.write(self._path(name), json.dumps(content).encode())
@@ -271,8 +266,15 @@ class _OutcomeError(Exception):
     """Rank 0 has ended with an error before this rank got what it asked for; `leave` raises that error."""
 
 
-def _parts_key(runner: Runner, parts: Sequence[Any]) -> str:
-    return fingerprint(list(runner.result_names(enumerate(parts))))
+class _Pauses:
+    """Pauses between two looks at the folder; they grow, so that many ranks that wait for long ask rarely."""
+
+    def __init__(self) -> None:
+        self._seconds = _POLL_SECONDS
+
+    def wait(self) -> None:
+        time.sleep(jitter(self._seconds))
+        self._seconds = min(1.5 * self._seconds, _MAX_POLL_SECONDS)
 
 
 @contextmanager

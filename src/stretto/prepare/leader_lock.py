@@ -8,8 +8,8 @@ paused finds another token there, and stops before it changes anything that coun
 import json
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 from uuid import uuid4
@@ -32,7 +32,7 @@ class LeaderLock:
         self.token = uuid4().hex[:16]
         self._folder, self._lost_after = folder, lost_after
         self._values = {"token": self.token, "machine": _machine(), **values}
-        self._is_over, self._thread = threading.Event(), threading.Thread(target=self._beat, daemon=True)
+        self._heartbeat = Heartbeat(BEAT_SECONDS, self._beat)
 
     def __enter__(self) -> Self:
         """Create the file; raise if that of another process changes, and wait until it is old if it does not."""
@@ -49,7 +49,7 @@ class LeaderLock:
                 self._folder.remove([LEADER])
             else:
                 time.sleep(jitter(POLL_SECONDS))
-        self._thread.start()
+        self._heartbeat.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,8 +71,7 @@ class LeaderLock:
 
     def stop_beating(self) -> None:
         """Let the file change no more; it stays until the end of the context."""
-        self._is_over.set()
-        self._thread.join()
+        self._heartbeat.stop()
 
     def _is_dead(self, content: bytes) -> bool:
         """Whether the process was on this machine: there, `exclusive` lets only one be here at a time."""
@@ -82,40 +81,43 @@ class LeaderLock:
     def _record(self, number: int) -> bytes:
         return json.dumps({**self._values, "beat": number}).encode()
 
-    def _beat(self) -> None:
+    def _beat(self, number: int) -> None:
+        if self.is_held:
+            self._folder.write(LEADER, self._record(number))
+
+
+class Heartbeat:
+    """A thread that calls `beat` with 1, 2, ... every few seconds, until it is stopped."""
+
+    def __init__(self, seconds: float, beat: Callable[[int], object]) -> None:
+        self._seconds, self._beat = seconds, beat
+        self._is_over, self._thread = threading.Event(), threading.Thread(target=self._run, daemon=True)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._is_over.set()
+        self._thread.join()
+
+    def _run(self) -> None:
         number = 0
-        while not self._is_over.wait(BEAT_SECONDS):
+        while not self._is_over.wait(self._seconds):
             number += 1
             # What fails here is reported by the thread that does the work, which uses the same folder.
-            try:
-                if not self.is_held:
-                    return
-                self._folder.write(LEADER, self._record(number))
-            except (DataError, OSError):
-                continue
+            with suppress(DataError, OSError):
+                self._beat(number)
 
 
 @contextmanager
 def heartbeat(folder: WorkFolder, name: str, seconds: float) -> Iterator[None]:
     """Write a file that changes every few seconds, until the end of the context."""
-    is_over = threading.Event()
-
-    def beat() -> None:
-        number = 0
-        while not is_over.wait(seconds):
-            number += 1
-            try:
-                folder.write(name, str(number).encode())
-            except (DataError, OSError):
-                continue
-
-    thread = threading.Thread(target=beat, daemon=True)
+    thread = Heartbeat(seconds, lambda number: folder.write(name, str(number).encode()))
     thread.start()
     try:
         yield
     finally:
-        is_over.set()
-        thread.join()
+        thread.stop()
 
 
 def read_leader(folder: WorkFolder) -> tuple[bytes, dict[str, Any]]:

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Self
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
-from stretto.base.remote import RemoteFolder, RetryBudget, without_secrets
+from stretto.base.remote import RemoteFolder, retry_if_exists, without_secrets
 from stretto.prepare.downloads import VERSION_KEYS, localize, remote_name
 
 _BLOCK_BYTES = 4 << 20  # per request
@@ -130,11 +130,7 @@ class _RemoteStream(io.RawIOBase):
 
 
 def _request(url: str, request: Any) -> Any:  # noqa: ANN401 - fsspec has no types
-    retry_budget = RetryBudget(url, _RETRY_SECONDS)
-    while True:
-        try:
-            return request()
-        except FileNotFoundError:
-            raise DataError(f"{without_secrets(url)} can't be found; check the URL") from None
-        except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget tells them apart
-            retry_budget.wait(error)
+    result = retry_if_exists(url, _RETRY_SECONDS, request)
+    if result is None:
+        raise DataError(f"{without_secrets(url)} can't be found; check the URL")
+    return result

@@ -4,20 +4,20 @@ The two classes have the same methods. A parameter `name` is a path within the f
 All writes are atomic: another process, also on another machine, sees a whole file or none.
 """
 
-import errno
 import os
 import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
 from uuid import uuid4
 
-from stretto.base.disk import fsync_folder
+from stretto.base.disk import fsync_folder, link_or_rename
 from stretto.base.jitter import jitter
-from stretto.base.remote import RemoteFolder, RetryBudget, is_remote, join
+from stretto.base.remote import RemoteFolder, is_remote, join, retry, retry_if_exists
 from stretto.store.file_writer import FileWriter, write_file
 from stretto.store.pages import PagedFile
 
@@ -27,8 +27,6 @@ _CREATE_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)  # in seconds, on average
 PARTS = "parts"  # the subfolder of results, and of half-written files: a late writer leaves none of them in a store
 LEADER = f"{PARTS}/leader"  # of the process that writes the folder, see `leader_lock`
 _COPYING = f"{PARTS}/copying"
-# On a filesystem without hard links, such as exFAT.
-_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS)
 Result = TypeVar("Result")
 
 
@@ -59,17 +57,9 @@ class LocalWorkFolder:
         path.parent.mkdir(exist_ok=True)
         try:
             temporary.write_bytes(content)
-            # Unlike a file that is opened for exclusive creation, a link is never seen without its content.
-            os.link(temporary, path)
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if error.errno not in _NO_LINKS:
-                raise
-            return _create_exclusively(path, content)
+            return link_or_rename(temporary, path)
         finally:
             temporary.unlink(missing_ok=True)
-        return True
 
     def open_writer(self, name: str) -> FileWriter:
         """Open a file for writing; it gets its name when it is finished."""
@@ -284,36 +274,13 @@ class RemoteWorkFolder:
 
     def _request_if_exists(self, request: Callable[[Any], Result]) -> Result | None:
         """Return None if what is requested does not exist."""
-
-        def request_or_none(filesystem: Any) -> Result | None:  # noqa: ANN401 - fsspec has no types
-            try:
-                return request(filesystem)
-            except FileNotFoundError:
-                return None
-
-        return self._request(request_or_none)
+        return retry_if_exists(self.location, _RETRY_SECONDS, partial(request, self._open()[0].filesystem))
 
     def _request(self, request: Callable[[Any], Result]) -> Result:
-        """Retry a request for up to a minute; raise DataError after that, or at once for a permanent error."""
-        filesystem = self._open()[0].filesystem
-        retry_budget = RetryBudget(self.location, _RETRY_SECONDS)
-        while True:
-            try:
-                return request(filesystem)
-            except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget tells them apart
-                retry_budget.wait(error)
+        return retry(self.location, _RETRY_SECONDS, partial(request, self._open()[0].filesystem))
 
 
 WorkFolder = LocalWorkFolder | RemoteWorkFolder
-
-
-def _create_exclusively(path: Path, content: bytes) -> bool:
-    try:
-        with path.open("xb") as file:
-            file.write(content)
-    except FileExistsError:
-        return False
-    return True
 
 
 def open_work_folder(target: Path | str) -> WorkFolder:

@@ -195,7 +195,7 @@ class StoredItems:
 
 
 @dataclass(frozen=True)
-class SequenceItems(StoredItems):
+class _SequenceItems(StoredItems):
     """Each sequence is a row, at most as long as the sequence."""
 
     @property
@@ -218,7 +218,7 @@ class SequenceItems(StoredItems):
 
 
 @dataclass(frozen=True)
-class InputItems(SequenceItems):
+class InputItems(_SequenceItems):
     """Each sequence is a row that has only inputs; `LabeledItems` adds targets."""
 
     masks: bool = False  # for channels: add one input per channel, 1 where its value is present
@@ -242,7 +242,7 @@ class InputItems(SequenceItems):
 
 
 @dataclass(frozen=True)
-class NextTokenItems(SequenceItems, Items):
+class NextTokenItems(_SequenceItems, Items):
     """Each sequence of tokens is a row; the target of each time step is the next token."""
 
     def __post_init__(self) -> None:
