@@ -288,7 +288,7 @@ def test_a_process_that_was_paused_does_not_write_over_the_store_of_another(
     preparation = make_preparation("series", tmp_path, 10)
     beat = leader_lock.LeaderLock._beat
     with monkeypatch.context() as patch:
-        patch.setattr(leader_lock.LeaderLock, "_beat", lambda lock: None)
+        patch.setattr(leader_lock.LeaderLock, "_beat", lambda lock, number: None)
         message = "another process has begun to write it; wait for that one"
         with pytest.raises(DataError, match=message), open_job(memory_url, [], {}):
             patch.setattr(leader_lock.LeaderLock, "_beat", beat)
