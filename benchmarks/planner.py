@@ -227,7 +227,7 @@ def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> 
     """Predict, try and measure the layouts of one shape."""
     console, started = Console(stderr=True), time.perf_counter()
     console.print(f"{shape.name}: measuring the profile")
-    ranks = {size: RankPool(size) for size in (1, 2, 4)}
+    ranks = {size: RankPool(size) for size in range(1, 5)}
     profile = ranks[4].run(measure, corpus, shape, seconds=600)[0]
     console.print(f"{shape.name}: measured the profile after {time.perf_counter() - started:.0f} s")
     workload = shape.workload(corpus)
