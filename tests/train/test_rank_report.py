@@ -3,23 +3,30 @@
 import json
 import os
 import time
+import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families as parse
 from torch import Tensor
 
 from helpers.layout_cases import Case, RandomWindows, lstm_model
 from helpers.rank_pool import RankPools
 from stretto import Layout, TrainConfig, Trainer, World, make_engine
+from stretto.launch.rank_environment import free_port
 from stretto.mesh.topology import Topology
 from stretto.nn import Block, CrossEntropy, Stack, State
 from stretto.report.balance import balance_section
 from stretto.report.record_reader import read_record
+from stretto.train import LoggingConfig, open_sinks
 from stretto.train.events import log_line
 from stretto.train.rank_monitor import RankMonitor, RankReport
+from stretto.train.sinks.sink import iter_scalars
 from stretto.train.straggler import StragglerCheck
 
 
@@ -117,3 +124,32 @@ def test_a_rank_that_is_slowed_down_on_purpose_is_named_in_log_and_report(pools:
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     page = str(balance_section(read_record(tmp_path)))
     assert "From step 1 to step 4, rank 1 was a straggler: it took" in page
+
+
+@given(st.integers(1, 5000), st.sampled_from([1, 6, 8]), st.data())
+def test_trackers_get_single_ranks_or_what_is_true_of_all_ranks_but_no_groups(
+    num_ranks: int, ranks_per_node: int, data: st.DataObject
+) -> None:
+    report = make_report(num_ranks, data.draw(st.integers(0, num_ranks - 1)), ranks_per_node)
+    kind, values = log_line(report)
+    scalars = {scalar.tag: scalar.value for scalar in iter_scalars(kind, json.loads(json.dumps(values)))}
+    for name, figures in (("busy", report.busy), ("waiting", report.waiting), ("memory", report.memory)):
+        of_name = {tag.split("/")[2]: value for tag, value in scalars.items() if tag.startswith(f"ranks/{name}/")}
+        if num_ranks <= 64:
+            assert of_name == {str(rank): figure for rank, figure in enumerate(figures)}
+        else:
+            assert of_name == pytest.approx({"min": min(figures), "mean": fmean(figures), "max": max(figures)})
+    assert not any(tag.startswith(("ranks/busy_", "ranks/over_ranks")) for tag in scalars)
+    assert scalars["ranks/seconds"] == 2.0
+
+
+def test_prometheus_has_no_groups_as_ranks(tmp_path: Path) -> None:
+    port = free_port()
+    with open_sinks(LoggingConfig(prometheus_port=port), tmp_path) as sinks:
+        sinks.write(*log_line(make_report(4096, 17)))
+        until, text = time.monotonic() + 10, ""
+        while "stretto_ranks_slowest_rank " not in text and time.monotonic() < until:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+                text = answer.read().decode()
+    labels = {sample.labels["rank"] for family in parse(text) for sample in family.samples if sample.labels}
+    assert labels == {"min", "mean", "max"} and 'stretto_ranks_busy{rank="max"} 1.75' in text

@@ -49,10 +49,12 @@ class RankReport:
             return [float(f"{summary(group):.4g}") for group in groups]
 
         slowest_rank = max(range(num_ranks), key=lambda rank: self.busy[rank])
+        per_rank = {"busy": self.busy, "waiting": self.waiting, "memory": self.memory}
         return {
             "step": self.step,
             "seconds": self.seconds,
             "num_ranks": num_ranks,
+            "over_ranks": {name: _min_mean_max(values) for name, values in per_rank.items()},
             "ranks_per_group": group_size,
             "busy": summarize(self.busy, fmean),
             "busy_min": summarize(self.busy, min),
@@ -63,6 +65,10 @@ class RankReport:
             "slowest_busy": self.busy[slowest_rank],
             **straggler,
         }
+
+
+def _min_mean_max(values: Sequence[float]) -> dict[str, float]:
+    return {"min": min(values), "mean": fmean(values), "max": max(values)}
 
 
 class RankMonitor:

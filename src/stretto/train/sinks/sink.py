@@ -6,6 +6,8 @@ from typing import Literal, NamedTuple, TypeGuard
 
 # With more ranks than this, only the minimum, mean and maximum over ranks are reported.
 _MAX_RANKS = 64
+# Fields of a line whose lists are of groups of ranks: the ranks per group, and what is known of single ranks.
+_GROUP_SIZE, _OVER_RANKS = "ranks_per_group", "over_ranks"
 
 RunStatus = Literal["finished", "failed", "interrupted"]
 """How a run ended: after all its steps, with an error, or early, to be resumed later."""
@@ -54,8 +56,12 @@ def step_of(values: Mapping[str, object]) -> int:
 def iter_scalars(kind: str, values: Mapping[str, object]) -> Iterator[Scalar]:
     """Yield a line's finite numbers, also those of lists with one per rank, and a step's speed; skip other values.
 
-    The numbers of a table have the names of its row and column, as in `per_class/cat/f1`.
+    The numbers of a table have the names of its row and column, as in `per_class/cat/f1`. With many ranks, the lists of
+    a line have figures of groups of ranks, which are left out: `over_ranks` has the minimum, mean and maximum.
     """
+    if _GROUP_SIZE in values:
+        yield from _over_ranks(kind, values.get(_OVER_RANKS))
+        values = {name: value for name, value in values.items() if name != _OVER_RANKS and not isinstance(value, list)}
     for name, value in {**values, **_speed(kind, values)}.items():
         if _is_number(value):
             yield Scalar(kind, name, None, float(value))
@@ -75,6 +81,14 @@ def _by_rank(values: Sequence[float]) -> list[tuple[str, float]]:
     if len(values) <= _MAX_RANKS:
         return [(str(rank), value) for rank, value in enumerate(values)]
     return [("min", min(values)), ("mean", sum(values) / len(values)), ("max", max(values))]
+
+
+def _over_ranks(kind: str, summaries: object) -> Iterator[Scalar]:
+    """Yield the minimum, mean and maximum over ranks of each figure; nothing for a line of an earlier version."""
+    for name, summary in summaries.items() if isinstance(summaries, Mapping) else ():
+        for statistic, value in summary.items() if isinstance(summary, Mapping) else ():
+            if _is_number(value):
+                yield Scalar(kind, name, statistic, float(value))
 
 
 def _speed(kind: str, values: Mapping[str, object]) -> dict[str, float]:
