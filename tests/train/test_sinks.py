@@ -212,19 +212,19 @@ def test_a_sink_that_is_not_installed_is_refused_before_anything_is_written(
 ) -> None:
     path = tmp_path / "run.toml"
     path.write_text(f'[data]\ntrain = "{byte_corpus.location}"\n[run]\nfolder = "{tmp_path / "run"}"\n')
-    for name, value, package in (
-        ("tensorboard", "true", "tensorboard"),
-        ("wandb_project", "lab", "wandb"),
-        ("mlflow_experiment", "lab", "mlflow"),
-        ("prometheus_port", "9", "prometheus_client"),
+    for name, value, package, extra in (
+        ("tensorboard", "true", "tensorboard", "tensorboard"),
+        ("wandb_project", "lab", "wandb", "wandb"),
+        ("mlflow_experiment", "lab", "mlflow", "mlflow"),
+        ("prometheus_port", "9", "prometheus_client", "prometheus"),
+        ("otlp_endpoint", "auto", "opentelemetry.exporter.otlp.proto.http", "otel"),
     ):
         with monkeypatch.context() as patched:
             # Python's own way of saying that there is no such module.
             patched.setitem(sys.modules, package, None)
             assert main(["train", str(path), f"--logging.{name}", value]) == 2
         said = capsys.readouterr().err
-        command = install_command(package.removesuffix("_client"))
-        assert f"needs {package}; {command}, or leave it out" in said and said.count("\n") == 1
+        assert f"needs {package}; {install_command(extra)}, or leave it out" in said and said.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 

@@ -1,6 +1,7 @@
 """Optional dependencies, imported when a feature needs them."""
 
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
 from stretto.base.errors import ConfigError
@@ -12,6 +13,16 @@ def import_optional_dependency(package: str, extra: str, feature: str) -> Module
         return import_module(package)
     except ImportError:
         raise ConfigError(f"{feature} needs {package.split('.')[0]}; {install_command(extra)}") from None
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported, without importing it (only the packages that it is in)."""
+    try:
+        spec = find_spec(module)
+    except ModuleNotFoundError:  # the package that it is in
+        return False
+    # A folder of that name in the working directory is found too, but has no origin.
+    return spec is not None and spec.origin is not None
 
 
 def install_command(extra: str) -> str:

@@ -1,6 +1,5 @@
 """Checks this machine, without importing torch into this process: a broken torch or driver could crash the process."""
 
-import importlib.util
 import os
 import platform
 import resource
@@ -13,6 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+from stretto.base.extras import is_installed
 from stretto.base.units import format_bytes
 from stretto.config.run import RunConfig
 from stretto.launch.finding import Finding, ok, problem, warning
@@ -24,7 +24,7 @@ _MIN_PYTHON = (3, 11)
 _MIN_TORCH = (2, 10)
 _EXTRAS = ("pyarrow", "datasets", "tokenizers", "s3fs", "tensorboard", "wandb", "mlflow", "prometheus_client",
            "onnx", "onnxruntime", "onnxscript", "h5py", "cloudpickle", "shtab", "torchmetrics", "optuna",
-           "aiohttp", "distributed", "ray")  # fmt: skip
+           "aiohttp", "distributed", "ray", "opentelemetry.exporter.otlp.proto.http")  # fmt: skip
 _GIB = 1 << 30
 
 
@@ -267,6 +267,6 @@ def _shorten(value: str) -> str:
 
 def check_extras() -> list[Finding]:
     """List the optional packages, installed or not; none is required."""
-    installed = [name for name in _EXTRAS if importlib.util.find_spec(name) is not None]
+    installed = [name for name in _EXTRAS if is_installed(name)]
     lists = {"installed": installed, "not installed": [name for name in _EXTRAS if name not in installed]}
     return [ok("extras", "; ".join(f"{title}: {', '.join(names)}" for title, names in lists.items() if names))]

@@ -115,14 +115,18 @@ class World:
 
         On an accelerator, the host waits for the device here.
         """
+        return [float(value) for value in self._sum(tensor, name).tolist()]
+
+    def _sum(self, tensor: Tensor, name: str) -> Tensor:
+        """Return the sum of a tensor over all ranks, on the CPU; the tensor is overwritten."""
         if self.is_single_rank:
-            return [float(value) for value in tensor.tolist()]
+            return tensor.cpu()
         with self.collective(name):
             dist.all_reduce(tensor, group=self.group)
-            values = [float(value) for value in tensor.tolist()]
+            total = tensor.cpu()
         if self.watchdog is not None:
             self.watchdog.block_if_ending()
-        return values
+        return total
 
     def gather(self, values: Sequence[float]) -> list[list[float]] | None:
         """On rank 0, return each rank's values, by rank; elsewhere, None. Ranks may pass different numbers of values.
@@ -141,6 +145,15 @@ class World:
         torch.split(parts, sizes_by_rank)[self.rank].copy_(torch.tensor(values, dtype=torch.float64))
         gathered = iter(self.sum_over_ranks(to_device(parts, self.device), "gather"))
         return [list(islice(gathered, size)) for size in sizes_by_rank] if self.is_rank_zero else None
+
+    def gather_rows(self, values: Sequence[float]) -> Tensor:
+        """Return, on every rank, a matrix on the CPU whose rows are the ranks' values: all pass as many.
+
+        Like `gather`, an all-reduce of zeros elsewhere than in a rank's own row, so each rank needs memory for all.
+        """
+        rows = torch.zeros(self.size, len(values), dtype=torch.float64)
+        rows[self.rank] = torch.tensor(values, dtype=torch.float64)
+        return self._sum(to_device(rows, self.device), "gather")
 
     def broadcast(self, tensor: Tensor, source: int) -> Tensor:
         """Return rank `source`'s tensor on every rank. The others pass a buffer of its shape and dtype to overwrite."""

@@ -17,6 +17,7 @@ from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.base.disk import atomic_path
 from stretto.base.run_folder import RunFolder
 from stretto.config.run import RunConfig
+from stretto.train.node_report import NodeReport
 from stretto.train.sinks.sink import LogLine
 from stretto.train.sinks.sinks import Sinks, open_sinks
 
@@ -42,6 +43,11 @@ class LogWriter:
             _log.warning("%s can't be written (%s); the run continues", self._file.name, error.strerror)
         if self._sinks is not None:
             self._sinks.write(kind, finite)
+
+    def write_node(self, report: NodeReport) -> None:
+        """Pass a report on this node to the sinks; the log has the figures of all ranks in its own lines."""
+        if self._sinks is not None:
+            self._sinks.write_node(report)
 
 
 @contextmanager

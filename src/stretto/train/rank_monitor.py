@@ -4,8 +4,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import fmean
 
+from torch import Tensor
+
 from stretto.engine.engine import Engine
 from stretto.mesh.device import peak_memory
+from stretto.mesh.node import node_number
+from stretto.train.node_report import NodeReport
 from stretto.train.straggler import Straggler, StragglerCheck
 from stretto.train.trainer import StepReport
 
@@ -79,7 +83,12 @@ class RankMonitor:
         self._straggler_check = StragglerCheck(engine.mesh.topology)
         self._last_step_report: StepReport | None = None
         self._first_step = 1  # since the last call to gather
-        self._num_steps, self._seconds, self._waiting_seconds = 0, 0.0, 0.0  # since the last call to gather
+        self._node_number = float(node_number())
+        self._clear()
+
+    def _clear(self) -> None:
+        """Begin a new report."""
+        self._num_steps, self._seconds, self._waiting_seconds, self._data_seconds = 0, 0.0, 0.0, 0.0
 
     def add(self, report: StepReport) -> None:
         """Add the report of a step of this rank."""
@@ -89,21 +98,51 @@ class RankMonitor:
         self._num_steps += 1
         self._seconds += report.seconds
         self._waiting_seconds += report.waiting_seconds
+        self._data_seconds += report.data_seconds
 
     def gather(self) -> RankReport | None:
         """On the first rank, return a report on the steps since the last call; elsewhere, None.
 
         All ranks must call it after the same step, and at least one step after the last call.
         """
+        return self.gather_by_node()[0]
+
+    def gather_by_node(self) -> tuple[RankReport | None, NodeReport | None]:
+        """Like `gather`; but on the first rank of each node, return also a report on the ranks of the node."""
         assert self._last_step_report is not None, "gather needs a step"
-        means = [self._seconds / self._num_steps, self._waiting_seconds / self._num_steps]
-        self._num_steps, self._seconds, self._waiting_seconds = 0, 0.0, 0.0
+        totals = (self._seconds, self._waiting_seconds, self._data_seconds)
+        means = [total / self._num_steps for total in totals]
+        self._clear()
         world = self._engine.mesh.world
-        gathered = world.gather([*means, float(peak_memory(world.device))])
-        if gathered is None:
-            return None
-        seconds, waiting, memory = zip(*gathered, strict=True)
-        busy = tuple(total - waited for total, waited in zip(seconds, waiting, strict=True))
-        step, mean_seconds = self._last_step_report.step, fmean(seconds)
+        # All ranks get the figures of all, so the first rank of a node needs no messages from the others.
+        rows = world.gather_rows([self._node_number, *means, float(peak_memory(world.device))])
+        step = self._last_step_report.step
+        return self._report_all(step, rows) if world.is_rank_zero else None, _report_node(step, rows, world.rank)
+
+    def _report_all(self, step: int, rows: Tensor) -> RankReport:
+        _, seconds, waiting, _, memory = (tuple(column) for column in rows.T.tolist())
+        busy = _subtract(seconds, waiting)
+        mean_seconds = fmean(seconds)
         straggler = self._straggler_check.add(self._first_step, mean_seconds, busy)
-        return RankReport(step, mean_seconds, busy, waiting, tuple(map(int, memory)), world.local_size, straggler)
+        ranks_per_node = self._engine.mesh.world.local_size
+        return RankReport(step, mean_seconds, busy, waiting, tuple(map(int, memory)), ranks_per_node, straggler)
+
+
+def _report_node(step: int, rows: Tensor, rank: int) -> NodeReport | None:
+    """Return the report on a rank's node; None if it is not the first rank there.
+
+        node   seconds  waiting  data   memory
+    0    11        2.0      0.5   0.1      1e9
+    1    11        2.0      0.7   0.1      1e9     rank 0 reports on ranks 0 and 1, rank 2 on rank 2
+    2    77        2.0      0.1   0.2      1e9
+    """
+    (ranks,) = (rows[:, 0] == rows[rank, 0]).nonzero(as_tuple=True)
+    if ranks[0] != rank:
+        return None
+    _, seconds, waiting, data, memory = (tuple(column) for column in rows[ranks].T.tolist())
+    busy = _subtract(seconds, waiting)
+    return NodeReport(step, tuple(ranks.tolist()), seconds, busy, waiting, data, tuple(map(int, memory)))
+
+
+def _subtract(totals: Sequence[float], parts: Sequence[float]) -> tuple[float, ...]:
+    return tuple(total - part for total, part in zip(totals, parts, strict=True))

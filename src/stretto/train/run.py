@@ -26,11 +26,13 @@ from stretto.train.data_spec import data_spec_files
 from stretto.train.evaluate import EvaluationInterruptedError, OnWindow, evaluate
 from stretto.train.events import EvaluationReport, Event, PreemptedError, log_line
 from stretto.train.log import LogWriter, has_evaluation, open_log_writer
+from stretto.train.node_report import NodeReport
 from stretto.train.plan_check import PlanCheck, predicted_seconds
 from stretto.train.rank_monitor import RankMonitor
 from stretto.train.run_table import run_table
 from stretto.train.save_policy import SavePolicy
 from stretto.train.signals import on_interrupt, on_preemption_signal
+from stretto.train.sinks.node_sinks import NodeSinks
 from stretto.train.start import check_same_data, checkpoint_location, prepare_run
 from stretto.train.trace import gather_trace, save_trace
 from stretto.train.trained_model import read_weights
@@ -142,7 +144,7 @@ class Run:
                 use_tf32(self.config.run.tf32),
             ):
                 if not self.world.is_rank_zero:
-                    yield from self._train(on_window)
+                    yield from self._train_without_log(on_window)
                     return
                 self._prepare_folder()
                 with open_log_writer(self.folder, self.config, self.trainer.step) as log:
@@ -167,10 +169,23 @@ class Run:
         )
         with closing(self._train(on_window)) as events:
             for event in events:
-                log.write(*log_line(event))
-                yield event
+                if isinstance(event, NodeReport):
+                    log.write_node(event)
+                else:
+                    log.write(*log_line(event))
+                    yield event
 
-    def _train(self, on_window: OnWindow) -> Generator[Event]:
+    def _train_without_log(self, on_window: OnWindow) -> Iterator[Event]:
+        """Train on a rank other than rank 0; if it is the first of its node, it reports on the node to trackers."""
+        sinks = NodeSinks(self.config.logging, self.folder.path)
+        with sinks, closing(self._train(on_window)) as events:
+            for event in events:
+                if isinstance(event, NodeReport):
+                    sinks.write_node(event)
+                else:
+                    yield event
+
+    def _train(self, on_window: OnWindow) -> Generator[Event | NodeReport]:
         trainer = self.trainer
         if trainer.is_done and self._unfinished.lacks_weights:
             self._save_weights()
@@ -196,9 +211,7 @@ class Run:
             is_last = trainer.is_done or is_preempted
             monitor.add(report)
             if is_last or report.step % self.config.run.log_every == 0:
-                rank_report = monitor.gather()
-                if rank_report is not None:
-                    yield rank_report
+                yield from filter(None, monitor.gather_by_node())
             if trainer.is_recording and (is_last or report.step == traced_step):
                 self._save_trace()
             plan_report = plan_check.add_step(report.step, report.seconds, is_last=trainer.is_done)

@@ -11,7 +11,7 @@ from stretto.config.toml import load_config
 from stretto.mesh.world import World
 from stretto.train.build import RunInputs, build_inputs
 from stretto.train.config_changes import find_changes, reject_changes
-from stretto.train.sinks.sinks import check_sinks
+from stretto.train.sinks.sinks import check_node_sinks, check_sinks
 from stretto.train.trained_model import check_weights
 from stretto.train.weights import check_initial_weights
 
@@ -25,6 +25,7 @@ def prepare_run(
     ranks and files, storage would get millions of requests. If it raises, the other ranks end with the same error.
     """
     if not is_first_rank:
+        check_node_sinks(config.logging)
         return build_inputs(config, checks_files=False)
     _check_folder(config, resume)
     check_sinks(config.logging)

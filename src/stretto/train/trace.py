@@ -1,19 +1,17 @@
 """Tracing: gathers on the first rank what the ranks did in a recorded step."""
 
 import logging
-import platform
 import time
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from stretto.base.disk import write_atomic
 from stretto.base.run_folder import RunFolder
+from stretto.mesh.node import boot_id
 from stretto.plan.actions import Action
 from stretto.plan.trace import ACTION_KINDS, CATEGORIES, RankTrace, Trace, TraceEvent
 from stretto.train.trainer import Trainer
 
-_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NUMBERS_PER_EVENT = 6  # as `_pack` yields them
 # Replicas do the same work, and viewers can't open a trace of thousands of ranks.
 _MAX_RANKS = 64
@@ -79,8 +77,4 @@ def _unpack(numbers: Sequence[float]) -> Iterator[TraceEvent]:
 
 def _clock_id() -> float:
     """Return a number that identifies this node's clock; all processes of the node get the same number."""
-    try:
-        name = _BOOT_ID.read_text(encoding="ascii")
-    except OSError:
-        name = platform.node()
-    return float(zlib.crc32(name.encode()))
+    return float(zlib.crc32(boot_id().encode()))

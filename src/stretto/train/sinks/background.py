@@ -21,6 +21,7 @@ class BackgroundSink:
 
     def __init__(self, name: str, sink: Sink, history: Iterable[LogLine] = ()) -> None:
         self._name, self._sink = name, sink
+        self.is_per_node = sink.is_per_node
         self._history = history if sink.needs_history else ()
         self._lines: queue.Queue[LogLine | None] = queue.Queue()
         self._status: RunStatus = "interrupted"

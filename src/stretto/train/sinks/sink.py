@@ -18,6 +18,8 @@ class Sink:
 
     needs_history = False
     """Whether it needs the history: the lines that were logged before it was opened."""
+    is_per_node = False
+    """Whether it also gets lines of the kind `NODE`, with the figures of the ranks of one node."""
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Write a line: its kind and its other fields, among them `step`."""
@@ -31,6 +33,7 @@ class Sink:
 
 
 LogLine = tuple[str, Mapping[str, object]]  # its kind and its other fields
+NODE = "node"  # the kind of a line for sinks only, not for the log: the fields of a `NodeReport`
 
 
 class Scalar(NamedTuple):

@@ -1,24 +1,26 @@
 """Sinks: opens, writes to and closes the trackers that a config names."""
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
 from stretto.base.errors import ConfigError, StrettoError
-from stretto.base.extras import install_command
+from stretto.base.extras import install_command, is_installed
 from stretto.config.logging import LoggingConfig
+from stretto.train.node_report import NodeReport
 from stretto.train.sinks.background import BackgroundSink, describe_error
-from stretto.train.sinks.sink import LogLine, RunStatus, Sink
+from stretto.train.sinks.sink import NODE, LogLine, RunStatus, Sink
 
-# The pip extra that each field of LoggingConfig needs. Sinks are opened in this order: those that fail most
-# often first, the slowest last.
+# The pip extra that each field of LoggingConfig needs, and a module of it. Sinks are opened in this order: those that
+# fail most often first, the slowest last.
 _EXTRAS = {
-    "prometheus_port": "prometheus",
-    "tensorboard": "tensorboard",
-    "mlflow_experiment": "mlflow",
-    "wandb_project": "wandb",
+    "prometheus_port": ("prometheus", "prometheus_client"),
+    "otlp_endpoint": ("otel", "opentelemetry.exporter.otlp.proto.http"),
+    "tensorboard": ("tensorboard", "tensorboard"),
+    "mlflow_experiment": ("mlflow", "mlflow"),
+    "wandb_project": ("wandb", "wandb"),
 }
 
 
@@ -32,12 +34,18 @@ class Sinks:
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        self.close(_run_status(error))
+        self.close(run_status(error))
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Queue a line for all sinks, without waiting."""
         for sink in self._sinks:
             sink.write(kind, values)
+
+    def write_node(self, report: NodeReport) -> None:
+        """Queue a report on the node of rank 0, for sinks that have metrics of nodes."""
+        for sink in self._sinks:
+            if sink.is_per_node:
+                sink.write(NODE, asdict(report))
 
     def close(self, status: RunStatus = "finished") -> None:
         """Wait until all lines are written, for a limited time per sink; `status` is how the run ended."""
@@ -48,13 +56,15 @@ class Sinks:
 def check_sinks(config: LoggingConfig) -> None:
     """Raise if a sink's package is not installed."""
     for name, value in _enabled(config):
-        extra = _EXTRAS[name]
-        package = "prometheus_client" if extra == "prometheus" else extra
-        spec = importlib.util.find_spec(package)
-        # A folder of that name in the working directory is found too, but has no origin.
-        if spec is None or spec.origin is None:
+        extra, module = _EXTRAS[name]
+        if not is_installed(module):
             remedy = f"{install_command(extra)}, or leave it out"
-            raise ConfigError(f"logging.{name}={value} needs {package}; {remedy}")
+            raise ConfigError(f"logging.{name}={value} needs {module}; {remedy}")
+
+
+def check_node_sinks(config: LoggingConfig) -> None:
+    """Raise if the package of a sink that ranks other than rank 0 use is not installed."""
+    check_sinks(LoggingConfig(otlp_endpoint=config.otlp_endpoint))
 
 
 def open_sinks(
@@ -87,7 +97,8 @@ def open_sinks(
     return Sinks(sinks)
 
 
-def _run_status(error: BaseException | None) -> RunStatus:
+def run_status(error: BaseException | None) -> RunStatus:
+    """Return how a run ended that raised this error, or none."""
     if error is None:
         return "finished"
     # KeyboardInterrupt and GeneratorExit are requests to stop, not failures.
@@ -109,6 +120,11 @@ def _open_sink(
 
         assert config.prometheus_port is not None
         return PrometheusSink(config.prometheus_port, folder)
+    if name == "otlp_endpoint":
+        from stretto.train.sinks.otel import OtelSink
+
+        assert config.otlp_endpoint is not None
+        return OtelSink(config.otlp_endpoint, folder)
     if name == "tensorboard":
         from stretto.train.sinks.tensorboard import TensorBoardSink
 
