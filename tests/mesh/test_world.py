@@ -30,6 +30,7 @@ def test_without_torchrun_we_are_alone() -> None:
         assert (alone.rank, alone.size, alone.is_single_rank, alone.is_rank_zero) == (0, 1, True, True)
         alone.barrier()
         assert alone.all_reduce([2.0]) == [2.0] and alone.gather([1.0, 3.0]) == [[1.0, 3.0]]
+        assert alone.gather_rows([1.0, 3.0]).tolist() == [[1.0, 3.0]]
 
 
 def test_another_world_than_the_layout_needs_is_refused_before_anyone_waits(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -98,16 +99,18 @@ def test_a_barrier_names_the_rank_that_was_lost() -> None:
         assert re.match(rf"rank {rank} lost rank 1( \(last seen [^)]+\))? while waiting in barrier; check", message)
 
 
-def collect(world: World) -> tuple[list[list[float]] | None, str, list[float]]:
+def collect(world: World) -> tuple[list[list[float]] | None, str, list[float], list[list[float]]]:
     text = world.broadcast_text("grüße" if world.is_rank_zero else "ignored")
     values = world.broadcast(torch.full((2,), float(world.rank)), source=1).tolist()
-    return world.gather([float(world.rank)] * world.rank), text, values
+    rows = world.gather_rows([2.0**48 + world.rank, -0.5]).tolist()
+    return world.gather([float(world.rank)] * world.rank), text, values, rows
 
 
 def test_collectives_give_every_rank_the_same_values_and_rank_0_all_of_them(pools: RankPools) -> None:
-    gathered, texts, values = zip(*pools[3].run(collect), strict=True)
+    gathered, texts, values, rows = zip(*pools[3].run(collect), strict=True)
     assert gathered == ([[], [1.0], [2.0, 2.0]], None, None)
     assert set(texts) == {"grüße"} and values == ([1.0, 1.0],) * 3
+    assert rows == ([[2.0**48 + rank, -0.5] for rank in range(3)],) * 3
 
 
 def gather_tensors(world: World) -> list[list[torch.Tensor]]:

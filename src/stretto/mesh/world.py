@@ -147,9 +147,9 @@ class World:
         return [list(islice(gathered, size)) for size in sizes_by_rank] if self.is_rank_zero else None
 
     def gather_rows(self, values: Sequence[float]) -> Tensor:
-        """Return, on every rank, a matrix on the CPU whose rows are the ranks' values: all pass as many.
+        """Return, on every rank, a matrix on the CPU with a row of values per rank; all ranks pass the same number.
 
-        Like `gather`, an all-reduce of zeros elsewhere than in a rank's own row, so each rank needs memory for all.
+        Like `gather`, this is an all-reduce in which each rank fills its own row; it needs one, `gather` two.
         """
         rows = torch.zeros(self.size, len(values), dtype=torch.float64)
         rows[self.rank] = torch.tensor(values, dtype=torch.float64)

@@ -166,10 +166,15 @@ class _LogFilter(logging.Filter):
         if record.name == _HEADER_LOG:
             self.has_invalid_header = True
             return False
-        for value in record.args if isinstance(record.args, tuple) else ():
-            # The text of an exception may have the URL with a secret in it, so its type must do.
-            if isinstance(value, Exception):
-                self.reason = type(value).__name__
-            elif isinstance(value, str) and value != "metrics":
-                self.reason = value[:_MAX_REASON_LENGTH]
+        values = record.args if isinstance(record.args, tuple) else ()
+        self.reason = " ".join(filter(None, map(_describe, values))) or self.reason
         return False
+
+
+def _describe(value: object) -> str:
+    """Return the part of a reason that is in an argument of a log message; empty if there is none."""
+    if isinstance(value, Exception):
+        return type(value).__name__  # its text may have the URL with a secret in it
+    if isinstance(value, int) and value >= 100:  # smaller ones are delays
+        return f"HTTP {value}"
+    return value[:_MAX_REASON_LENGTH] if isinstance(value, str) and value != "metrics" else ""
