@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto import Run
+from stretto.base.log_segments import list_segments
 from stretto.base.position import Position
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
@@ -180,7 +181,7 @@ def test_of_a_long_log_only_the_end_is_parsed_and_an_earlier_launch_no_longer_wr
 def test_a_damaged_line_in_the_middle_of_a_log_is_left_out(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"kind": "step", "step": 1}\n{"kind": "st\n7\n\n{"kind": "step", "step": 2}\n')
-    lines = list(run_log.read_lines(path, path.stat().st_size))
+    lines = list(run_log.read_lines(list_segments(path)))
     assert lines == [("step", {"step": 1}), ("step", {"step": 2})]
 
 

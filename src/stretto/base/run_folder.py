@@ -4,7 +4,7 @@ runs/book/
     config.toml            the config, with all defaults written out
     data_spec.json         what the data's numbers mean: task, labels, channels; for text, also vocabulary.json
     plan.json              the plan with its predicted step time, if layout.auto chose the layout
-    log.jsonl              one line of JSON per event
+    log.jsonl              one line of JSON per event; log-00001.jsonl and so on have the beginning of a long log
     trace.json             one training step, recorded on every rank
     secret                 with which ranks that another launcher has started sign their messages
     checkpoints/           unless save.to names another place

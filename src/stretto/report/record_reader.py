@@ -7,8 +7,9 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from stretto.base.bounded_read import MAX_CONFIG_BYTES, MAX_READ_BYTES, bounded_lines, parse_json
+from stretto.base.bounded_read import MAX_CONFIG_BYTES, MAX_READ_BYTES, parse_json
 from stretto.base.errors import ConfigError, DataError, StrettoError
+from stretto.base.log_segments import list_segments, segment_lines
 from stretto.base.run_folder import CONFIG, DATA_SPEC, LOG, PLAN, RunFolder
 from stretto.config.toml import parse_config
 from stretto.report.record import JsonObject, Record
@@ -37,28 +38,26 @@ def read_record(folder: Path | str, on_progress: ProgressCallback = lambda fract
     return record
 
 
-def _lines(path: Path, on_progress: ProgressCallback) -> Iterator[JsonObject | None]:
+def _lines(log: Path, on_progress: ProgressCallback) -> Iterator[JsonObject | None]:
     """Yield the lines of a log as dicts; None for a damaged line, such as the last line of a run that was killed."""
-    if not path.is_file():
-        return
     try:
-        size, num_read, reported = path.stat().st_size or 1, 0, 0.0
-        with path.open("rb") as log:
-            for content in bounded_lines(log):
-                num_read += len(content or b"")
-                if num_read / size > reported + 0.01:
-                    reported = num_read / size
-                    on_progress(min(reported, 1.0))
-                try:
-                    line = None if content is None else from_json(content)
-                except ValueError:
-                    line = None
-                if isinstance(line, dict):
-                    yield line
-                elif content is None or content.strip():
-                    yield None
+        segments = list_segments(log)
+        size, num_read, reported = sum(segment.stop for segment in segments) or 1, 0, 0.0
+        for content in segment_lines(segments):
+            num_read += len(content or b"")
+            if num_read / size > reported + 0.01:
+                reported = num_read / size
+                on_progress(min(reported, 1.0))
+            try:
+                line = None if content is None else from_json(content)
+            except ValueError:
+                line = None
+            if isinstance(line, dict):
+                yield line
+            elif content is None or content.strip():
+                yield None
     except OSError as error:
-        raise ConfigError(f"{path} can't be read ({error.strerror}); check its permissions") from None
+        raise ConfigError(f"{log} can't be read ({error.strerror}); check its permissions") from None
 
 
 def _read_object(

@@ -1,20 +1,30 @@
 """A run's log: one JSON line per event, also sent to trackers. A resumed run drops the lines of steps it repeats.
 
-Only the end of a log is read, however long it is: before the line of a step, all lines are of that step or earlier.
+Only the end of a log is read, however long it is: before the line of a step, all lines are of that step or earlier. A
+long log is not copied either, see `log_segments`.
 """
 
 import json
 import logging
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import TextIO
 
 from stretto.base.bounded_read import MAX_READ_BYTES
-from stretto.base.disk import atomic_path
+from stretto.base.disk import atomic_path, fsync_folder
+from stretto.base.log_segments import (
+    LogSegment,
+    add_segment,
+    header_line,
+    list_segments,
+    remove_repeated_lines,
+    segment_lines,
+    segment_number,
+)
 from stretto.base.run_folder import RunFolder
 from stretto.config.run import RunConfig
 from stretto.train.node_report import NodeReport
@@ -23,6 +33,7 @@ from stretto.train.sinks.sinks import Sinks, open_sinks
 
 _log = logging.getLogger(__name__)
 _BLOCK_BYTES = 1 << 16
+_MAX_COPIED_BYTES = 16 << 20  # of a log; a longer one becomes a segment
 
 
 class LogWriter:
@@ -55,7 +66,7 @@ def open_log_writer(folder: RunFolder, config: RunConfig, step: int) -> Iterator
     """Open a run's log and sinks within this context, to continue after `step`."""
     with folder.explain_write_errors():
         file = open_log(folder.log, step)
-    history = partial(read_lines, folder.log, folder.log.stat().st_size)
+    history = partial(read_lines, list_segments(folder.log))
     sections = config.model_dump(mode="json", exclude_none=True)
     hyperparameters = {f"{section}.{name}": value for section in sections for name, value in sections[section].items()}
     with (
@@ -68,49 +79,55 @@ def open_log_writer(folder: RunFolder, config: RunConfig, step: int) -> Iterator
 def open_log(path: Path, step: int) -> TextIO:
     """Open a log to continue after `step`; drop the lines that an earlier launch wrote about later steps.
 
-    A new file replaces the old one. If an earlier launch is still running, it writes to a file that nobody reads.
+    A new file replaces the old one. If an earlier launch is still running, it writes to a file, or to the end of a
+    segment, that nobody reads.
     """
-    num_kept, kept_lines = 0, []
-    for start, line in _lines_backwards(path):
+    last_step: tuple[LogSegment, int] | None = None  # where the line of the last step to keep begins
+    kept_lines = []
+    for segment, start, line in _lines_backwards(list_segments(path)):
         kind, line_step = _parse(line)
         if line_step <= step:
             kept_lines.append(line.rstrip(b"\n") + b"\n")
             if kind == "step":
-                num_kept = start
+                last_step = segment, start
                 break
     with atomic_path(path) as new_path, new_path.open("wb") as log:
-        _copy_start(path, log, num_kept)
+        if last_step is not None:
+            log.writelines(_continue_segment(path, *last_step, step))
         log.writelines(reversed(kept_lines))
         log.flush()
         os.fsync(log.fileno())
+    remove_repeated_lines(path)
     return path.open("a", encoding="utf-8", buffering=1)
 
 
-def _copy_start(path: Path, target: BinaryIO, num_bytes: int) -> None:
-    """Copy the first bytes of a file, without reading their lines."""
-    if num_bytes:
-        with path.open("rb") as source:
-            while num_bytes and (block := source.read(min(_BLOCK_BYTES, num_bytes))):
-                target.write(block)
-                num_bytes -= len(block)
+def _continue_segment(log: Path, segment: LogSegment, num_bytes: int, step: int) -> Iterator[bytes]:
+    """Yield the beginning of a new log, which continues the first bytes of a segment: these, or a header."""
+    number = segment_number(log, segment.path)
+    if not number and num_bytes > _MAX_COPIED_BYTES:
+        number = add_segment(log)
+        fsync_folder(log.parent)
+    if number:
+        yield header_line(number, num_bytes, step)
+        return
+    with segment.path.open("rb") as source:
+        while num_bytes and (block := source.read(min(_BLOCK_BYTES, num_bytes))):
+            yield block
+            num_bytes -= len(block)
 
 
-def read_lines(path: Path, num_bytes: int) -> Iterator[LogLine]:
-    """Yield the kind and the fields of each line in the first `num_bytes` bytes of a log, which may be growing."""
-    with path.open("rb") as log:
-        for text in log:
-            num_bytes -= len(text)
-            if num_bytes < 0:
-                return
-            with suppress(ValueError, RecursionError):  # a line that is damaged is left out
-                values = json.loads(text)
-                if isinstance(values, dict):
-                    yield values.pop("kind", "line"), values  # `LogWriter` writes no line without a kind
+def read_lines(segments: Sequence[LogSegment]) -> Iterator[LogLine]:
+    """Yield the kind and the fields of each line of a log, as long as it was when its segments were listed."""
+    for text in filter(None, segment_lines(segments)):
+        with suppress(ValueError, RecursionError):  # a line that is damaged is left out
+            values = json.loads(text)
+            if isinstance(values, dict):
+                yield values.pop("kind", "line"), values  # `LogWriter` writes no line without a kind
 
 
 def has_evaluation(path: Path, step: int) -> bool:
     """Return whether a log has the evaluation at `step`; its line comes after that of the step."""
-    for _, line in _lines_backwards(path):
+    for _, _, line in _lines_backwards(list_segments(path)):
         kind, line_step = _parse(line)
         if kind == "evaluation" and line_step == step:
             return True
@@ -119,23 +136,28 @@ def has_evaluation(path: Path, step: int) -> bool:
     return False
 
 
-def _lines_backwards(path: Path) -> Iterator[tuple[int, bytes]]:
-    """Yield the lines of a log from the last to the first, with the position of each."""
-    if not path.exists():
-        return
-    with path.open("rb") as log:
-        position, rest = log.seek(0, os.SEEK_END), b""
-        while position > 0:
-            num_bytes = min(max(_BLOCK_BYTES, len(rest)), position)  # long lines take few reads
+def _lines_backwards(segments: Sequence[LogSegment]) -> Iterator[tuple[LogSegment, int, bytes]]:
+    """Yield the lines of a log from the last to the first, with the segment and the position of each."""
+    for segment in reversed(segments):
+        for start, line in _segment_backwards(segment):
+            yield segment, start, line
+
+
+def _segment_backwards(segment: LogSegment) -> Iterator[tuple[int, bytes]]:
+    with segment.path.open("rb") as log:
+        position, rest = segment.stop, b""
+        while position > segment.start:
+            num_bytes = min(max(_BLOCK_BYTES, len(rest)), position - segment.start)  # long lines take few reads
             position -= num_bytes
             log.seek(position)
             block = log.read(num_bytes) + rest
             # The first line of a block may have begun before it.
+            is_first = position == segment.start
             first_end = block.find(b"\n", 0, len(block) - 1) + 1
-            if position > 0 and first_end == 0:
+            if not is_first and first_end == 0:
                 rest = block if len(block) <= MAX_READ_BYTES else b""  # it is damaged, and so are its two parts
                 continue
-            start = first_end if position > 0 else 0
+            start = 0 if is_first else first_end
             rest = block[:start]
             lines = block[start:].splitlines(keepends=True)
             end = position + len(block)

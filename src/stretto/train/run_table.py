@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from stretto.base.bounded_read import bounded_lines
 from stretto.base.errors import StrettoError
 from stretto.base.html_table import html_table
+from stretto.base.log_segments import list_segments, segment_lines
 from stretto.base.run_folder import BEST, RunFolder
 from stretto.checkpoint.checkpoint import find_checkpoint
 from stretto.config.layout import Layout
@@ -55,14 +55,11 @@ def _read_losses(log: Path) -> tuple[dict[int, float | None], dict[int, float | 
 
 
 def _parsed_lines(log: Path) -> Iterator[dict[str, Any]]:
-    if not log.exists():
-        return
-    with log.open("rb") as file:
-        for line in filter(None, bounded_lines(file)):
-            try:
-                yield json.loads(line)
-            except ValueError:
-                continue  # incomplete: the run is writing it, or was killed while it did
+    for line in filter(None, segment_lines(list_segments(log))):
+        try:
+            yield json.loads(line)
+        except ValueError:
+            continue  # incomplete: the run is writing it, or was killed while it did
 
 
 def _find_best(checkpoints: str) -> int | None:
