@@ -11,7 +11,6 @@ import fsspec
 import pytest
 
 from helpers.prepared_files import KINDS, Preparation, content, make_preparation
-from stretto.base.fingerprint import fingerprint
 from stretto.errors import DataError
 from stretto.prepare import launcher_ranks, leader_lock
 from stretto.prepare.launcher_ranks import Ranks
@@ -97,6 +96,9 @@ class Slow:
     def __init__(self, lost: threading.Event | None = None) -> None:
         self.lost, self.numbers = lost, list[int]()
 
+    def __repr__(self) -> str:
+        return "Slow()"  # the same task on each rank
+
     def __call__(self, part: int, number: int, folder: WorkFolder, /) -> PartResult:
         self.numbers.append(number)
         if self.lost is not None:
@@ -111,7 +113,7 @@ def test_each_part_is_claimed_by_one_rank_and_ranks_share_the_work(tmp_path: Pat
 
     def run(rank: int) -> PartResult:
         with open_job(tmp_path / "out", [], {}, executor=Ranks(rank, 4), splits=()) as job:
-            return job.run("write", tasks[rank], range(40), [1] * 40, "writing", "", merge)
+            return job.run("write", tasks[rank], range(40), [1] * 40, "writing", merge)
 
     with ThreadPoolExecutor(4) as threads:
         assert list(threads.map(run, range(4))) == [{"parts": list(range(40))}] * 4
@@ -135,7 +137,7 @@ def test_the_parts_of_a_lost_rank_are_prepared_by_the_others(tmp_path: Path, mon
     def run(rank: int) -> PartResult | None:
         try:
             with open_job(tmp_path / "out", [], {}, executor=Ranks(rank, 3, lost_after=0.5), splits=()) as job:
-                return job.run("write", tasks[rank], range(12), [1] * 12, "writing", "", merge)
+                return job.run("write", tasks[rank], range(12), [1] * 12, "writing", merge)
         except SystemExit:
             return None
 
@@ -227,6 +229,9 @@ class Interrupted:
     def __init__(self, text: str) -> None:
         self.text, self.is_waiting, self.go_on = text, threading.Event(), threading.Event()
 
+    def __repr__(self) -> str:
+        return f"Interrupted({self.text!r})"
+
     def __call__(self, part: str, number: int, folder: WorkFolder, /) -> PartResult:
         self.is_waiting.set()
         assert self.go_on.wait(20)
@@ -247,16 +252,16 @@ def test_a_worker_of_an_earlier_start_writes_over_nothing(is_remote: bool, tmp_p
     new.go_on.set()
     with ThreadPoolExecutor(1) as executor:
         with pytest.raises(KeyboardInterrupt), open_job(target, [], {"option": 1}) as job:
-            runner = PartRunner("write", old, job.folder, fingerprint([job.fingerprint, ""]))
+            runner = PartRunner("write", old, job.folder)
             late = executor.submit(runner, 0, "a")
             assert old.is_waiting.wait(20)
             raise KeyboardInterrupt
         with open_job(target, [], {"option": 2}) as job:
-            assert job.run("write", new, ["a"], [1], "writing", "", texts) == {"texts": ["newa"]}
+            assert job.run("write", new, ["a"], [1], "writing", texts) == {"texts": ["newa"]}
             old.go_on.set()
             assert late.result(20) == 0
-            assert job.run("write", new, ["a"], [1], "writing", "", texts) == {"texts": ["newa"]}
-            file = job.run("write", new, ["a"], [1], "writing", "", lambda results: next(results)[1])["files"][0]
+            assert job.run("write", new, ["a"], [1], "writing", texts) == {"texts": ["newa"]}
+            file = job.run("write", new, ["a"], [1], "writing", lambda results: next(results)[1])["files"][0]
             job.add_store("", "corpus", {}, [(file, "values.bin")], {})
     assert content(target)["/values.bin"] == b"newa"
     assert not any("part-" in name for name in content(target)) and not content(f"{target}.partial")
@@ -269,7 +274,7 @@ def test_ranks_that_see_other_sizes_of_a_file_end_with_one_sentence(tmp_path: Pa
         edges = range(0, 600, 10) if rank == 0 else range(0, 660, 11)
         try:
             with open_job(tmp_path / "out", [], {}, executor=Ranks(rank, 2, lost_after=5), splits=()) as job:
-                job.run("write", Slow(), edges, [1] * 60, "writing", "", merge)
+                job.run("write", Slow(), edges, [1] * 60, "writing", merge)
         except DataError as error:
             return str(error)
         return ""
@@ -332,7 +337,7 @@ def test_ranks_of_a_second_start_do_not_join_the_first(tmp_path: Path) -> None:
         with open_job(tmp_path / "out", [], {}, executor=ranks, splits=()) as job:
             if rank:
                 joined.set()
-            return job.run("write", tasks[rank], range(40), [1] * 40, "writing", "", merge)
+            return job.run("write", tasks[rank], range(40), [1] * 40, "writing", merge)
 
     with ThreadPoolExecutor(2) as threads:
         first = [threads.submit(run, rank) for rank in range(2)]
@@ -350,7 +355,7 @@ def test_an_error_of_a_rank_after_the_last_part_ends_all_ranks(tmp_path: Path) -
     def run(rank: int) -> str:
         try:
             with open_job(tmp_path / "out", [], {}, executor=Ranks(rank, 2, lost_after=5), splits=()) as job:
-                job.run("write", Slow(), range(4), [1] * 4, "writing", "", merge)
+                job.run("write", Slow(), range(4), [1] * 4, "writing", merge)
                 if rank == 1:
                     raise OSError(28, "No space left on device")
                 time.sleep(0.5)

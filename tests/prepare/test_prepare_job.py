@@ -4,7 +4,7 @@ import subprocess
 import sys
 import time
 import tracemalloc
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,8 @@ from stretto.prepare.work_folder import LocalWorkFolder, WorkFolder
 class Write:
     """Write a part's content, and leave a trace of having done so."""
 
-    trace: Path
+    trace: Path = field(repr=False)
+    learned: str = ""
 
     def __call__(self, part: str, number: int, folder: WorkFolder, /) -> PartResult:
         with self.trace.open("a") as file:
@@ -65,7 +66,7 @@ def run(
     try:
         with open_job(tmp_path / "out", [], {"option": option}, workers, stop) as job:
             sizes = [1] * len(parts)
-            merged = job.run("write", Write(trace), parts, sizes, "writing", learned, merge)
+            merged = job.run("write", Write(trace, learned), parts, sizes, "writing", merge)
             assert merged["parts"] == parts
     except KeyboardInterrupt:
         pass
@@ -78,10 +79,18 @@ def test_the_same_job_resumes_with_the_missing_parts(tmp_path: Path) -> None:
     assert list((tmp_path / "out").iterdir()) == [] and not (tmp_path / "out.partial").exists()
 
 
-def test_the_remains_of_a_different_job_are_deleted(tmp_path: Path) -> None:
+def test_only_results_of_the_same_parts_and_tasks_are_kept(tmp_path: Path) -> None:
     assert run(tmp_path, ["a", "b", "c"], stop_after=2) == [0, 1]
     (tmp_path / "out.partial" / "tokens-00000.bin").touch()
-    assert run(tmp_path, ["a", "b", "c"], option=1) == [0, 1, 2]
+    # An option that the task does not have does not matter.
+    assert run(tmp_path, ["a", "b", "c"], option=1, stop_after=3) == [2]
+    assert run(tmp_path, ["a", "x", "c"], stop_after=3) == [1]
+    results = tmp_path / "out.partial" / "parts"
+    assert len(list(results.glob("write-*"))) == 3  # those of the part that has changed are deleted
+    assert run(tmp_path, ["a", "x", "c"], learned="a vocabulary", stop_after=1) == [0]
+    assert len(list(results.glob("write-*"))) == 1
+    (results / "fingerprint").write_text("of another version")
+    assert run(tmp_path, ["a", "x", "c"], learned="a vocabulary") == [0, 1, 2]
     assert list((tmp_path / "out").iterdir()) == []
 
 
@@ -147,7 +156,7 @@ def test_unordered_results_are_not_kept_in_memory(workers: int, tmp_path: Path) 
                 return {}
 
             tracemalloc.start()
-            job.run("count", Count(), range(30), [1] * 30, "counting", "", check)
+            job.run("count", Count(), range(30), [1] * 30, "counting", check)
             peak = tracemalloc.get_traced_memory()[1]
             tracemalloc.stop()
             raise KeyboardInterrupt
@@ -228,7 +237,10 @@ def prepare_and_watch(kind: str, files: list[Path], folder: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("kind", ["text", "sequences", "series"])
-def test_when_the_file_at_fault_is_fixed_only_its_parts_are_prepared_again(kind: str, tmp_path: Path) -> None:
+def test_when_the_file_at_fault_is_fixed_only_its_parts_are_prepared_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stretto.prepare.prepare_text._COUNTED_BYTES", 200)
     good, bad, fixed = {
         "text": ("one two three\n" * 40, b"one \xff\n" * 40, "three two\n" * 44),
         "sequences": ('{"text": "one two three"}\n' * 40, b'{"text": }\n' * 40, '{"text": "two three"}\n' * 44),

@@ -1,9 +1,12 @@
 """Ranks of real launchers, on disk and in a real object store: the same bytes as from one process."""
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -36,6 +39,40 @@ def test_three_ranks_of_torchrun_write_the_same_bytes_and_one_prints(tmp_path: P
     output = subprocess.run(step, check=True, capture_output=True, text=True, timeout=100).stdout
     assert output.count("train: ") == output.count("valid: ") == 1
     assert content(tmp_path / "ranks") == content(tmp_path / "plain")
+
+
+def find_rank(rank: int, target: Path) -> int:
+    """Return the process of a rank that writes to a target."""
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            environment = (process / "environ").read_bytes().split(b"\0")
+            if f"RANK={rank}".encode() in environment and str(target).encode() in (process / "cmdline").read_bytes():
+                return int(process.name)
+    raise AssertionError(f"there is no rank {rank}")
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("rank", [pytest.param(2, marks=pytest.mark.short), 0])
+def test_a_rank_that_is_killed_in_the_middle_is_started_again_and_the_bytes_are_the_same(
+    rank: int, tmp_path: Path
+) -> None:
+    preparation, target = make_preparation("text", tmp_path / "in", 4000), tmp_path / "ranks"
+    preparation.run(tmp_path / "plain", workers=1)
+    torchrun = [*TORCHRUN[:-1], "--max-restarts", "1", "--monitor-interval", "0.1", TORCHRUN[-1]]
+    results = tmp_path / "ranks.partial" / "parts"
+    with subprocess.Popen([*torchrun, *command(preparation, target)]) as launcher:
+        try:
+            until = time.monotonic() + 60
+            while len([*results.glob("write-*")]) < 10:
+                assert time.monotonic() < until and launcher.poll() is None
+                time.sleep(0.005)
+            os.kill(find_rank(rank, target), signal.SIGKILL)
+            num_finished = len([*results.glob("write-*")])
+            assert launcher.wait(100) == 0
+        finally:
+            launcher.kill()
+    num_parts = sum(1 for name in content(target) if "/tokens-" in name)
+    assert 10 <= num_finished < num_parts and content(target) == content(tmp_path / "plain")
 
 
 @pytest.mark.slurm

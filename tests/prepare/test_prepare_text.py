@@ -23,8 +23,9 @@ def test_a_corpus_decodes_to_its_text(level: str, text_file: Path, tmp_path: Pat
     assert corpus.num_bytes == text_file.stat().st_size
 
 
-def test_shards_change_nothing(text_file: Path, tmp_path: Path) -> None:
+def test_shards_change_nothing(text_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (one,) = prepare_text([text_file], tmp_path / "one", TextOptions(level="word"))
+    monkeypatch.setattr("stretto.prepare.prepare_text._COUNTED_BYTES", 333)
     (many,) = prepare_text([text_file], tmp_path / "many", TextOptions(level="word", shard_bytes=501), workers=1)
     assert len(one.fields.shards) == 1 < text_file.stat().st_size // 550 < len(many.fields.shards)
     assert np.array_equal(one.read(0, one.num_tokens), many.read(0, many.num_tokens))

@@ -29,6 +29,7 @@ def test_spilled_and_merged_counts_give_the_most_frequent_symbols(
     """With hardly any memory: each part spills often, and its files are merged two at a time."""
     monkeypatch.setattr(symbol_counts, "_MAX_COUNTED", 2)
     monkeypatch.setattr(symbol_counts, "_MAX_MERGED", 2)
+    monkeypatch.setattr("stretto.prepare.prepare_text._COUNTED_BYTES", 20)
     folder, text = tmp_path_factory.mktemp("counts"), "\n".join(lines) + "\nend\n"
     (folder / "a.txt").write_bytes(text.encode())
     options = TextOptions(level=level, max_symbols=max_symbols, shard_bytes=20)

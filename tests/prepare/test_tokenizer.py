@@ -71,6 +71,7 @@ def test_a_large_text_trains_on_the_beginnings_of_its_parts(tmp_path: Path, monk
     monkeypatch.setattr(tokenizer_module, "_MAX_TRAINING_BYTES", 500)
     monkeypatch.setattr(tokenizer_module, "_MAX_TRAINING_PARTS", 5)
     monkeypatch.setattr(text_module, "_READ_BYTES", 50)
+    monkeypatch.setattr("stretto.prepare.prepare_text._COUNTED_BYTES", 900)
     (corpus,) = prepare_text(path, tmp_path / "out", TextOptions(tokenizer="bpe:300", shard_bytes=900), workers=1)
     lengths = [len(corpus.vocabulary.encode(letter * 8)) for letter in "abcdefghij"]
     assert lengths == [1, 8] * 5
@@ -81,6 +82,7 @@ def test_a_text_of_many_small_parts_trains_on_all_of_them(tmp_path: Path, monkey
     path.write_text("".join(f"{letter * 8}\n" * 100 for letter in "abcdefghij"))
     monkeypatch.setattr(tokenizer_module, "_MAX_TRAINING_PARTS", 5)
     (one,) = prepare_text(path, tmp_path / "one", TextOptions(tokenizer="bpe:300"), workers=1)
+    monkeypatch.setattr("stretto.prepare.prepare_text._COUNTED_BYTES", 900)
     (many,) = prepare_text(path, tmp_path / "many", TextOptions(tokenizer="bpe:300", shard_bytes=900), workers=1)
     assert len(many.fields.shards) == 10 and one.vocabulary == many.vocabulary
 

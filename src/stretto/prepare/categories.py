@@ -2,11 +2,11 @@
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from stretto.base.errors import DataError
-from stretto.base.fingerprint import fingerprint
 from stretto.base.task import MAX_CATEGORIES
 from stretto.prepare.category_codes import are_booleans, category_name, codes_of
 from stretto.prepare.options import BadRowPolicy
@@ -14,7 +14,7 @@ from stretto.prepare.part_runner import PartResult, PartResults
 from stretto.prepare.prepare_job import Job
 from stretto.prepare.record_parser import as_list, sort_class_names
 from stretto.prepare.records import RecordPart
-from stretto.prepare.row_reader import BadRowError, RowReader
+from stretto.prepare.row_reader import BadRowError, RowReader, allows
 from stretto.prepare.work_folder import WorkFolder
 from stretto.store.sequences import Channels
 
@@ -36,36 +36,36 @@ class CategoryScan:
     """Finds the names of the categories in some fields of a part, each with a text per row."""
 
     fields: tuple[str, ...]
-    bad_rows: BadRowPolicy
+    bad_rows: BadRowPolicy = field(repr=False)  # see `allows`
     has_lists: bool  # whether a row may have a list of texts, one per time step
 
     def __call__(self, part: RecordPart, number: int, folder: WorkFolder, /) -> PartResult:
-        names: dict[str, set[str]] = {field: set() for field in self.fields}
+        names: dict[str, set[str]] = {name: set() for name in self.fields}
         reader = RowReader(part, self.bad_rows)
         for _, found in reader.read(lambda record: self._parse(record, part.format == "csv"), self.fields):
-            for field, texts in found.items():
-                names[field] |= texts
-                _check_number(field, names[field])
-        return {field: sorted(texts) for field, texts in names.items()}
+            for name, texts in found.items():
+                names[name] |= texts
+                _check_number(name, names[name])
+        return {"names": {name: sorted(texts) for name, texts in names.items()}, "first_bad": reader.first_bad}
 
     def merge(self, results: PartResults) -> PartResult:
-        names: dict[str, set[str]] = {field: set() for field in self.fields}
+        names: dict[str, set[str]] = {name: set() for name in self.fields}
         for _, result in results:
-            for field in self.fields:
-                names[field].update(result[field])
-                _check_number(field, names[field])
-        return {field: sorted(texts) for field, texts in names.items()}
+            for name in self.fields:
+                names[name].update(result["names"][name])
+                _check_number(name, names[name])
+        return {name: sorted(texts) for name, texts in names.items()}
 
     def _parse(self, record: Mapping[str, Any], is_csv: bool) -> dict[str, set[str]]:
         found = {}
-        for field in self.fields:
-            value = record.get(field)
+        for name in self.fields:
+            value = record.get(name)
             values = as_list(value, is_csv) if self.has_lists else None
             try:
-                texts = {category_name(item, field) for item in ([value] if values is None else values)}
+                texts = {category_name(item, name) for item in ([value] if values is None else values)}
             except BadRowError:
                 continue  # reported when the row is written
-            found[field] = {text for text in texts if text is not None}
+            found[name] = {text for text in texts if text is not None}
         return found
 
 
@@ -79,15 +79,16 @@ def find_categories(
     if not fields:
         return {}
     scan, sizes = CategoryScan(tuple(fields), bad_rows, has_lists), [part.size for part in parts]
-    result = job.run("categories", scan, parts, sizes, "finding categories", fingerprint(repr(scan)), scan.merge)
+    is_valid = partial(allows, bad_rows)
+    result = job.run("categories", scan, parts, sizes, "finding categories", scan.merge, is_valid=is_valid)
     codes = {}
-    for field in fields:
-        names = {*result[field]}
+    for name in fields:
+        names = {*result[name]}
         if not names:
-            raise DataError(f"{field!r} has no value in any row; leave it out of the inputs")
+            raise DataError(f"{name!r} has no value in any row; leave it out of the inputs")
         if are_booleans(names):  # the same names from each format
             names = {name.lower() for name in names}
-        codes[field] = codes_of(sort_class_names(names))
+        codes[name] = codes_of(sort_class_names(names))
     return codes
 
 

@@ -46,7 +46,7 @@ def cut_csv(job: Job, parts: Sequence[RecordPart], part_bytes: int) -> list[Reco
     if not listed:
         return list(parts)
     sizes = [candidate.stop - candidate.start for candidate in listed]
-    ends = iter(job.run("quotes", _find_ends, listed, sizes, "finding quoted cells", "", _merge_ends)["ends"])
+    ends = iter(job.run("quotes", _FindEnds(), listed, sizes, "finding quoted cells", _merge_ends)["ends"])
     return [
         cut
         for part, of_part in zip(parts, candidates, strict=True)
@@ -72,22 +72,25 @@ def _is_plain(path: Path) -> bool:
     return find_separator(path, first) == "," and len(header) > 1 and not first.startswith("sep=")
 
 
-def _find_ends(part: _Candidate, number: int, folder: WorkFolder, /) -> PartResult:
-    """Return whether a range ends within a quoted cell, if it begins outside of one, and if it begins within one.
+@dataclass(frozen=True)
+class _FindEnds:
+    """Finds whether a range ends within a quoted cell, if it begins outside of one, and if it begins within one.
 
     Neither is known (an empty list) if a line is too long to be read: the reader reports that.
     """
-    ends, num_left = [False, True], part.stop - part.start
-    with open_binary(part.path, part.start) as file:
-        while num_left > 0 and (block := file.read(min(_READ_BYTES, num_left))):
-            block += file.readline(min(MAX_READ_BYTES, num_left - len(block)))
-            num_left -= len(block)
-            if num_left > 0 and not block.endswith(b"\n"):
-                return {"ends": []}
-            if not part.start and num_left + len(block) == part.stop:
-                block = block.removeprefix(BYTE_ORDER_MARK)
-            ends = [ends_in_cell(block, is_in_cell) for is_in_cell in ends]
-    return {"ends": ends}
+
+    def __call__(self, part: _Candidate, number: int, folder: WorkFolder, /) -> PartResult:
+        ends, num_left = [False, True], part.stop - part.start
+        with open_binary(part.path, part.start) as file:
+            while num_left > 0 and (block := file.read(min(_READ_BYTES, num_left))):
+                block += file.readline(min(MAX_READ_BYTES, num_left - len(block)))
+                num_left -= len(block)
+                if num_left > 0 and not block.endswith(b"\n"):
+                    return {"ends": []}
+                if not part.start and num_left + len(block) == part.stop:
+                    block = block.removeprefix(BYTE_ORDER_MARK)
+                ends = [ends_in_cell(block, is_in_cell) for is_in_cell in ends]
+        return {"ends": ends}
 
 
 def ends_in_cell(lines: bytes, is_in_cell: bool) -> bool:

@@ -46,7 +46,7 @@ def check_folders(folder: WorkFolder) -> None:
 
 
 def begin(folder: WorkFolder, expected: bytes, token: str) -> None:
-    """Prepare the folder for a start, whose process holds the lock; keep the finished parts of the same preparation."""
+    """Prepare the folder for a start, whose process holds the lock; keep the finished parts of earlier starts."""
     check_target(folder)  # another process may have completed it
     if isinstance(folder, RemoteWorkFolder) and folder.has_begun_store:
         folder.clear_target()
@@ -93,7 +93,7 @@ def _foreign(folder: str) -> DataError:
 
 
 def resume_or_clear(folder: WorkFolder, expected: bytes, token: str) -> None:
-    """Keep the finished parts of the same preparation; delete those of a different one."""
+    """Keep the finished parts of a preparation by this version of the format; delete others."""
 
     def is_of_this_start(name: str) -> bool:
         return name == LEADER or name.startswith(f"{PARTS}/{token}/")

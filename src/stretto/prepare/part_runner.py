@@ -3,9 +3,10 @@
 import json
 import re
 import time
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, CancelledError, Executor, Future
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
@@ -18,6 +19,7 @@ from stretto.base.fingerprint import fingerprint
 from stretto.base.remote import without_secrets
 from stretto.prepare.process_executor import ProcessExecutor
 from stretto.prepare.work_folder import PARTS, WorkFolder
+from stretto.store.index import VERSION
 from stretto.store.pages import PagedFile
 
 _SHARED_SECONDS = 30.0  # after which a file that another machine wrote must be seen on a shared filesystem
@@ -33,7 +35,11 @@ PartIn = TypeVar("PartIn", contravariant=True)
 
 
 class PartTask(Protocol[PartIn]):
-    """A picklable, pure function of a part, its number and the job's folder; its result must be JSON-serializable."""
+    """A picklable, pure function of a part, its number and the job's folder; its result must be JSON-serializable.
+
+    Its `repr` must say all that the result depends on, and be the same in each process, as that of a dataclass: saved
+    results are found by it. So a task has the options that it needs, and no others.
+    """
 
     def __call__(self, part: PartIn, number: int, folder: WorkFolder, /) -> PartResult: ...
 
@@ -68,7 +74,6 @@ class PartRunner(Generic[Part]):
     name: str
     task: PartTask[Part]
     folder: WorkFolder
-    learned: str  # a fingerprint of the options, and of what the task has from other files
 
     def __call__(self, number: int, part: Part) -> int:
         result = self.task(part, number, self.folder)
@@ -76,12 +81,17 @@ class PartRunner(Generic[Part]):
         # Not the result, which may be large: the parent reads it from the file.
         return number
 
+    @cached_property
+    def _task_key(self) -> str:
+        return fingerprint([VERSION, repr(self.task)])
+
     def result_name(self, number: int, part: Part) -> str:
         """Return the name of the file in `parts` with the result of a part.
 
-        It has a key of the part, so what was made from another file, or with other options, is another file.
+        It has a key of all that the result depends on: the part, and the task with its fields. So what was made from
+        another file, or with other options, is another file; an option that is not in the task does not matter.
         """
-        return f"{self.name}-{fingerprint([self.learned, repr(part)])[:16]}-{number:05}"
+        return f"{self.name}-{fingerprint([self._task_key, repr(part)])[:16]}-{number:05}"
 
     def result_names(self, parts: Iterable[tuple[int, Part]]) -> dict[str, int]:
         """Return the number of each part by the name of its result."""
@@ -91,16 +101,35 @@ class PartRunner(Generic[Part]):
         """Return the numbers of the parts whose result is saved."""
         return {result_names[name] for name in self.folder.sizes(PARTS) if name in result_names}
 
-    def find_results(self, parts: Sequence[Part]) -> Iterator[tuple[int, PartResult | None]]:
-        """Yield the saved result of each part; None if it is not finished, has changed, or lacks one of its files."""
-        finished = self.finished(self.result_names(enumerate(parts)))
+    def find_results(
+        self, parts: Sequence[Part], is_valid: Callable[[PartResult], bool]
+    ) -> Iterator[tuple[int, PartResult | None]]:
+        """Yield the saved result of each part; None if it is not finished, is not valid, or lacks one of its files.
+
+        Saved results that are of none of the parts are removed first, so that each phase leaves one set of files.
+        """
+        result_names, saved = self.result_names(enumerate(parts)), self.folder.sizes(PARTS)
+        self._remove_outdated(name for name in saved if name not in result_names)
+        finished = {result_names[name] for name in saved if name in result_names}
         files: dict[str, dict[str, int]] = {}  # the files in each folder, with their sizes
         for number, part in enumerate(parts):
             result = self._find_result(number, part, files) if number in finished else None
+            result = result if result is not None and is_valid(result) else None
             if number in finished and result is None:
                 # Removed before its files are written again: rank 0 waits until it exists.
                 self.folder.remove([f"{PARTS}/{self.result_name(number, part)}"])
             yield number, result
+
+    def _remove_outdated(self, names: Iterable[str]) -> None:
+        """Remove those of some saved results that are of this phase, and the files that they name."""
+        is_own = re.compile(rf"{re.escape(self.name)}-[0-9a-f]{{16}}-\d+")
+        for name in filter(is_own.fullmatch, names):
+            try:
+                result = json.loads(self.folder.read(f"{PARTS}/{name}"))
+            except FileNotFoundError:
+                continue
+            files = [str(file["path"]) for file in result.get("files", ())]
+            self.folder.remove([f"{PARTS}/{name}", *filter(_PART_NAME.fullmatch, files)])
 
     def _find_result(self, number: int, part: Part, files: dict[str, dict[str, int]]) -> PartResult | None:
         result: PartResult = json.loads(self.folder.read(f"{PARTS}/{self.result_name(number, part)}"))

@@ -1,10 +1,10 @@
 """Job: prepares data in parts, in parallel; a preparation that was interrupted, or has failed, can be resumed.
 
 data/book.partial/      the files, until all are complete; then the folder is renamed to data/book
-  parts/fingerprint     fingerprint of the preparation: the paths of its input files and all options
+  parts/fingerprint     marks the folder as that of a preparation, by this version of the format
   parts/count-KEY-00000 the file with the counts of symbols in a part of text; `scan-` for records. The key is a
-                        fingerprint of the part, its input file and all options
-  parts/write-KEY-00000 list of a part's files, written last; `writetrain-` for the train split of text
+                        fingerprint of the part, its input file, and the options that the result depends on
+  parts/write-KEY-00000 list of a part's files, written last
   parts/leader          who prepares it, see `leader_lock`
   train/ valid/         the stores; without a validation split, data/book.partial itself is the store
 
@@ -71,7 +71,6 @@ class Job:
     session: RankSession | None  # the ranks that prepare it together
     on_progress: OnProgress
     lock: LeaderLock | None  # that lets only this process write the store; None: on another rank
-    fingerprint: str  # of the paths of the input files and all options
     indexes: dict[str, bytes] = field(default_factory=dict)  # the last files to be written
 
     def run(
@@ -81,37 +80,44 @@ class Job:
         parts: Sequence[Part],
         sizes: Sequence[int],
         phase: str,
-        learned: str,
         merge: Callable[[PartResults], PartResult] = lambda results: {"num_parts": sum(1 for _ in results)},
         *,
+        is_valid: Callable[[PartResult], bool] = lambda result: True,
         is_local: bool = False,
     ) -> PartResult:
         """Return what `merge` makes of the results of all parts; saved results, `parts/{name}-*`, are used again.
 
-        A saved result is used if its part is the same, with the same `repr` (so this must include the stamp of the
-        part's files), and if `learned` is: a fingerprint of what the task has from other files, as a vocabulary.
+        A saved result is used if part and task have the same `repr`. So that of a part must include the stamp of its
+        files, and that of a task all options that it uses, and what it has from other files, as a vocabulary. A result
+        that is not valid is not used.
         On several ranks, rank 0 merges, and all get its result, which must be JSON-serializable. With `is_local`, all
         parts run in this process, or in that of rank 0.
         """
-        runner = PartRunner(name, task, self.folder, fingerprint([self.fingerprint, learned]))
+        runner = PartRunner(name, task, self.folder)
         if self.session is not None and not self.session.is_leader:
             return cast("PartResult", self.session.help(runner, [] if is_local else parts))
-        result = merge(self._run_parts(runner, parts, sizes, phase, is_local))
+        result = merge(self._run_parts(runner, parts, sizes, phase, is_valid, is_local))
         if self.session is not None:
             self.session.publish(name, result)
         return result
 
     def once(self, name: str, make: Callable[[], PartResult]) -> PartResult:
         """Return the result of `make`, which is JSON-serializable; on several ranks, rank 0 calls it and all get it."""
-        return self.run(name, _no_task, [], [], name, "", lambda results: make(), is_local=True)
+        return self.run(name, _no_task, [], [], name, lambda results: make(), is_local=True)
 
     def _run_parts(
-        self, runner: "PartRunner[Part]", parts: Sequence[Part], sizes: Sequence[int], phase: str, is_local: bool
+        self,
+        runner: "PartRunner[Part]",
+        parts: Sequence[Part],
+        sizes: Sequence[int],
+        phase: str,
+        is_valid: Callable[[PartResult], bool],
+        is_local: bool,
     ) -> PartResults:
         """Yield the number and the result of each part as it finishes; results are not kept in memory."""
         total, done = sum(sizes), 0
         missing = []
-        for number, saved in runner.find_results(parts):
+        for number, saved in runner.find_results(parts, is_valid):
             if saved is None:
                 missing.append((number, parts[number]))
             else:
@@ -157,7 +163,7 @@ class Job:
         contents: Mapping[str, bytes],
     ) -> None:
         """Make a store of the files of parts, given their `file_record`s and new names, and of other `contents`."""
-        moves = {str(record["path"]): str(Path(record["path"]).with_name(name)) for record, name in records}
+        moves = {str(record["path"]): str(Path(split, name)) for record, name in records}
         self._check_lock()
         self.folder.move_to_store(moves)
         stored = self.folder.store_sizes(split)
@@ -187,10 +193,10 @@ def open_job(
     executor: Workers = None,
     splits: Sequence[str] = ("",),
 ) -> Iterator[Job]:
-    """Start a preparation, or resume it if it was interrupted or failed; the remains of a different one are deleted.
+    """Start a preparation, or resume one that was interrupted or failed: parts that are the same are not repeated.
 
     At the end of the context, the target is complete. After an error, finished parts are kept: when the file at fault
-    is fixed, only its parts are prepared again.
+    is fixed, only its parts are prepared again; after a change of options, only what these options change.
     """
     if workers is not None and (workers < 1 or executor is not None):
         problem = "must be at least 1" if executor is None else "has no effect with an executor; leave one of them out"
@@ -205,9 +211,7 @@ def open_job(
             check_folders(folder)
             indexes = [join_location(target, f"{split}/{INDEX}".lstrip("/")) for split in splits]
             with join_ranks(ranks, folder, values, lambda: all(map(_exists, indexes))) as session:
-                yield Job(
-                    without_secrets(str(target)), folder, workers, None, session, lambda progress: None, None, values
-                )
+                yield Job(without_secrets(str(target)), folder, workers, None, session, lambda progress: None, None)
             return
         leader = {"fingerprint": values, "size": 1 if ranks is None else ranks.size}
         lost_after = LOST_AFTER_SECONDS if ranks is None else ranks.lost_after
@@ -215,8 +219,8 @@ def open_job(
             try:
                 with ExitStack() as stack:
                     leading = None if ranks is None else stack.enter_context(lead_ranks(ranks, folder, lock.token))
-                    begin(folder, values.encode(), lock.token)
-                    job = Job(without_secrets(str(target)), folder, workers, pool, leading, on_progress, lock, values)
+                    begin(folder, fingerprint({"version": VERSION}).encode(), lock.token)
+                    job = Job(without_secrets(str(target)), folder, workers, pool, leading, on_progress, lock)
                     yield job
                 lock.check()
                 folder.finish(FINGERPRINT, job.indexes)

@@ -1,9 +1,8 @@
 """prepare_sequences: turns records into a store; each record is one sequence of text, tokens or channels."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -12,20 +11,20 @@ from typing import Any, cast
 import numpy as np
 
 from stretto.base.errors import DataError
-from stretto.base.fingerprint import fingerprint
 from stretto.base.task import has_classes, has_own_length, is_per_row, is_per_step
 from stretto.prepare.categories import OnNote, find_categories, log_note
 from stretto.prepare.category_codes import Codes, codes_of
 from stretto.prepare.csv_parts import cut_csv
 from stretto.prepare.downloads import urls_in_errors
 from stretto.prepare.field_check import check_fields
-from stretto.prepare.options import SequenceOptions, given_vocabulary, open_like, token_level
+from stretto.prepare.options import BadRowPolicy, SequenceOptions, given_vocabulary, open_like, token_level
 from stretto.prepare.part_runner import PartResult, PartResults
 from stretto.prepare.prepare_job import Job, OnProgress, Workers, open_job
+from stretto.prepare.random_split import RandomSplit
 from stretto.prepare.record_parser import RecordParser, as_list, infer_parser, parse_number, sort_class_names
 from stretto.prepare.record_spool import Files, Records, are_records, source_options, spool_records
 from stretto.prepare.records import RecordPart, cut_records, list_paths, read_rows
-from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, SkippedRows, log_skipped_rows
+from stretto.prepare.row_reader import BadRowError, OnSkipped, RowReader, SkippedRows, allows, log_skipped_rows
 from stretto.prepare.saved_vocabulary import SavedVocabulary, save_vocabulary
 from stretto.prepare.shard_writer import (
     ShardResult,
@@ -196,27 +195,21 @@ class _SequenceSettings:
         return self.row_parser.sequence
 
     @property
-    def splits(self) -> tuple[str, ...]:
-        return ("train", "valid") if self.options.validation_fraction else ("",)
+    def split(self) -> RandomSplit:
+        fraction = self.options.validation_fraction
+        return RandomSplit(fraction, self.options.seed if fraction else 0)
 
     @property
-    def learned(self) -> str:
-        """A fingerprint of what follows from the files: from the first record, and from the scan of all of them."""
-        return fingerprint([repr(self.row_parser), repr(self.vocabulary)])
+    def splits(self) -> tuple[str, ...]:
+        return self.split.names
 
-    def num_tokens(self, vocabulary: Vocabulary | None) -> int:
-        """Return the vocabulary size."""
-        if vocabulary is not None:
-            return len(vocabulary)
-        assert self.parser.num_tokens is not None, "set by the scan"
-        return self.parser.num_tokens
 
-    def choose_split(self, part: int, row: int) -> str:
-        """Return the split of a sequence: a pure function of the seed, the part and the row, so all passes agree."""
-        if not self.options.validation_fraction:
-            return ""
-        digest = hashlib.blake2b(f"{self.options.seed} {part} {row}".encode(), digest_size=8).digest()
-        return "valid" if int.from_bytes(digest, "big") < self.options.validation_fraction * 2**64 else "train"
+def _num_tokens(parser: RecordParser, vocabulary: Vocabulary | None) -> int:
+    """Return the vocabulary size."""
+    if vocabulary is not None:
+        return len(vocabulary)
+    assert parser.num_tokens is not None, "set by the scan"
+    return parser.num_tokens
 
 
 def _first_parser(parts: Sequence[RecordPart], options: SequenceOptions) -> RecordParser:
@@ -363,18 +356,25 @@ def _train_subwords(job: Job, parts: Sequence[RecordPart], settings: _SequenceSe
     if parser.value_type != "text" or not isinstance(num_tokens, int):
         return settings
     numbered = list(enumerate(parts))
-    read = partial(_read_training_lines, settings)
+    read = _RecordLines(settings.parser, settings.options.bad_rows, settings.split)
     vocabulary = train_tokenizer(job, numbered, [part.size for part in parts], read, num_tokens)
     return replace(settings, vocabulary=vocabulary)
 
 
-def _read_training_lines(settings: _SequenceSettings, numbered: tuple[int, RecordPart]) -> Iterator[list[str]]:
-    """Yield the lines of each text of a part that is not for validation."""
-    number, part = numbered
-    parser, reader = settings.parser, RowReader(part, settings.options.bad_rows)
-    for row_index, text in reader.read(partial(parser.parse, is_csv=part.format == "csv"), parser.fields):
-        if settings.choose_split(number, row_index) != "valid":
-            yield split_lines(text)
+@dataclass(frozen=True)
+class _RecordLines:
+    """Reads the lines of each text of a part that is not for validation."""
+
+    parser: RecordParser
+    bad_rows: BadRowPolicy
+    split: RandomSplit
+
+    def __call__(self, numbered: tuple[int, RecordPart], /) -> Iterator[list[str]]:
+        number, part = numbered
+        parser, reader = self.parser, RowReader(part, self.bad_rows)
+        for row_index, text in reader.read(partial(parser.parse, is_csv=part.format == "csv"), parser.fields):
+            if self.split.choose(number, row_index) != "valid":
+                yield split_lines(text)
 
 
 def _with_categories(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> _SequenceSettings:
@@ -408,8 +408,11 @@ def _scan(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) ->
     if not needs_vocabulary and not row_parser.needs_classes:
         return settings
     phase = f"counting {parser.level}s" if needs_vocabulary and is_text else "scanning records"
-    task, sizes, learned = _ScanPart(settings, needs_vocabulary), [part.size for part in parts], settings.learned
-    result = job.run("scan", task, parts, sizes, phase, learned, partial(_merge_scans, job, len(parts)))
+    # Only symbols are counted for the training split alone.
+    split = settings.split if needs_vocabulary and is_text else None
+    bad_rows, sizes = settings.options.bad_rows, [part.size for part in parts]
+    task, merge = _ScanPart(row_parser, bad_rows, needs_vocabulary, split), partial(_merge_scans, job, len(parts))
+    result = job.run("scan", task, parts, sizes, phase, merge, is_valid=partial(allows, bad_rows))
     vocabulary = settings.vocabulary
     if needs_vocabulary and is_text:
         vocabulary = build_vocabulary(job, parser.level, result["paths"], settings.options.max_symbols)
@@ -441,9 +444,9 @@ def _merge_scans(job: Job, num_parts: int, results: PartResults) -> PartResult:
 
 
 def _write(job: Job, parts: Sequence[RecordPart], settings: _SequenceSettings) -> tuple[SkippedRows, list[str]]:
-    task, write_stores = _WriteSequences(settings), partial(_write_stores, job, settings)
-    fraction, learned = settings.options.validation_fraction, settings.learned
-    return write_parts(job, task, parts, settings.splits, fraction, learned, write_stores)
+    options, write_stores = settings.options, partial(_write_stores, job, settings)
+    task = _WriteSequences(settings.row_parser, settings.vocabulary, options.bad_rows, settings.split)
+    return write_parts(job, task, parts, settings.splits, options, write_stores)
 
 
 def _write_stores(job: Job, settings: _SequenceSettings, shards: Shards, on_note: OnNote) -> None:
@@ -456,7 +459,7 @@ def _write_stores(job: Job, settings: _SequenceSettings, shards: Shards, on_note
         values = make_channels(parser.channel_names, shards[splits[0]], like, parser.categories)  # of training
         note_unknown(parser.channel_names, shards, parser.categories, on_note)
     else:
-        values = Tokens(num_tokens=settings.num_tokens(vocabulary))
+        values = Tokens(num_tokens=_num_tokens(parser, vocabulary))
     target = settings.row_parser.target
     targets = None if target is None else _stored_targets(target, shards[splits[0]], settings.shared)
     origin = Origin(inputs=tuple(parser.fields), targets=() if target is None else target.fields)
@@ -479,12 +482,14 @@ def _stored_targets(
 class _ScanPart:
     """Finds the classes of a part, and its symbols or its largest token."""
 
-    settings: _SequenceSettings
+    row_parser: _RowParser
+    bad_rows: BadRowPolicy = field(repr=False)  # see `allows`
     needs_vocabulary: bool  # for tokens, only its size
+    split: RandomSplit | None  # of a text whose symbols are counted
 
     def __call__(self, part: RecordPart, number: int, folder: WorkFolder, /) -> PartResult:
-        parser, reader = self.settings.parser, RowReader(part, self.settings.options.bad_rows)
-        row_parser = self.settings.row_parser
+        row_parser, reader = self.row_parser, RowReader(part, self.bad_rows)
+        parser = row_parser.sequence
         counter = SymbolCounter(parser.level)
         classes: set[str] = set()
         largest, num_rows = -1, 0
@@ -498,10 +503,9 @@ class _ScanPart:
             if parser.value_type == "tokens":
                 largest = max(largest, int(value.max()))
             # As for a corpus, the vocabulary is built from the training split.
-            elif self.settings.choose_split(number, row_index) != "valid":
+            elif self.split is not None and self.split.choose(number, row_index) != "valid":
                 counter.update(split_symbols(value, parser.level))
-        has_counts = self.needs_vocabulary and parser.value_type == "text"
-        files = [counter.write(folder, counts_name(number))] if has_counts else []
+        files = [] if self.split is None else [counter.write(folder, counts_name(number))]
         return {
             "files": files,
             "largest": largest,
@@ -515,21 +519,23 @@ class _ScanPart:
 class _WriteSequences:
     """Writes the sequences of a part, each to its split."""
 
-    settings: _SequenceSettings
+    row_parser: _RowParser
+    vocabulary: SavedVocabulary | None
+    bad_rows: BadRowPolicy = field(repr=False)  # see `allows`
+    split: RandomSplit
 
     def __call__(self, part: RecordPart, number: int, folder: WorkFolder, /) -> PartResult:
-        settings, parser = self.settings, self.settings.parser
-        vocabulary = None if settings.vocabulary is None else settings.vocabulary.open(folder)
-        row_parser, target = settings.row_parser, settings.row_parser.target
+        row_parser, parser, target = self.row_parser, self.row_parser.sequence, self.row_parser.target
+        vocabulary = None if self.vocabulary is None else self.vocabulary.open(folder)
         dtype: np.dtype[Any] = CHANNEL_DTYPE
         if parser.value_type != "channels":
-            dtype = token_dtype(settings.num_tokens(vocabulary))
-        reader = RowReader(part, settings.options.bad_rows)
+            dtype = token_dtype(_num_tokens(parser, vocabulary))
+        reader = RowReader(part, self.bad_rows)
         rows = reader.read(partial(row_parser.parse, is_csv=part.format == "csv"), row_parser.fields)
         target_dtype, own_length = row_parser.target_dtype, row_parser.targets_have_own_length
-        with open_shards(folder, settings.splits, number, dtype, target_dtype, own_length=own_length) as writers:
+        with open_shards(folder, self.split.names, number, dtype, target_dtype, own_length=own_length) as writers:
             for row_index, (value, parsed_targets) in rows:
-                writer = writers[settings.choose_split(number, row_index)]
+                writer = writers[self.split.choose(number, row_index)]
                 targets = None if target is None or parsed_targets is None else target.encode(parsed_targets)
                 if vocabulary is None:
                     writer.append(value, targets)

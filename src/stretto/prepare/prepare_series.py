@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
-from stretto.base.fingerprint import fingerprint
 from stretto.prepare.categories import OnNote, find_categories, log_note, shared_codes
 from stretto.prepare.category_codes import Codes, to_code
 from stretto.prepare.downloads import urls_in_errors
@@ -142,11 +141,10 @@ def _write(
 ) -> tuple[SkippedRows, list[str]]:
     if parser.targets is not None:
         parser = replace(parser, targets=parser.targets.find_classes(job, parts, options))
-    splits, fraction = _splits(options), options.validation_fraction
-    task = _WriteSeries(parser, splits, fraction, options.bad_rows)
-    learned = fingerprint(repr(parser))  # the columns, from the first file, and the classes
+    splits = _splits(options)
+    task = _WriteSeries(parser, splits, options.validation_fraction, options.bad_rows)
     write_stores = partial(_write_stores, job, parser, options, shared)
-    return write_parts(job, task, parts, splits, fraction, learned, write_stores)
+    return write_parts(job, task, parts, splits, options, write_stores)
 
 
 def _write_stores(
@@ -296,7 +294,7 @@ class _WriteSeries:
     parser: _StepParser
     splits: tuple[str, ...]  # train and valid, or a single one without a name
     validation_fraction: float
-    bad_rows: BadRowPolicy
+    bad_rows: BadRowPolicy = field(repr=False)  # see `allows`
 
     def __call__(self, part: RecordPart, number: int, folder: WorkFolder, /) -> PartResult:
         reader = RowReader(part, self.bad_rows)

@@ -1,9 +1,9 @@
 """prepare_text: turns text files into a corpus, in bounded memory, completely or not at all."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 
 from stretto.base.errors import DataError
@@ -23,6 +23,7 @@ from stretto.store.corpus import Corpus, CorpusFields, shard_name
 from stretto.store.subwords import split_lines
 from stretto.store.vocabulary import VOCABULARY_FILE, ByteVocabulary, Level, Vocabulary, split_symbols, token_dtype
 
+_COUNTED_BYTES = 64 << 20  # of text in a part whose symbols are counted
 TextRange = tuple[int, int]  # the first byte, and the byte after the last one
 
 
@@ -61,11 +62,8 @@ def prepare_text(
     with open_job(folder, paths, options.to_dict(), workers, on_progress, executor, names) as job:
         texts = TextFiles.open(paths, _packed_sizes(job, paths))
         splits = _split(texts, folder, options.validation_fraction)
-        parts = {split: _cut(texts, text_range, options.shard_bytes) for split, text_range in splits.items()}
-        training_parts = next(iter(parts.values()))  # those of the first split
-        saved = _save_vocabulary(job, vocabulary, training_parts, level, options)
-        for split in splits:
-            _write(job, split, parts[split], saved)
+        saved = _save_vocabulary(job, vocabulary, texts, next(iter(splits.values())), level, options)
+        _write(job, {split: _cut(texts, splits[split], options.shard_bytes) for split in splits}, saved)
     return [Corpus.open(join_location(folder, split)) for split in splits]
 
 
@@ -76,12 +74,16 @@ def _packed_sizes(job: Job, paths: Sequence[Path]) -> dict[int, int]:
         return {}
     parts = [(path, file_stamp(path)) for path in packed.values()]
     sizes = [path.stat().st_size for path in packed.values()]
-    found = job.run("size", _find_size, parts, sizes, "reading packed files", "", _merge_sizes)["sizes"]
+    found = job.run("size", _FindSize(), parts, sizes, "reading packed files", _merge_sizes)["sizes"]
     return dict(zip(packed, found, strict=True))
 
 
-def _find_size(part: tuple[Path, str], number: int, folder: WorkFolder, /) -> PartResult:
-    return {"size": content_size(part[0])}
+@dataclass(frozen=True)
+class _FindSize:
+    """Finds the size of the content of a compressed file."""
+
+    def __call__(self, part: tuple[Path, str], number: int, folder: WorkFolder, /) -> PartResult:
+        return {"size": content_size(part[0])}
 
 
 def _merge_sizes(results: PartResults) -> PartResult:
@@ -117,49 +119,63 @@ def _sizes(parts: Sequence[TextPart]) -> list[int]:
 
 
 def _save_vocabulary(
-    job: Job, vocabulary: Vocabulary | None, parts: Sequence[TextPart], level: Level, options: TextOptions
+    job: Job,
+    vocabulary: Vocabulary | None,
+    texts: TextFiles,
+    training_range: TextRange,
+    level: Level,
+    options: TextOptions,
 ) -> SavedVocabulary:
-    """Save the given vocabulary for the tasks, or one that is built from the parts."""
+    """Save the given vocabulary for the tasks, or one that is built from the training text."""
     if vocabulary is not None or level == "byte":
         return save_vocabulary(job, lambda: vocabulary or ByteVocabulary())
+    # Not cut by `shard_bytes`: the counts stay the same if that changes.
+    parts = _cut(texts, training_range, _COUNTED_BYTES)
     if level == "subword":
         num_tokens = open_tokenizer(options.tokenizer)
         assert isinstance(num_tokens, int), "a tokenizer from a file is a given vocabulary"
-        return train_tokenizer(job, parts, _sizes(parts), _read_lines, num_tokens)
-    counts = job.run("count", _CountSymbols(level), parts, _sizes(parts), f"counting {level}s", "", merge_paths)
+        return train_tokenizer(job, parts, _sizes(parts), _TextLines(), num_tokens)
+    counts = job.run("count", _CountSymbols(level), parts, _sizes(parts), f"counting {level}s", merge_paths)
     return build_vocabulary(job, level, counts["paths"], options.max_symbols)
 
 
-def _read_lines(part: TextPart) -> Iterator[list[str]]:
-    """Yield the lines of a part, as many as a span has at a time."""
-    for span in part.texts.read_spans(part.start, part.stop, by_line=True):
-        span.check_utf8()
-        yield split_lines(span.text.decode())
+@dataclass(frozen=True)
+class _TextLines:
+    """Reads the lines of a part, as many as a span has at a time."""
+
+    def __call__(self, part: TextPart, /) -> Iterator[list[str]]:
+        for span in part.texts.read_spans(part.start, part.stop, by_line=True):
+            span.check_utf8()
+            yield split_lines(span.text.decode())
 
 
-def _write(job: Job, split: str, parts: Sequence[TextPart], vocabulary: SavedVocabulary) -> None:
-    """Write the store of one split."""
-    location, sizes = join_location(job.target, split), _sizes(parts)
-    task, merge = _WriteTokens(vocabulary, split), partial(_make_store, job, split, sum(sizes), vocabulary)
-    job.run(f"write{split}", task, parts, sizes, f"writing {location}", vocabulary.name, merge)
+def _write(job: Job, parts: Mapping[str, Sequence[TextPart]], vocabulary: SavedVocabulary) -> None:
+    """Write the store of each split."""
+    # All splits in one phase: their parts are written in parallel, and don't depend on the split.
+    listed = [part for of_split in parts.values() for part in of_split]
+    merge = partial(_make_stores, job, parts, vocabulary)
+    job.run("write", _WriteTokens(vocabulary), listed, _sizes(listed), f"writing {job.target}", merge)
 
 
-def _make_store(
-    job: Job, split: str, num_bytes: int, vocabulary: SavedVocabulary, part_results: PartResults
+def _make_stores(
+    job: Job, parts: Mapping[str, Sequence[TextPart]], vocabulary: SavedVocabulary, part_results: PartResults
 ) -> PartResult:
-    # A part of white space without a line end has no words; a line end is the word `<eos>`.
-    results = [result for result in in_order(part_results) if result["num_tokens"]]
-    if not results:
-        location = join_location(job.target, split)
-        raise DataError(f"the text for {location} is only white space, with no words; use different files")
-    shards = [(result["files"][0], shard_name(number)) for number, result in enumerate(results)]
-    fields = CorpusFields(
-        num_bytes=num_bytes,
-        num_unknown=sum(result["num_unknown"] for result in results),
-        shards=tuple(result["num_tokens"] for result in results),
-    )
-    contents = {VOCABULARY_FILE: job.folder.read(vocabulary.name)}
-    job.add_store(split, fields.kind, fields.model_dump(mode="json"), shards, contents)
+    results, splits = iter(in_order(part_results)), dict[str, list[PartResult]]()
+    for split, of_split in parts.items():
+        # A part of white space without a line end has no words; a line end is the word `<eos>`.
+        splits[split] = [result for result in islice(results, len(of_split)) if result["num_tokens"]]
+        if not splits[split]:
+            location = join_location(job.target, split)
+            raise DataError(f"the text for {location} is only white space, with no words; use different files")
+    for split, of_store in splits.items():
+        shards = [(result["files"][0], shard_name(number)) for number, result in enumerate(of_store)]
+        fields = CorpusFields(
+            num_bytes=sum(_sizes(parts[split])),
+            num_unknown=sum(result["num_unknown"] for result in of_store),
+            shards=tuple(result["num_tokens"] for result in of_store),
+        )
+        contents = {VOCABULARY_FILE: job.folder.read(vocabulary.name)}
+        job.add_store(split, fields.kind, fields.model_dump(mode="json"), shards, contents)
     return {}
 
 
@@ -182,7 +198,6 @@ class _WriteTokens:
     """Writes the tokens of a part."""
 
     vocabulary: SavedVocabulary
-    split: str
 
     def __call__(self, part: TextPart, number: int, folder: WorkFolder, /) -> PartResult:
         vocabulary = self.vocabulary.open(folder)
@@ -190,7 +205,7 @@ class _WriteTokens:
         # All but bytes are decoded from UTF-8. Subwords may cross the end of a word, but not that of a line.
         is_decoded, by_line = vocabulary.level != "byte", vocabulary.level == "subword"
         unknown, num_unknown = vocabulary.unknown_token, 0
-        with folder.open_writer(part_name(self.split, number, "tokens")) as writer:
+        with folder.open_writer(part_name("", number, "tokens")) as writer:
             for span in part.texts.read_spans(part.start, part.stop, by_line=by_line):
                 if is_decoded:
                     span.check_utf8()
@@ -199,4 +214,4 @@ class _WriteTokens:
                 num_unknown += 0 if unknown is None else int((tokens == unknown).sum())
             file = writer.finish()
         num_tokens = file.num_bytes // dtype.itemsize
-        return {"files": [file_record(file, self.split)], "num_tokens": num_tokens, "num_unknown": num_unknown}
+        return {"files": [file_record(file)], "num_tokens": num_tokens, "num_unknown": num_unknown}

@@ -104,3 +104,11 @@ def _can_parse(row: ParsedRow, parse: Callable[[Mapping[str, Any]], object]) -> 
     except BadRowError:
         return False
     return True
+
+
+def allows(policy: BadRowPolicy, result: Mapping[str, Any]) -> bool:
+    """Return whether the saved result of a part, perhaps from a start with another policy, can be used with this one.
+
+    A part without a bad row has the same result with each policy, so tasks leave the policy out of their `repr`.
+    """
+    return policy == "skip" or not result["first_bad"]

@@ -1,7 +1,8 @@
 """SeriesTargets: the targets in the columns of a table, of each time step or of a whole series."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -9,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
-from stretto.base.fingerprint import fingerprint
 from stretto.base.task import IGNORE_INDEX, TABLE_TARGET_KINDS, TargetKind, has_classes, is_per_row
-from stretto.prepare.options import SeriesOptions
+from stretto.prepare.options import BadRowPolicy, SeriesOptions
 from stretto.prepare.part_runner import PartResult, PartResults
 from stretto.prepare.prepare_job import Job
 from stretto.prepare.record_parser import sort_class_names
 from stretto.prepare.records import RecordPart, read_rows
-from stretto.prepare.row_reader import BadRowError, RowReader
+from stretto.prepare.row_reader import BadRowError, RowReader, allows
 from stretto.prepare.shard_writer import ShardResult, make_target_values
 from stretto.prepare.target_kind import infer_target_kind
 from stretto.prepare.target_parser import TargetParser
@@ -73,8 +73,8 @@ class SeriesTargets:
         if not has_classes(self.kind) or self.parser.classes is not None:
             return self
         sizes = [part.size for part in parts]
-        task, learned = _ScanClasses(self, options), fingerprint(repr(self))
-        result = job.run("scan", task, parts, sizes, "scanning rows", learned, _merge_classes)
+        task, is_valid = _ScanClasses(self, options.bad_rows), partial(allows, options.bad_rows)
+        result = job.run("scan", task, parts, sizes, "scanning rows", _merge_classes, is_valid=is_valid)
         names = sort_class_names(result["classes"])
         if not names:
             raise DataError(f"targets={self.columns[0]} has no class in any row; choose a different column")
@@ -91,12 +91,13 @@ class _ScanClasses:
     """Finds the classes in a part."""
 
     targets: SeriesTargets
-    options: SeriesOptions
+    bad_rows: BadRowPolicy = field(repr=False)  # see `allows`
 
     def __call__(self, part: RecordPart, number: int, folder: WorkFolder, /) -> PartResult:
-        reader = RowReader(part, self.options.bad_rows)
+        reader = RowReader(part, self.bad_rows)
         rows = reader.read(lambda record: self._parse(record, part.format == "csv"), self.targets.columns)
-        return {"classes": sorted({name for _, name in rows if isinstance(name, str)})}
+        classes = sorted({name for _, name in rows if isinstance(name, str)})
+        return {"classes": classes, "first_bad": reader.first_bad}
 
     def _parse(self, record: Mapping[str, Any], is_csv: bool) -> StepTargets:
         try:

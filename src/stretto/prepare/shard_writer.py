@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import reduce
+from functools import partial, reduce
 from types import MappingProxyType
 from typing import Any
 
@@ -13,10 +13,11 @@ from stretto.base.errors import DataError
 from stretto.base.units import pluralize
 from stretto.prepare.categories import OnNote
 from stretto.prepare.category_codes import Codes
+from stretto.prepare.options import SequenceOptions, SeriesOptions
 from stretto.prepare.part_runner import PartResult, PartResults, PartTask, file_record, in_order, part_name
 from stretto.prepare.prepare_job import Job
 from stretto.prepare.records import RecordPart
-from stretto.prepare.row_reader import RowReader, SkippedRows
+from stretto.prepare.row_reader import RowReader, SkippedRows, allows
 from stretto.prepare.work_folder import WorkFolder, join_location
 from stretto.store.file_writer import FileWriter
 from stretto.store.sequences import (
@@ -155,26 +156,23 @@ def write_parts(
     task: PartTask[RecordPart],
     parts: Sequence[RecordPart],
     splits: Sequence[str],
-    validation_fraction: float,
-    learned: str,
+    options: SequenceOptions | SeriesOptions,
     write_stores: WriteStores,
 ) -> tuple[SkippedRows, list[str]]:
-    """Write all parts, and make stores of them; return the rows that were skipped, and notes. Reject an empty split.
-
-    `learned` is a fingerprint of what the task has from other files than the part's own, see `Job.run`.
-    """
+    """Write all parts, and make stores of them; return the rows that were skipped, and notes. Reject an empty split."""
 
     def merge(part_results: PartResults) -> PartResult:
         results, notes = in_order(part_results), list[str]()
         first_bad = next((result["first_bad"] for result in results if result["first_bad"]), "")
         skipped = SkippedRows(sum(result["num_bad"] for result in results), first_bad)
         shards = {split: [result["splits"][split] for result in results] for split in splits}
-        _check_shards(job, shards, validation_fraction, skipped)
+        _check_shards(job, shards, options.validation_fraction, skipped)
         write_stores(shards, notes.append)
         return {"num_bad": skipped.num_rows, "first_bad": skipped.first, "notes": notes}
 
     sizes = [part.size for part in parts]
-    result = job.run("write", task, parts, sizes, f"writing {job.target}", learned, merge)
+    is_valid = partial(allows, options.bad_rows)
+    result = job.run("write", task, parts, sizes, f"writing {job.target}", merge, is_valid=is_valid)
     return SkippedRows(result["num_bad"], result["first_bad"]), result["notes"]
 
 

@@ -86,7 +86,7 @@ def build_vocabulary(job: Job, level: Level, paths: Sequence[str], max_symbols: 
         groups = [tuple(paths[start : start + _MAX_MERGED]) for start in range(0, len(paths), _MAX_MERGED)]
         depth += 1
         task, phase = _MergeCounts(f"merged{depth}"), f"merging counts, step {depth}"
-        paths = job.run(f"merge{depth}", task, groups, [1] * len(groups), phase, "", merge_paths)["paths"]
+        paths = job.run(f"merge{depth}", task, groups, [1] * len(groups), phase, merge_paths)["paths"]
     return save_vocabulary(job, lambda: _choose_symbols(job.folder, level, paths, max_symbols))
 
 

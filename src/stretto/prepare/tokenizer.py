@@ -2,15 +2,14 @@
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic
+from typing import Generic, Protocol
 
 from stretto.base.bounded_read import read_bounded
 from stretto.base.errors import DataError
 from stretto.base.extras import import_optional_dependency
-from stretto.base.fingerprint import fingerprint
-from stretto.prepare.part_runner import Part, PartResult, PartResults
+from stretto.prepare.part_runner import Part, PartIn, PartResult, PartResults
 from stretto.prepare.prepare_job import Job, Progress
 from stretto.prepare.saved_vocabulary import SavedVocabulary, save_vocabulary
 from stretto.prepare.work_folder import WorkFolder
@@ -20,6 +19,12 @@ from stretto.store.subwords import MAX_TOKENS, SubwordVocabulary
 _MAX_TRAINING_BYTES = 256 << 20
 _MAX_TRAINING_PARTS = 256
 _MIN_TOKENS = 257  # the 256 bytes are tokens
+
+
+class LineReader(Protocol[PartIn]):
+    """Yields the lines of a part, some at a time; its `repr` is part of that of a task, see `PartTask`."""
+
+    def __call__(self, part: PartIn, /) -> Iterator[list[str]]: ...
 
 
 def open_tokenizer(tokenizer: Path | str | None) -> SubwordVocabulary | int | None:
@@ -42,7 +47,7 @@ def train_tokenizer(
     job: Job,
     parts: Sequence[Part],
     sizes: Sequence[int],
-    read: Callable[[Part], Iterator[list[str]]],
+    read: LineReader[Part],
     num_tokens: int,
 ) -> SavedVocabulary:
     """Save a BPE that is trained on the lines of all parts, in order.
@@ -60,8 +65,8 @@ def train_tokenizer(
         job.on_progress(Progress(phase, min(num_bytes, total), total))
 
     # One task, because a merge depends on all counts. As a task of the job, it is not repeated after an interruption.
-    task, learned = _TrainTokenizer(read, num_tokens, tuple(shares), on_bytes), fingerprint(shares)
-    result = job.run("tokenizer", task, [tuple(chosen)], [total], phase, learned, _only_result, is_local=True)
+    task = _TrainTokenizer(read, num_tokens, tuple(shares), on_bytes)
+    result = job.run("tokenizer", task, [tuple(chosen)], [total], phase, _only_result, is_local=True)
     return save_vocabulary(job, lambda: SubwordVocabulary(result["tokenizer"]))
 
 
@@ -74,10 +79,10 @@ def _only_result(results: PartResults) -> PartResult:
 class _TrainTokenizer(Generic[Part]):
     """Trains a tokenizer on the beginning of each part."""
 
-    read: Callable[[Part], Iterator[list[str]]]
+    read: LineReader[Part]
     num_tokens: int
     shares: tuple[int, ...]  # bytes of each part to use
-    on_bytes: Callable[[int], None]  # runs in this process, or in that of rank 0
+    on_bytes: Callable[[int], None] = field(repr=False)  # runs in this process, or in that of rank 0
 
     def __call__(self, parts: tuple[Part, ...], number: int, folder: WorkFolder, /) -> PartResult:
         return {"tokenizer": train_bpe(self._read_lines(parts), self.num_tokens).tokenizer_json}

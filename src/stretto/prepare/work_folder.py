@@ -108,6 +108,7 @@ class LocalWorkFolder:
     def move_to_store(self, new_names: Mapping[str, str]) -> None:
         """Give files of parts their names in the store."""
         for name, new_name in new_names.items():
+            (self.path / new_name).parent.mkdir(exist_ok=True)
             (self.path / name).rename(self.path / new_name)
 
     def store_sizes(self, split: str) -> dict[str, int]:
@@ -122,7 +123,10 @@ class LocalWorkFolder:
             # Parts that yielded no sequence or token leave files that no store uses.
             for unused in folder.glob("part-*"):
                 unused.unlink()
-            fsync_folder(folder)
+            if folder != self.path and not any(folder.iterdir()):
+                folder.rmdir()  # a split of an earlier start with other options
+            else:
+                fsync_folder(folder)
         target = Path(self.target)
         self.path.rename(target)
         # Only after the rename: without `parts`, an interrupted preparation would not be recognized as ours.
