@@ -265,6 +265,14 @@ def test_messages_about_ranks_that_do_not_exist_are_ignored() -> None:
         assert ranks[1].failure is None
 
 
+@pytest.mark.parametrize(("prefix", "rank"), [("2", 2), ("3", 0), ("-1", 0), ("2 ", 0), ("9" * 5000, 0), ("", 0)])
+def test_an_error_in_the_store_keeps_the_rank_that_published_it(prefix: str, rank: int) -> None:
+    with launch(3, secret=None) as (store, ranks):
+        store.set("launch/error", f"{prefix}\nDataError\nshard 7 is damaged")
+        ranks[1].read_store()
+        assert ranks[1].failure == Failure("error", rank, "DataError\nshard 7 is damaged")
+
+
 def test_a_lost_rank_that_the_layout_leaves_out_is_named_without_its_position() -> None:
     with launch(3) as (_, ranks):
         world = World(0, 3, torch.device("cpu"), ranks[0], topology=Topology(num_replicas=2, num_stages=1))

@@ -5,6 +5,7 @@ import os
 import time
 import urllib.request
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -93,6 +94,19 @@ def test_a_rank_of_a_slow_node_is_named_whichever_of_its_ranks_is_the_slowest() 
     stragglers = [check.add(70 + number, 1.6, busy) for number, busy in enumerate(times)]
     assert stragglers[:2] == [None, None]
     assert stragglers[2] is not None and (stragglers[2].rank, stragglers[2].since) == (5, 70)
+
+
+def test_a_slow_node_is_told_from_a_slow_rank(tmp_path: Path) -> None:
+    even = [1.0] * 16
+    for slow, whole_node in ({8, 9, 10}, True), ({8, 9}, False), ({9, 13}, False):
+        check = StragglerCheck(Topology(num_replicas=16, num_stages=1), ranks_per_node=4)
+        busy = [seconds + (0.5 if rank in slow else 0.0) for rank, seconds in enumerate(even)]
+        straggler = [check.add(step, 1.5, busy) for step in (1, 2, 3)][-1]
+        assert straggler is not None and straggler.rank in slow and straggler.whole_node == whole_node
+        fields = replace(make_report(16, 3), straggler=straggler).log_fields()
+        (tmp_path / "log.jsonl").write_text(json.dumps({"kind": "ranks", **fields}) + "\n")
+        page = str(balance_section(read_record(tmp_path)))
+        assert ("Most ranks of its node were slow too." in page) == whole_node and "was a straggler" in page
 
 
 class PausesOnOneRank(Block):

@@ -134,7 +134,9 @@ class Liveness:
             error = self._store.get(_ERROR_KEY)
             failure = self._parse(self._store.get(_FAILURE_KEY))
             if error is not None:
-                failure = Failure("error", 0, error.partition("\n")[2])
+                # As `publish_error` writes it; an unsigned text may have anything in place of the rank.
+                rank, _, text = error.partition("\n")
+                failure = Failure("error", int(rank) if self._is_rank(rank) else 0, text)
         except RuntimeError:
             failure = None if self._store_rank is None else Failure("lost", self._store_rank, None)
         if failure is not None and self.failure is None:
@@ -173,6 +175,9 @@ class Liveness:
         if self.failure is None:
             self.failure = failure
             self._has_failed.set()
+
+    def _is_rank(self, text: str) -> bool:
+        return text.isascii() and text.isdecimal() and len(text) < 10 and int(text) < self._size
 
     def _parse(self, text: str | None) -> Failure | None:
         failure = Failure.parse(text)

@@ -62,11 +62,12 @@ def _describe(ranks: RankMeans) -> str:
 
 def _describe_straggler(straggler: JsonObject, step_seconds: float) -> str:
     seconds = read_amount(straggler, "seconds")
+    node = " Most ranks of its node were slow too." if straggler.get("whole_node") is True else ""
     return (
         f"From step {read_int(straggler, 'since'):,} to step {read_int(straggler, 'until'):,}, rank "
         f"{read_int(straggler, 'rank')} was a straggler: it took {format_seconds(seconds)} longer per step than the "
         f"other ranks with the same stage, and all waited for it: {format_percent(seconds / step_seconds)} of the mean "
-        "step. Check its node: another process, a hot or slow device, slow storage."
+        f"step.{node} Check its node: another process, a hot or slow device, slow storage."
     )
 
 

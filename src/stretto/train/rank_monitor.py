@@ -80,7 +80,7 @@ class RankMonitor:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._straggler_check = StragglerCheck(engine.mesh.topology)
+        self._straggler_check = StragglerCheck(engine.mesh.topology, engine.mesh.world.local_size)
         self._last_step_report: StepReport | None = None
         self._first_step = 1  # since the last call to gather
         self._node_number = float(node_number())

@@ -18,13 +18,14 @@ class Straggler:
     rank: int
     since: int
     seconds: float  # more than the median of the ranks with the same stage
+    whole_node: bool = False  # whether most ranks of its node are slow: then the node is at fault, not the rank
 
 
 class StragglerCheck:
     """Compares the ranks of each stage, which have the same work, from report to report."""
 
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
+    def __init__(self, topology: Topology, ranks_per_node: int = 1) -> None:
+        self._topology, self._ranks_per_node = topology, ranks_per_node
         self._slow_since: dict[int, tuple[int, int]] = {}  # by slow rank: its first step, and the number of reports
 
     def add(self, first_step: int, seconds: float, busy: Sequence[float]) -> Straggler | None:
@@ -39,7 +40,13 @@ class StragglerCheck:
         if not stragglers:
             return None
         rank = max(stragglers, key=lambda rank: slow[rank])
-        return Straggler(rank, self._slow_since[rank][0], slow[rank])
+        return Straggler(rank, self._slow_since[rank][0], slow[rank], self._is_node_slow(rank, len(busy)))
+
+    def _is_node_slow(self, rank: int, num_ranks: int) -> bool:
+        """Whether most ranks of a rank's node are slow."""
+        first = rank - rank % self._ranks_per_node
+        node = range(first, min(first + self._ranks_per_node, num_ranks))
+        return len(node) > 1 and 2 * sum(peer in self._slow_since for peer in node) > len(node)
 
     def _excesses(self, busy: Sequence[float]) -> list[tuple[float, int]]:
         """Return each rank, and how much longer it takes than the median of its stage."""
