@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +44,12 @@ def write_series(folder: Path, shards: Sequence[Sequence[NDArray[np.float32]]]) 
         }
     }
     return _write(folder, [[series.astype(CHANNEL_DTYPE) for series in shard] for shard in shards], fields, ())
+
+
+def rows_of(store: Sequences) -> list[Any]:
+    """Return all sequences of a store, as lists."""
+    rows = [(shard, number) for shard, size in enumerate(store.shard_sizes) for number in range(size)]
+    return [steps.tolist() for steps in store.read(store.step_ranges(rows))]
 
 
 def _write(

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.stores import rows_of
 from stretto.data import SequenceOptions, Sequences, TextOptions, prepare_sequences, prepare_text
 from stretto.errors import DataError
 from stretto.prepare.prepare_job import Progress
@@ -24,12 +25,6 @@ from stretto.store.vocabulary import ByteVocabulary
 def jsonl(path: Path, records: list[Any]) -> Path:
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return path
-
-
-def rows_of(store: Sequences) -> list[Any]:
-    """All sequences of a store, as lists."""
-    rows = [(shard, number) for shard, size in enumerate(store.shard_sizes) for number in range(size)]
-    return [steps.tolist() for steps in store.read(store.step_ranges(rows))]
 
 
 def labels_of(store: Sequences) -> list[str]:

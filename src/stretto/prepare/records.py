@@ -14,6 +14,7 @@ from stretto.base.errors import DataError
 from stretto.base.extras import install_command
 from stretto.base.locations import is_allowed
 from stretto.base.remote import is_remote
+from stretto.prepare.arrow_tensors import batch_rows
 from stretto.prepare.compression import content_suffix, is_compressed, open_binary, open_text
 from stretto.prepare.csv_cells import LINE_TOO_LONG, READ_LIMIT, csv_cells, csv_reader, is_utf8, read_header
 from stretto.prepare.downloads import localize
@@ -316,8 +317,7 @@ def batch_records(batch: Any, path: Path) -> list[dict[str, Any]]:  # noqa: ANN4
     sizes = (batch.slice(row, 1).nbytes for row in range(batch.num_rows))
     if batch.nbytes > MAX_READ_BYTES and max(sizes) > MAX_READ_BYTES:
         raise DataError(f"{path} has a row of more than {READ_LIMIT}; split it into several rows")
-    records: list[dict[str, Any]] = batch.to_pylist()
-    return records
+    return batch_rows(batch)
 
 
 def open_dataset(path: Path) -> Any:  # noqa: ANN401 - an optional library
