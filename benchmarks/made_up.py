@@ -49,8 +49,11 @@ def shard_files(shard: int) -> list[PagedFile]:
     ]
 
 
-def index_fields(num_shards: int, scale: int = 1) -> dict[str, Any]:
+def index_fields(num_shards: int, scale: int = 1, *, has_channels: bool = False) -> dict[str, Any]:
     shard = {"num_sequences": SHARD, "num_steps": scale * int(base_lengths().sum()), "longest": scale * LONGEST}
+    if has_channels:
+        channels = {"type": "channels", "names": ["a"], "mean": [0.0], "std": [1.0]}
+        return {"values": channels, "shards": [shard] * num_shards}
     return {
         "values": {"type": "tokens", "num_tokens": 60_000},
         "targets": {"type": "classes", "names": ["a", "b"]},
@@ -74,15 +77,17 @@ class ComputedPages:
         return (items * np.uint64(self.scale)).view(np.uint8)
 
 
-def sequences(num_shards: int, scale: int = 1) -> Sequences:
-    """Return the store without writing it; all rows are `scale` times as long."""
-    sizes = {"values": 2 * scale * int(base_lengths().sum()), "targets": 4 * SHARD, "ends": 8 * SHARD}
+def sequences(num_shards: int, scale: int = 1, *, has_channels: bool = False) -> Sequences:
+    """Return the store without writing it; all rows are `scale` times as long, of tokens with targets, or series."""
+    num_steps = scale * int(base_lengths().sum())
+    sizes = {"values": (4 if has_channels else 2) * num_steps, "ends": 8 * SHARD}
+    sizes |= {} if has_channels else {"targets": 4 * SHARD}
     no_checksums = np.zeros(0, np.uint32)
     files = [
         PagedFile(shard_file(prefix, shard), size, no_checksums)
         for shard in range(num_shards)
         for prefix, size in sizes.items()
     ]
-    fields = index_fields(num_shards, scale)
+    fields = index_fields(num_shards, scale, has_channels=has_channels)
     store = Store("made up", SequencesFields.kind, fields, tuple(files), ComputedPages(scale), "")
     return Sequences(store, SequencesFields.model_validate(fields), None)

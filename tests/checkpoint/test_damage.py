@@ -79,7 +79,7 @@ def test_a_checkpoint_of_another_version_is_refused_in_a_sentence(tmp_path: Path
     save_two(tmp_path)
     path = newest(tmp_path) / MANIFEST
     path.write_bytes(dump_with_checksum({**load_with_checksum(path.read_bytes()), "version": 6}))
-    sentence = r"manifest.json is in format stretto checkpoint 6, not 7; continue with the version of stretto"
+    sentence = r"manifest.json is in format stretto checkpoint 6, not 8; continue with the version of stretto"
     with pytest.raises(DataError, match=sentence), CheckpointManager(tmp_path) as checkpoints:
         checkpoints.start()
 

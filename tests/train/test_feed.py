@@ -5,6 +5,7 @@ import math
 import multiprocessing
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,8 +18,10 @@ from stretto.config.toml import parse_config
 from stretto.data import Corpus, DocumentLanes, ForecastTransform, Position, TextOptions, prepare_text
 from stretto.errors import ConfigError, DataError
 from stretto.nn import LSTM, Linear, SquaredError, Stack, initialize
+from stretto.store.cache import Cache
+from stretto.store.remote import RemotePages
 from stretto.train import EvaluationReport
-from stretto.train.feed import open_feed
+from stretto.train.feed import open_feeds
 
 
 @pytest.fixture
@@ -129,16 +132,27 @@ def test_more_micro_batches_than_rows_are_refused(rows: list[list[int]], tmp_pat
         Run(config(tmp_path, {"budget": 60}, layout={"micro_batches": 61}))
 
 
-def test_a_cache_that_is_too_small_for_the_lanes_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_cache_has_room_for_the_lanes_of_a_node_and_a_smaller_one_is_refused(tmp_path: Path) -> None:
     url = f"file://{write_store(tmp_path / 'store')}"
-    data = {"feed": "lanes", "window": 5, "cache": str(tmp_path), "cache_bytes": 8 << 20}
-    assert open_feed("data.train", url, config(tmp_path, {**data, "lanes": 8}).data, Layout(), 1).windows.lanes == 8
-    large = config(tmp_path, {**data, "lanes": 10}).data
-    assert open_feed("data.train", url, large, Layout(replicas=2), 1).windows.lanes == 10
-    assert not caplog.messages
-    open_feed("data.train", url, large, Layout(), 1)
-    (message,) = caplog.messages
-    assert "each replica reads 10 lanes" in message and "data.cache_bytes=8,388,608 is less than" in message
+    data = {"train": url, "valid": None, "feed": "lanes", "window": 5, "cache": str(tmp_path)}
+
+    def open_with(lanes: int, ranks_per_node: int | None, **fields: int) -> int:
+        changed = config(tmp_path, {**data, "lanes": lanes, **fields}).data
+        feed, _ = open_feeds(changed, Layout(replicas=4), 1, ranks_per_node=ranks_per_node)
+        windows = feed.windows
+        assert isinstance(windows, DocumentLanes) and isinstance(windows.sequences.store.pages, RemotePages)
+        return windows.sequences.store.pages._cache.max_bytes
+
+    assert open_with(10, 1) == 1 << 30, "the default"
+    with patch.object(Cache, "max_bytes", 8 << 20):
+        # Two files of two datasets, and a tenth of the pages is evicted at a time.
+        assert open_with(10, 1) == int(3 * 4 * (1 << 20) / 0.9)
+        assert open_with(10, 2) == int(5 * 4 * (1 << 20) / 0.9)
+        assert open_with(10, 8) == int(10 * 4 * (1 << 20) / 0.9), "four replicas are all there are"
+    assert open_with(40, 2, cache_bytes=22 << 20) == 22 << 20
+    with pytest.raises(ConfigError, match=r"data\.cache_bytes=8,388,608 is too small for the 10 lanes of a node"):
+        open_with(40, 1, cache_bytes=8 << 20)
+    assert open_with(40, None, cache_bytes=8 << 20) == 8 << 20, "a process that is not a rank of a run"
 
 
 def test_a_batch_without_targets_changes_no_weight_and_the_run_continues(tmp_path: Path) -> None:

@@ -12,10 +12,11 @@ from helpers.small_sections import small_sections
 from helpers.stores import write_tokens
 from stretto import Layout, TrainConfig, Trainer, World, make_engine
 from stretto.data import Batches, LabeledItems, Position, Sequences
-from stretto.nn import LSTM, CrossEntropy, Dropout, Embedding, Linear, Stack
+from stretto.nn import LSTM, BidirectionalLSTM, CrossEntropy, Dropout, Embedding, FinalStates, Linear, Stack
 from stretto.testing import Verification, verify
 
 LAYOUT = Layout(replicas=3, stages=2, micro_batches=3, chunks=2)
+SPANS = Layout(replicas=3, spans=2, micro_batches=2)
 
 
 def write(folder: Path) -> None:
@@ -33,9 +34,14 @@ def model() -> Stack:
     return Stack([Embedding(7, 6), LSTM(6, 6), Dropout(0.3), LSTM(6, 5), Linear(5, 3)]).double()
 
 
-def verify_on(world: World, folder: Path) -> Verification:
+def bidirectional() -> Stack:
+    return Stack([Embedding(7, 6), BidirectionalLSTM(6, 4), FinalStates(8), Dropout(0.3), Linear(8, 3)]).double()
+
+
+def verify_on(world: World, folder: Path, layout: Layout) -> Verification:
     with small_sections():
-        return verify(model(), CrossEntropy(), batches(folder), LAYOUT, world, num_steps=3)
+        stack = bidirectional() if layout.spans > 1 else model()
+        return verify(stack, CrossEntropy(), batches(folder), layout, world, num_steps=3)
 
 
 @dataclass(frozen=True)
@@ -67,8 +73,9 @@ def test_a_step_on_sections_equals_the_unsplit_step_and_a_run_resumes_in_any_lay
         windows = [share.read(Position(0, 0, index)) for share in shares for index in range(3)]
         assert any((window.lanes[window.lengths > 0] >> 32 == 7).any() for window in windows), "of all sections"
         assert any(0 in window.lengths for window in windows), "there are blank rows"
-    for verification in pools[6].run(verify_on, data):
-        assert verification.is_equal, (verification.verdict, verification.blocks)
+    for layout in (LAYOUT, SPANS):
+        for verification in pools[6].run(verify_on, data, layout):
+            assert verification.is_equal, (layout, verification.verdict, verification.blocks)
     alone = World(0, 1, torch.device("cpu"))
     whole = train(alone, data, tmp_path / "whole", Layout(), 8)
     first = pools[6].run(train, data, tmp_path / "parts", LAYOUT, 4)

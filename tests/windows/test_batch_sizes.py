@@ -1,14 +1,16 @@
 """How large data is cut into sections and pools: figures that follow from the index alone."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
 
-from stretto.data import Batches, LabeledItems
+from stretto.data import Batches, DocumentLanes, ForecastTransform, LabeledItems, Position, SlidingWindows, WindowSource
 from stretto.store.index import Store
-from stretto.store.pages import ByteArray, ByteRange, PagedFile
+from stretto.store.pages import ByteArray, ByteRange, PagedFile, Pages
 from stretto.store.sequences import Sequences, SequencesFields, shard_file
+from stretto.windows.labeled_items import CutLabeledItems
 
 NUM_SHARDS = 1000
 SHARD_ROWS = 1_000_000
@@ -21,22 +23,54 @@ class NoPages:
         raise AssertionError(f"{byte_ranges} was read")
 
 
-def items(mean_length: int, longest: int) -> LabeledItems:
+@dataclass
+class UniformPages:
+    """Sequences of zeros that all have the same length; counts what is read."""
+
+    length: int
+    num_bytes: int = 0
+    files: set[str] = field(default_factory=set)
+
+    def read(self, byte_ranges: Sequence[ByteRange]) -> list[ByteArray]:
+        return [self._read(*byte_range) for byte_range in byte_ranges]
+
+    def _read(self, name: str, start: int, stop: int) -> ByteArray:
+        self.num_bytes += stop - start
+        self.files.add(name)
+        if not name.startswith("ends"):
+            return np.zeros(stop - start, np.uint8)
+        return (self.length * np.arange(start // 8 + 1, stop // 8 + 1)).astype("<u8").view(np.uint8)
+
+
+TOKENS = {"type": "tokens", "num_tokens": 60_000}
+CHANNELS = {"type": "channels", "names": ["a"], "mean": [0.0], "std": [1.0]}
+
+
+def sequences(
+    mean_length: int, longest: int, pages: Pages, *, values: Mapping[str, object] = TOKENS, per_step: bool = False
+) -> Sequences:
     """10^9 rows, of which there is only an index."""
-    shard = {"num_sequences": SHARD_ROWS, "num_steps": SHARD_ROWS * mean_length, "longest": longest}
+    num_steps = SHARD_ROWS * mean_length
+    has_targets = values is TOKENS
     fields = {
-        "values": {"type": "tokens", "num_tokens": 60_000},
-        "targets": {"type": "classes", "names": ["a", "b"]},
-        "shards": [shard] * NUM_SHARDS,
+        "values": values,
+        "targets": {"type": "classes", "names": ["a", "b"], "per_step": per_step} if has_targets else None,
+        "shards": [{"num_sequences": SHARD_ROWS, "num_steps": num_steps, "longest": longest}] * NUM_SHARDS,
     }
-    sizes = {"values": 2 * mean_length * SHARD_ROWS, "targets": 4 * SHARD_ROWS, "ends": 8 * SHARD_ROWS}
+    sizes = {"values": (2 if has_targets else 4) * num_steps, "ends": 8 * SHARD_ROWS}
+    if has_targets:
+        sizes["targets"] = 4 * (num_steps if per_step else SHARD_ROWS)
     files = [
         PagedFile(shard_file(prefix, number), size, np.zeros(0, np.uint32))
         for number in range(NUM_SHARDS)
         for prefix, size in sizes.items()
     ]
-    store = Store("index only", SequencesFields.kind, fields, tuple(files), NoPages(), "")
-    return LabeledItems(Sequences(store, SequencesFields.model_validate(fields), None))
+    store = Store("index only", SequencesFields.kind, fields, tuple(files), pages, "")
+    return Sequences(store, SequencesFields.model_validate(fields), None)
+
+
+def items(mean_length: int, longest: int) -> LabeledItems:
+    return LabeledItems(sequences(mean_length, longest, NoPages()))
 
 
 @pytest.mark.parametrize("replicas", [64, 256, 1024, 4096])
@@ -71,3 +105,64 @@ def test_without_a_budget_sections_divide_the_batch_size(max_rows: int) -> None:
         assert order.num_batches is not None
         assert order.num_batches * order.pools.num_pools <= 1.05 * NUM_SHARDS * SHARD_ROWS / max_rows
     assert (order.pools.num_sections == 1) == (max_rows % 2 == 1)
+
+
+def read_first(windows: WindowSource, pages: UniformPages) -> int:
+    """Read the first window as one of 4,096 replicas does; return the number of its rows."""
+    share = windows.share(1234, 4096)
+    window = share.read(Position())
+    share.next_position(Position())
+    # In total, there are 8 GB of ends in 1,000 files.
+    assert pages.num_bytes < 64 << 20
+    assert len(pages.files) < 64
+    return int((window.lengths > 0).sum())
+
+
+@pytest.mark.parametrize(("length", "num_sections"), [(1200, 512), (130, 1)])
+def test_the_first_windows_of_a_billion_series_take_few_of_their_lengths(length: int, num_sections: int) -> None:
+    pages = UniformPages(length)
+    stored = sequences(length, length, pages, values=CHANNELS)
+    data = Batches(SlidingWindows(stored, ForecastTransform.from_sequences(stored, 24), 96), 4096 * 4096)
+    assert str(data).startswith("about ") and data.has_rows(4096)
+    assert data.order.pools.num_sections == num_sections
+    assert read_first(data, pages) > 20
+    if num_sections > 1:
+        assert data.order.num_batches is not None
+        num_batches = data.order.num_batches * data.order.pools.num_pools
+        assert num_batches / (NUM_SHARDS * SHARD_ROWS * (length - 119) * 96 / (4096 * 4096)) < 1.2
+
+
+def test_the_first_batch_of_a_billion_sequences_that_are_cut_takes_few_of_their_lengths() -> None:
+    pages = UniformPages(1050)
+    stored = sequences(1050, 1050, pages, per_step=True)
+    data = Batches(CutLabeledItems(stored, context=100), 4096 * 4096)
+    assert data.order.pools.num_sections == 512
+    assert read_first(data, pages) > 20
+    assert data.order.num_batches is not None
+    assert data.order.num_batches * data.order.pools.num_pools / (stored.num_steps / (4096 * 4096)) < 1.12
+
+
+@pytest.mark.parametrize("lanes", [1_000_000, 1_000_001])
+@pytest.mark.parametrize(
+    ("length", "longest", "most"), [(20, 20, 1.1), (65, 65, 1.1), (100, 400, 1.35), (3500, 14_000, 1.1)]
+)
+def test_a_million_lanes_have_sections_whatever_the_length_of_their_documents(
+    lanes: int, length: int, longest: int, most: float
+) -> None:
+    pages = UniformPages(length)
+    data = DocumentLanes(sequences(length, longest, pages), lanes, 64)
+    assert data.order.pools.num_sections == 512
+    assert read_first(data, pages) == 244
+    assert data.order.num_windows is not None
+    num_windows = data.order.num_windows * data.order.pools.num_pools
+    assert num_windows / (NUM_SHARDS * SHARD_ROWS * -(-(length - 1) // 64) / lanes) < most
+    pools = data.order.pools
+    num_documents = pools.pool_units * NUM_SHARDS * SHARD_ROWS / pools.num_units
+    assert 16 * lanes / 512 < num_documents * max(1, length // 64) and num_documents * 512 <= 1 << 25
+
+
+def test_fewer_lanes_of_short_documents_have_one_section() -> None:
+    assert DocumentLanes(sequences(100, 100, NoPages()), 1 << 17, 64).order.pools.num_sections == 1
+    assert DocumentLanes(sequences(1100, 1100, NoPages()), 1 << 17, 64).order.pools.num_sections == 512
+    assert DocumentLanes(sequences(1100, 1100, NoPages()), 1000, 64).order.pools.num_sections == 16
+    assert DocumentLanes(sequences(1100, 1100, NoPages()), 1024, 64).order.pools.num_sections == 128

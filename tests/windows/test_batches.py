@@ -22,8 +22,8 @@ from stretto.errors import DataError
 from stretto.store import sequences as sequences_module
 from stretto.store.sequences import IntArray, Sequences, StepRange
 from stretto.windows.items import RowId
-from stretto.windows.labeled_items import CutLabeledItems
 from stretto.windows.row_units import StepUnits
+from stretto.windows.sequence_rows import SequenceRows
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 
@@ -110,14 +110,13 @@ class EveryThird(LabeledItems):
         return super().step_ranges([(shard, 3 * index) for shard, index in rows])
 
 
-@pytest.mark.parametrize("kind", [CutLabeledItems, EveryThird])
-def test_rows_that_are_not_whole_sequences_come_once_per_epoch(kind: type[LabeledItems], tmp_path: Path) -> None:
+def test_rows_that_are_not_whole_sequences_come_once_per_epoch(tmp_path: Path) -> None:
     lengths = [[1 + (7 * row + shard) % 40 for row in range(50)] for shard in range(2)]
     shards = [[[row % 10] * length for row, length in enumerate(shard)] for shard in lengths]
     steps = [list(range(sum(shard))) for shard in lengths]
     sequences = write_tokens(tmp_path / "store", shards, 10, steps, per_step=True)
     with small_sections():
-        data = Batches(kind(sequences) if kind is EveryThird else CutLabeledItems(sequences, context=8), 200)
+        data = Batches(EveryThird(sequences), 200)
         seen, position = [], Position()
         while not position.epoch:
             seen += data.order.batch(position).row_ids()
@@ -212,7 +211,7 @@ def test_the_sequence_that_starts_at_a_unit_is_found(lengths: list[int], per_row
         stored: Sequences = data.items.sequences
         for unit in range(-1, sum(lengths) + per_row * len(lengths) + 2):
             assert stored.first_starting_at(0, unit, per_row) == np.searchsorted(starts, unit)
-        assert StepUnits(data.items, per_row).shard_units == [sum(lengths) + per_row * len(lengths)]
+        assert StepUnits(SequenceRows(stored), per_row).shard_units == [sum(lengths) + per_row * len(lengths)]
 
 
 @pytest.mark.parametrize("workers", [1, 2])

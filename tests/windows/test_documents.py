@@ -19,8 +19,10 @@ EXAMPLES = settings(max_examples=60, deadline=None)
 
 
 @given(
-    lengths=st.lists(st.lists(st.integers(1, 70), min_size=1, max_size=20), min_size=1, max_size=3),
-    lanes=st.integers(1, 6), window=st.integers(1, 12), seed=st.integers(0, 9), shares=st.integers(1, 4),
+    lengths=st.sampled_from([9, 70]).flatmap(
+        lambda longest: st.lists(st.lists(st.integers(1, longest), min_size=1, max_size=20), min_size=1, max_size=3)
+    ),
+    lanes=st.integers(1, 11), window=st.integers(1, 12), seed=st.integers(0, 9), shares=st.integers(1, 4),
     has_sections=st.booleans(),
 )  # fmt: skip
 @EXAMPLES
@@ -96,22 +98,43 @@ def test_the_targets_of_a_series_in_lanes_are_its_next_values(tmp_path: Path) ->
     assert targets[19:].isnan().all(), "there is no target after the end"
 
 
-def test_a_share_arranges_only_the_documents_of_its_sections(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("lanes", "longest"), [(32, 99), (37, 99), (37, 4)])
+def test_a_share_arranges_only_the_documents_of_its_sections(lanes: int, longest: int, tmp_path: Path) -> None:
     generator = np.random.default_rng(1)
-    shards = [[[1] * int(length) for length in generator.integers(2, 99, 400)] for _ in range(3)]
+    shards = [[[1] * int(length) for length in generator.integers(2, longest, 400)] for _ in range(3)]
     with small_sections():
-        data = DocumentLanes(write_tokens(tmp_path / "store", shards, 2), lanes=32, window=4)
-        assert data.order.pools.num_sections == 8
+        data = DocumentLanes(write_tokens(tmp_path / "store", shards, 2), lanes, window=4)
+        assert data.order.pools.num_sections == (8 if longest == 99 else 32)
         windows = [data.read(position, inputs=False, targets=False).lengths for position in _epoch(data)]
         num_documents = [len(part.documents.lengths) for part in data.order._arrange(Position())]
         assert min(num_documents) > 0
-        for count, index, sections in ((8, 3, slice(3, 4)), (2, 1, slice(4, 8)), (32, 31, slice(7, 8))):
+        for count, index in ((8, 3), (2, 1), (3, 1), (lanes, lanes - 1)):
             share = data.share(index, count)
-            lanes = slice(share.lane_indices.start, share.lane_indices.stop)
+            own_lanes = slice(share.lane_indices.start, share.lane_indices.stop)
             own = [share.read(position, inputs=False, targets=False).lengths for position in _epoch(share)]
-            assert all(torch.equal(part, whole[lanes]) for part, whole in zip(own, windows, strict=True))
+            assert all(torch.equal(part, whole[own_lanes]) for part, whole in zip(own, windows, strict=True))
             arranged = [len(part.documents.lengths) for part in share.order._arrange(Position())]
-            assert arranged == num_documents[sections]
+            sections = share.order._own_sections
+            assert arranged == num_documents[sections.start : sections.stop]
+            assert len(sections) <= data.order.pools.num_sections // count + 2
+
+
+def test_windows_are_the_same_for_1_2_3_8_and_4096_replicas(tmp_path: Path) -> None:
+    shards = [[[1] * (2 + (a * 7 + b) % 53) for a in range(2000)] for b in range(3)]
+    with small_sections():
+        data = DocumentLanes(write_tokens(tmp_path / "store", shards, 2), lanes=4099, window=4)
+        assert data.order.pools.num_sections == 512
+        for position in (Position(1, 0, 2), Position(5)):
+            whole = data.read(position, inputs=False, targets=False)
+            assert whole.lengths.max() > 0
+            for count in (2, 3, 8, 4096):
+                for index in range(count) if count < 9 else (0, 1, 7, 2048, 2049, 4095):
+                    share = data.share(index, count)
+                    own = share.read(position, inputs=False, targets=False)
+                    lanes = slice(share.lane_indices.start, share.lane_indices.stop)
+                    assert torch.equal(own.lengths, whole.lengths[lanes]) and torch.equal(own.fresh, whole.fresh[lanes])
+                    assert share.next_position(position) == data.next_position(position)
+                    assert count < 9 or len(share.order._own_sections) <= 2
 
 
 def test_impossible_lanes_are_refused(tmp_path: Path) -> None:

@@ -49,12 +49,12 @@ class ListedSteps:
     def shard_units(self) -> Sequence[int]:
         return [sum(shard) + self.per_row * len(shard) for shard in self.source.shards]
 
-    def rows(self, shard: int, start: int, stop: int) -> tuple[int, IntArray]:
+    def rows(self, shard: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
         starts = np.cumsum([0, *self.source.shards[shard]])[:-1] + self.per_row * np.arange(
             len(self.source.shards[shard])
         )
         first, last = (int(np.searchsorted(starts, unit)) for unit in (start, stop))
-        return first, self.source.lengths(shard, first, last)
+        return np.arange(first, last), self.source.lengths(shard, first, last)
 
 
 shard_lists = st.lists(st.lists(st.integers(0, 50), min_size=1, max_size=60), min_size=1, max_size=20)
@@ -258,8 +258,9 @@ def test_shares_of_one_section_have_equal_time_steps(num_rows: int, count: int) 
 def test_small_data_and_small_batches_have_one_section() -> None:
     assert count_sections(1 << 40, 1e6, 1 << 20) == 512
     assert count_sections(1 << 30, 1e6, 1 << 20) == 32
-    assert count_sections(1 << 40, 1e6, 256) == 8
+    assert count_sections(1 << 40, 1e6, 15) == 8
     assert count_sections(1 << 40, 63, 1 << 20) == count_sections(1 << 25, 1e6, 1 << 20) == 1
+    assert count_sections(1 << 40, 1e6, 0) == 1
 
 
 def test_a_permutation_never_changes_with_a_library() -> None:
@@ -286,8 +287,8 @@ def test_orders_whose_sections_would_disagree_are_refused() -> None:
         BatchOrder(pools, limits, 1).batch(Position())
     with pytest.raises(DataError, match="num_windows=None is not the same in each of the 2 sections"):
         DocumentOrder(pools, 4, 2, range(4))
-    with pytest.raises(DataError, match="lanes=5 is not a multiple of the 2 sections"):
-        DocumentOrder(pools, 5, 2, range(5), 9)
+    with pytest.raises(DataError, match="lanes=1 is less than the 2 sections; use as many or more"):
+        DocumentOrder(pools, 1, 2, range(1), 9)
     with pytest.raises(DataError, match=r"own_lanes=range\(0, 0\) are not in range\(0, 4\)"):
         DocumentOrder(pools, 4, 2, range(0), 9)
 

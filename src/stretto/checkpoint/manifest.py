@@ -16,7 +16,7 @@ from stretto.base.strict_model import StrictModel, first_error
 MANIFEST = "manifest.json"
 FORMAT: Final = "stretto checkpoint"
 # Increase it also when a position means other data than before: the run would not resume where it was.
-VERSION: Final = 7
+VERSION: Final = 8
 # Bytes per element of the dtypes that a checkpoint's tensors can have, by torch's names.
 _DTYPE_BYTES = {
     **dict.fromkeys(("bool", "uint8", "int8"), 1),
@@ -119,7 +119,7 @@ class Manifest(StrictModel):
     """A checkpoint's files, training state and origin, as in its manifest.json."""
 
     format: Literal["stretto checkpoint"] = FORMAT
-    version: Literal[7] = VERSION
+    version: Literal[8] = VERSION
     generation: int = Field(ge=0, lt=_INT_LIMIT)
     num_ranks: int = Field(ge=1, lt=_INT_LIMIT)
     created: str  # when, in UTC

@@ -81,8 +81,8 @@ class DataConfig(StrictModel):
     """Worker processes per rank that read ahead; 0 reads in the main process."""
     cache: Folder = Path("~/.cache/stretto")
     """Folder where remote data and profiles are cached; all ranks of a node share it."""
-    cache_bytes: int = Field(1 << 30, ge=8 << 20)
-    """Maximum size of the cached data, in bytes."""
+    cache_bytes: int | None = Field(None, ge=8 << 20)
+    """Maximum size of the cached data, in bytes. By default 1 GiB, or more if the lanes of a node need it."""
     retry_seconds: float = Field(300.0, ge=0, allow_inf_nan=False)
     """How long a failed request to object storage is retried, in seconds."""
 

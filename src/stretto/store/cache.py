@@ -12,7 +12,7 @@ from stretto.store.pages import PAGE_BYTES
 
 MIN_BYTES = 8 * PAGE_BYTES  # also the minimum of data.cache_bytes
 # Evict down to this fraction of the limit: scanning the folder is the expensive part, so do it rarely.
-_KEPT_FRACTION = 0.9
+KEPT_FRACTION = 0.9
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Cache:
         content = os.pread(descriptor, 32, 0)
         total = int(content) if content.isdigit() else self.max_bytes  # new or damaged: let `_evict` count
         if total + num_bytes > self.max_bytes:
-            total = self._evict(int(self.max_bytes * _KEPT_FRACTION) - num_bytes)
+            total = self._evict(int(self.max_bytes * KEPT_FRACTION) - num_bytes)
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, str(total + num_bytes).encode(), 0)
 

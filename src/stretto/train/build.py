@@ -58,13 +58,15 @@ class RunInputs:
     metrics: RunMetrics
 
 
-def build_inputs(config: RunConfig, *, checks_files: bool = True) -> RunInputs:
+def build_inputs(config: RunConfig, *, checks_files: bool = True, ranks_per_node: int | None = None) -> RunInputs:
     """Open a config's data and build its model and loss; check all that can be checked without a device.
 
     An invalid config raises the same error on every rank, or just once if a command calls this before launching ranks.
-    `checks_files` is as in `Store.open`.
+    `checks_files` is as in `Store.open`, `ranks_per_node` as in `open_feeds`.
     """
-    train, valid = open_feeds(config.data, config.layout, config.run.seed, checks_files=checks_files)
+    train, valid = open_feeds(
+        config.data, config.layout, config.run.seed, checks_files=checks_files, ranks_per_node=ranks_per_node
+    )
     if valid is None and config.evaluation_dependent is not None:
         raise ConfigError(
             f"{config.evaluation_dependent} depends on evaluations during the run, but "

@@ -1,14 +1,14 @@
 """Feed: a dataset cut into windows as a config says, with the spec of that data."""
 
-import logging
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from stretto.base.errors import ConfigError, DataError, StrettoError
 from stretto.base.remote import is_remote
 from stretto.config.layout import Layout
 from stretto.config.run import DataConfig
-from stretto.store.cache import Cache
+from stretto.store.cache import KEPT_FRACTION, Cache
 from stretto.store.corpus import Corpus, CorpusFields
 from stretto.store.index import Store
 from stretto.store.pages import PAGE_BYTES
@@ -22,8 +22,6 @@ from stretto.windows.items import Items, NextTokenItems, SlidingWindows
 from stretto.windows.labeled_items import CutLabeledItems, LabeledItems
 from stretto.windows.lanes import Lanes
 from stretto.windows.loader import WindowSource
-
-_log = logging.getLogger(__name__)
 
 # The kinds of feed that use each of these fields of DataConfig; all kinds use the other fields.
 _FEED_KINDS_BY_FIELD = {
@@ -49,18 +47,21 @@ class Feed:
     target_std: tuple[float, ...] = ()  # that each value to predict is divided by; empty if targets are not scaled
 
 
-def open_feeds(data: DataConfig, layout: Layout, seed: int, *, checks_files: bool = True) -> tuple[Feed, Feed | None]:
+def open_feeds(
+    data: DataConfig, layout: Layout, seed: int, *, checks_files: bool = True, ranks_per_node: int | None = None
+) -> tuple[Feed, Feed | None]:
     """Return the feeds of the training and the validation data, checked against each other.
 
-    `checks_files` is as in `Store.open`.
+    `checks_files` is as in `Store.open`. The cache has room for the lanes of `ranks_per_node` ranks; None: not a run.
     """
     if data.factory is not None:
         return _factory_feeds(data.factory, data, layout, seed)
     assert data.train is not None
-    train = open_feed("data.train", data.train, data, layout, seed, checks_files=checks_files)
+    open_one = partial(open_feed, checks_files=checks_files, ranks_per_node=ranks_per_node)
+    train = open_one("data.train", data.train, data, layout, seed)
     if data.valid is None:
         return train, None
-    valid = open_feed("data.valid", data.valid, data, layout, seed, is_validation=True, checks_files=checks_files)
+    valid = open_one("data.valid", data.valid, data, layout, seed, is_validation=True)
     check_same_spec(train.data_spec, valid.data_spec, f"data.train={data.train}", f"data.valid={data.valid}")
     return train, valid
 
@@ -124,9 +125,12 @@ def open_feed(
     *,
     is_validation: bool = False,
     checks_files: bool = True,
+    ranks_per_node: int | None = None,
 ) -> Feed:
     """Return the feed of the data at `location`; a DataError begins with `field`."""
-    cache = Cache(data.cache, data.cache_bytes, data.retry_seconds)
+    # No process but a run's ranks reads many windows one after another.
+    num_lanes = _lanes_per_node(data.lanes, layout, ranks_per_node or 0)
+    cache = Cache(data.cache, data.cache_bytes or _cache_bytes(num_lanes), data.retry_seconds)
     # Validation windows shrink until this many lanes fit. None: training data, where too little data is an error.
     min_rows = layout.num_global_micro_batches if is_validation else None
     try:
@@ -137,8 +141,8 @@ def open_feed(
             feed = _sequence_feed(Sequences.from_store(store), data, seed, min_rows)
         if not is_validation:
             _check_num_rows(feed.windows, layout)
-        if is_remote(location):
-            _warn_of_small_cache(store, feed.windows, data.cache_bytes, layout)
+        if is_remote(location) and data.cache_bytes is not None:
+            _check_cache(store, _lanes_per_node(feed.windows.lanes, layout, ranks_per_node or 0), data.cache_bytes)
     except DataError as error:
         is_relative = not is_remote(location) and not Path(location).is_absolute()
         where = f" (in {Path.cwd()})" if is_relative else ""
@@ -151,26 +155,30 @@ def open_feed(
 
 def _check_num_rows(windows: WindowSource, layout: Layout) -> None:
     """Raise if a layout needs more rows than the training data has; validation batches are padded with blank rows."""
-    if isinstance(windows, Batches) and layout.num_global_micro_batches > windows.num_rows:
+    if isinstance(windows, Batches) and not windows.has_rows(layout.num_global_micro_batches):
         raise DataError(
             f"layout.replicas={layout.replicas} x layout.micro_batches={layout.micro_batches} exceeds the "
             f"{windows.num_rows:,} rows of the data; use fewer replicas or micro-batches, or more data"
         )
 
 
-def _warn_of_small_cache(store: Store, windows: WindowSource, cache_bytes: int, layout: Layout) -> None:
-    """Warn if the lanes of a replica need more pages than the cache holds: each window may fetch all of them again.
+def _lanes_per_node(lanes: int, layout: Layout, ranks_per_node: int) -> int:
+    """Return how many lanes the ranks of a node read at most."""
+    return -(-lanes * min(layout.replicas, ranks_per_node) // layout.replicas)
 
-    Each lane reads a page of its own, for many windows, unless there are fewer pages than lanes.
-    """
-    num_lanes = -(-windows.lanes // layout.replicas)
-    needed = min(num_lanes * PAGE_BYTES, sum(file.num_bytes for file in store.files))
+
+def _cache_bytes(num_lanes: int) -> int:
+    """Return the default size of a cache: each lane reads pages of its own, for many windows, and finds them there."""
+    # A page of values and one of ends, of the training and of the validation data.
+    return max(Cache.max_bytes, int(4 * num_lanes * PAGE_BYTES / KEPT_FRACTION))
+
+
+def _check_cache(store: Store, num_lanes: int, cache_bytes: int) -> None:
+    """Raise if a cache has less than a page for each lane: each window would fetch nearly all of them again."""
+    needed = int(min(num_lanes * PAGE_BYTES, sum(file.num_bytes for file in store.files)) / KEPT_FRACTION)
     if needed > cache_bytes:
-        _log.warning(
-            "each replica reads %s lanes in different places of %s, which may fetch pages again for each window: "
-            "data.cache_bytes=%s is less than %s; set it to that times the replicas per node, or use fewer lanes",
-            f"{num_lanes:,}", store.location, f"{cache_bytes:,}", f"{needed:,}",
-        )  # fmt: skip
+        problem = f"data.cache_bytes={cache_bytes:,} is too small for the {num_lanes:,} lanes of a node"
+        raise ConfigError(f"{problem}; use at least {needed:,}, or leave it out")
 
 
 def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool, has_values: bool = False) -> None:

@@ -70,7 +70,13 @@ class Run:
         self.config = config
         self.folder = RunFolder(config.run.folder)
         self.world = world or World(rank=0, size=1, device=find_device(config.run.device))
-        inputs = prepare_run(config, resume, allowed_locations, is_first_rank=self.world.is_rank_zero)
+        inputs = prepare_run(
+            config,
+            resume,
+            allowed_locations,
+            is_first_rank=self.world.is_rank_zero,
+            ranks_per_node=self.world.local_size,
+        )
         check_same_data(inputs, config, self.world)
         self.model, self.data_spec = inputs.model, inputs.train.data_spec
         self.valid = None if inputs.valid is None else inputs.valid.windows

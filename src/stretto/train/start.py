@@ -17,7 +17,12 @@ from stretto.train.weights import check_initial_weights
 
 
 def prepare_run(
-    config: RunConfig, resume: str = "auto", allowed_locations: Sequence[str] = (), *, is_first_rank: bool = True
+    config: RunConfig,
+    resume: str = "auto",
+    allowed_locations: Sequence[str] = (),
+    *,
+    is_first_rank: bool = True,
+    ranks_per_node: int | None = None,
 ) -> RunInputs:
     """Return a run's inputs; raise if it can't start or resume. The other arguments are those of `Run`.
 
@@ -26,10 +31,10 @@ def prepare_run(
     """
     if not is_first_rank:
         check_node_sinks(config.logging)
-        return build_inputs(config, checks_files=False)
+        return build_inputs(config, checks_files=False, ranks_per_node=ranks_per_node)
     _check_folder(config, resume)
     check_sinks(config.logging)
-    inputs = build_inputs(config)
+    inputs = build_inputs(config, ranks_per_node=ranks_per_node)
     checkpoint = _find_checkpoint(config, resume, allowed_locations)
     if checkpoint is not None:
         _check_checkpoint(checkpoint, config, inputs)

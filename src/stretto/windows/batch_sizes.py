@@ -1,16 +1,15 @@
 """Batch sizes: how a dataset's rows are cut into sections, pools and runs for batches of a given size."""
 
-from typing import TypeGuard
+from collections.abc import Callable
+from typing import NamedTuple, TypeGuard
 
-from stretto.store.sequences import Sequences
 from stretto.windows.batch_order import BatchLimits, BatchOrder, count_batches
-from stretto.windows.items import Items, NextTokenItems, StoredItems
-from stretto.windows.labeled_items import LabeledItems
+from stretto.windows.items import Items, NextTokenItems, PartItems, SlidingWindows, StoredItems
+from stretto.windows.labeled_items import CutLabeledItems, LabeledItems
 from stretto.windows.row_units import RowUnits, StepUnits, UnitSource
 from stretto.windows.sections import count_sections
+from stretto.windows.sequence_rows import SequenceRows
 from stretto.windows.shuffle_pools import GROUP_BYTES, ShufflePools
-
-WholeSequences = LabeledItems | NextTokenItems
 
 # With this many batches per pool, lengths within a batch typically differ by a few percent.
 _BATCHES_PER_POOL = 64
@@ -23,6 +22,9 @@ _MAX_RUN_ROWS = 1024
 # Rows that are not in a store are shuffled within as many shards.
 _SHARDS_PER_GROUP = 8
 
+# A section's part of a batch has room for at least this many rows of the longest length, so that less than 1/32 of it
+# remains unused because one more row would not fit.
+_MIN_ROWS = 32
 # With sections, a pool has so many batches that the upper bound on their number is close to what is needed,
 _SECTION_BATCHES_PER_POOL = 128
 # and so many rows of each section that all sections' parts of a batch have similar lengths,
@@ -34,35 +36,50 @@ _MAX_ROWS_OF_SECTIONS = 1 << 25
 _MIN_SECTION_BATCHES_PER_POOL = 32
 # With sections, a run has at least this many times the longest row's time steps, so that runs are about equally large.
 _MIN_ROWS_PER_RUN = 128
+# Sliding windows have sections if they are about this fraction of as many as there could be, or more.
+_MIN_DENSITY = 0.85
 
 
 def arrange_batches(items: Items, limits: BatchLimits, seed: int, *, has_budget: bool) -> BatchOrder:
     """Return the order of batches within `limits`, for all sections; `has_budget` is False if only rows are limited."""
-    if _is_whole_sequences(items):
-        num_sections = _count_sections(items, limits, has_budget=has_budget)
+    rows = _sequence_rows(items)
+    if rows is not None:
+        num_sections = _count_sections(items, rows, limits, has_budget=has_budget)
         if num_sections > 1:
-            return _many_sections(items, limits, seed, num_sections, has_budget=has_budget)
-    return _one_section(items, limits, seed)
+            return _many_sections(items, rows, limits, seed, num_sections, has_budget=has_budget)
+    return _one_section(items, rows, limits, seed)
 
 
-def _is_whole_sequences(items: Items) -> TypeGuard[WholeSequences]:
-    """Return whether row n of each shard is its sequence n.
+def has_parts(items: Items) -> TypeGuard[PartItems]:
+    """Return whether a row's index in an order is its first time step.
 
-    A subclass may have other rows, such as parts of sequences, so the answer is not inherited.
+    The rows of a subclass may be others, so the answer is not inherited.
     """
-    return type(items) in (LabeledItems, NextTokenItems)
+    return type(items) in (SlidingWindows, CutLabeledItems)
 
 
-def _count_sections(items: WholeSequences, limits: BatchLimits, *, has_budget: bool) -> int:
-    sequences = items.sequences
-    num_batches = max(sequences.num_steps / limits.budget, sequences.num_sequences / limits.max_rows)
-    longest_rows = min(limits.budget // max(1, items.longest), limits.max_rows)
-    num_sections = count_sections(_num_bytes(sequences), num_batches, longest_rows)
+def _sequence_rows(items: Items) -> SequenceRows | None:
+    """Return where the rows of known kinds of items start, from which alone sections can be made."""
+    if has_parts(items):
+        return items.parts
+    if isinstance(items, LabeledItems | NextTokenItems) and type(items) in (LabeledItems, NextTokenItems):
+        return SequenceRows(items.sequences, num_ahead=isinstance(items, NextTokenItems))
+    return None
+
+
+def _count_sections(items: Items, rows: SequenceRows, limits: BatchLimits, *, has_budget: bool) -> int:
+    num_rows, longest_rows = rows.approximate_count, min(limits.budget // max(1, items.longest), limits.max_rows)
+    num_batches = max(num_rows * items.mean_length / limits.budget, num_rows / limits.max_rows)
+    num_sections = count_sections(_num_bytes(rows), num_batches, longest_rows // _MIN_ROWS)
     # Without a budget, `max_rows` is the batch size, so no row of it may be lost by rounding.
     while not has_budget and limits.max_rows % num_sections:
         num_sections //= 2
     has_batches = _max_batches_per_pool(items, limits, num_sections) >= _MIN_SECTION_BATCHES_PER_POOL
-    return num_sections if has_batches else 1
+    # Series that are not much longer than a window have far fewer windows than time steps.
+    is_dense = not isinstance(items, SlidingWindows) or (
+        num_rows * rows.min_distance >= _MIN_DENSITY * rows.sequences.num_steps
+    )
+    return num_sections if has_batches and is_dense else 1
 
 
 def _max_batches_per_pool(items: Items, limits: BatchLimits, num_sections: int) -> int:
@@ -74,39 +91,68 @@ def _batch_rows(items: Items, limits: BatchLimits) -> int:
     return int(min(limits.budget / max(items.mean_length, 1), limits.max_rows)) + 1
 
 
-def _num_bytes(sequences: Sequences) -> int:
-    return sum(file.num_bytes for file in sequences.store.files)
+def _num_bytes(rows: SequenceRows) -> int:
+    return sum(file.num_bytes for file in rows.sequences.store.files)
+
+
+class _BatchUnits(NamedTuple):
+    """How the rows of sections are measured."""
+
+    source: UnitSource
+    per_batch: int
+    longest: int  # the most that a row takes up
+    num_batches: Callable[[int], int]  # that rows which take up so many units need at most
+
+
+def _units(items: Items, rows: SequenceRows, limits: BatchLimits, *, has_budget: bool) -> _BatchUnits:
+    if isinstance(items, SlidingWindows):
+        # All have the same length, and one of them starts every so many units at most.
+        distance, batch_rows = rows.min_distance, min(limits.budget // items.longest, limits.max_rows)
+        per_batch = batch_rows * distance
+        return _BatchUnits(StepUnits(rows), per_batch, distance, lambda num_units: -(-num_units // per_batch))
+    if not has_budget and rows.stride is None:
+        return _BatchUnits(RowUnits(items), limits.max_rows, 1, lambda num_units: -(-num_units // limits.max_rows))
+    # A batch has no room for more than `max_rows`, however short. So each sequence counts as some time steps more.
+    per_sequence = 0 if limits.max_rows >= limits.budget else -(-limits.budget // limits.max_rows)
+    return _BatchUnits(
+        StepUnits(rows, per_sequence),
+        limits.budget,
+        items.longest + rows.num_ahead + per_sequence,
+        lambda num_units: count_batches(num_units, max(1, items.longest), limits),
+    )
 
 
 def _many_sections(
-    items: WholeSequences, limits: BatchLimits, seed: int, num_sections: int, *, has_budget: bool
+    items: Items, rows: SequenceRows, limits: BatchLimits, seed: int, num_sections: int, *, has_budget: bool
 ) -> BatchOrder:
     max_batches = _max_batches_per_pool(items, limits, num_sections)
-    limits = BatchLimits(limits.budget // num_sections, limits.max_rows // num_sections, limits.row_multiple)
-    source: UnitSource = RowUnits(items)
-    batch_units, longest_units = limits.max_rows, 1
-    if has_budget:
-        # A batch has no room for more than `max_rows`, however short. So each row counts as some time steps more.
-        per_row = 0 if limits.max_rows >= limits.budget else -(-limits.budget // limits.max_rows)
-        source, batch_units, longest_units = StepUnits(items, per_row), limits.budget, items.sequences.longest + per_row
+    max_rows = limits.max_rows // num_sections
+    # With few rows, a batch never has as many time steps as the budget allows.
+    budget = min(limits.budget // num_sections, max(1, items.longest) * max_rows)
+    limits = BatchLimits(budget, max_rows, limits.row_multiple)
+    units = _units(items, rows, limits, has_budget=has_budget)
     num_batches = max(_SECTION_BATCHES_PER_POOL, _MIN_ROWS_PER_SECTION // _batch_rows(items, limits))
-    pool_units = batch_units * min(num_batches, max_batches)
-    group_units = GROUP_BYTES * sum(source.shard_units) // (_num_bytes(items.sequences) * num_sections)
-    max_runs = min(_RUNS_PER_POOL // num_sections, pool_units // (_MIN_ROWS_PER_RUN * longest_units))
-    pools = ShufflePools(source, seed, pool_units, num_sections, max(1, max_runs), max(1, group_units))
+    pool_units = units.per_batch * min(num_batches, max_batches)
+    group_units = GROUP_BYTES * sum(units.source.shard_units) // (_num_bytes(rows) * num_sections)
+    max_runs = min(_RUNS_PER_POOL // num_sections, pool_units // (_MIN_ROWS_PER_RUN * units.longest))
+    pools = ShufflePools(units.source, seed, pool_units, num_sections, max(1, max_runs), max(1, group_units))
     # The last row of a run may extend beyond the run.
-    max_units = pools.num_runs * (pools.max_run_units + longest_units - 1)
-    if has_budget:
-        return BatchOrder(pools, limits, count_batches(max_units, max(1, items.longest), limits))
-    return BatchOrder(pools, limits, -(-max_units // limits.max_rows))
+    max_units = pools.num_runs * (pools.max_run_units + units.longest - 1)
+    return BatchOrder(pools, limits, units.num_batches(max_units))
 
 
-def _one_section(items: Items, limits: BatchLimits, seed: int) -> BatchOrder:
-    batch_rows, num_rows = _batch_rows(items, limits), sum(items.shard_sizes)
-    if isinstance(items, StoredItems):
-        group_rows = GROUP_BYTES * num_rows // _num_bytes(items.sequences)
-    else:
-        group_rows = _SHARDS_PER_GROUP * num_rows // len(items.shard_sizes)
+def _one_section(items: Items, rows: SequenceRows | None, limits: BatchLimits, seed: int) -> BatchOrder:
+    batch_rows = _batch_rows(items, limits)
     pool_rows = min(_BATCHES_PER_POOL * batch_rows, max(_MAX_ROWS_PER_POOL, _MIN_BATCHES_PER_POOL * batch_rows))
     max_runs = max(_BATCHES_PER_POOL, min(_RUNS_PER_POOL, pool_rows // _MAX_RUN_ROWS))
-    return BatchOrder(ShufflePools(RowUnits(items), seed, pool_rows, 1, max_runs, max(1, group_rows)), limits)
+    source: UnitSource = RowUnits(items)
+    pool_units = pool_rows
+    if rows is not None and rows.stride is not None:
+        # The number of parts of sequences is known approximately.
+        source = StepUnits(rows)
+        pool_units = -(-pool_rows * rows.sequences.num_steps // rows.approximate_count)
+    num_units = sum(source.shard_units)
+    group_units = _SHARDS_PER_GROUP * num_units // len(source.shard_units)
+    if isinstance(items, StoredItems):
+        group_units = GROUP_BYTES * num_units // sum(file.num_bytes for file in items.sequences.store.files)
+    return BatchOrder(ShufflePools(source, seed, pool_units, 1, max_runs, max(1, group_units)), limits)

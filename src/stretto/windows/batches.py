@@ -12,9 +12,9 @@ from stretto.base.errors import DataError
 from stretto.base.position import Position
 from stretto.base.task import Task, has_own_length
 from stretto.base.window import IGNORE_INDEX, Window
-from stretto.store.sequences import IntArray, Sequences
+from stretto.store.sequences import IntArray, Sequences, StepRange
 from stretto.windows.batch_order import BatchLimits, BatchOrder
-from stretto.windows.batch_sizes import arrange_batches
+from stretto.windows.batch_sizes import arrange_batches, has_parts
 from stretto.windows.items import Items, Payload, SlidingWindows
 from stretto.windows.sections import Division, SectionShare
 from stretto.windows.share import WHOLE, Share, take_share
@@ -96,7 +96,11 @@ class Batches:
         # More rows than time steps are no limit.
         if self.max_rows is not None and (self.budget is None or self.max_rows < self.budget):
             sizes.append(f"{self.max_rows:,} rows")
-        return f"{self.num_rows:,} rows in batches of at most {' and '.join(sizes)}"
+        if has_parts(self.items) and not self.items.parts.is_counted:
+            num_rows = f"about {self.items.parts.approximate_count:,}"
+        else:
+            num_rows = f"{self.num_rows:,}"
+        return f"{num_rows} rows in batches of at most {' and '.join(sizes)}"
 
     def __repr__(self) -> str:
         return f"<Batches: {self}>"
@@ -105,6 +109,10 @@ class Batches:
     def num_rows(self) -> int:
         """The number of rows in an epoch."""
         return sum(self.items.shard_sizes)
+
+    def has_rows(self, count: int) -> bool:
+        """Return whether an epoch has `count` rows or more; unlike `num_rows`, it is fast for parts of sequences."""
+        return self.items.parts.has_rows(count) if has_parts(self.items) else self.num_rows >= count
 
     @property
     def task(self) -> Task:
@@ -135,7 +143,11 @@ class Batches:
         num_steps = max(1, int(lengths[0]))
         # Blank rows are numbered after all rows of the global batch, with different numbers in each share.
         first_blank = (self.order.pools.num_sections << _SECTION_BITS) + share.index * share.min_rows
-        x, target = self._payload(rows, num_blank, num_steps, inputs, targets)
+        x, target = None, None
+        if inputs or targets:
+            # A blank row takes its shape and dtype from another row; this share may have none.
+            like = rows.take(slice(1)) if len(rows.lengths) else self.order.any_row(position)
+            x, target = self._payload(rows, like, num_blank, num_steps, inputs, targets)
         return Window(
             num_steps=num_steps,
             lanes=torch.from_numpy(np.concatenate([numbers, first_blank + np.arange(num_blank)])),
@@ -156,24 +168,28 @@ class Batches:
         order = (-rows.lengths).argsort(kind="stable")
         return rows.take(order), np.concatenate(numbers)[order]
 
-    def _payload(self, rows: RowTable, num_blank: int, num_steps: int, inputs: bool, targets: bool) -> Payload:
-        """Return the inputs and targets of `rows`, and of `num_blank` blank rows after them."""
-        if not (inputs or targets):
-            return None, None
+    def _payload(
+        self, rows: RowTable, like: RowTable, num_blank: int, num_steps: int, inputs: bool, targets: bool
+    ) -> Payload:
+        """Return the inputs and targets of `rows`, and of `num_blank` blank rows after them that are as in `like`."""
         x, target = None, None
         if len(rows.lengths):
-            x, target = self.items.read(rows.row_ids(), num_steps, inputs=inputs, targets=targets)
+            x, target = self._read_rows(rows, num_steps, inputs, targets)
             self._check_payload("inputs", x if inputs else None, num_steps, len(rows.lengths))
             target_steps = len(target) if target is not None and has_own_length(self.task.targets) else num_steps
             self._check_payload("targets", target if targets else None, target_steps, len(rows.lengths))
         if num_blank:
-            # A blank row takes its shape and dtype from another row; this share may have none.
-            like = rows.row_ids()[:1] or [(0, 0)]
-            (length,) = self.items.lengths(*like[0], like[0][1] + 1)
-            like_x, like_target = self.items.read(like, max(1, int(length)), inputs=inputs, targets=targets)
+            like_x, like_target = self._read_rows(like, max(1, int(like.lengths[0])), inputs, targets)
             x = _add_blank(x, like_x, num_blank, num_steps, fill=0)
             target = _add_blank(target, like_target, num_blank, num_steps, fill=None)
         return x, target
+
+    def _read_rows(self, rows: RowTable, num_steps: int, inputs: bool, targets: bool) -> Payload:
+        if not has_parts(self.items):
+            return self.items.read(rows.row_ids(), num_steps, inputs=inputs, targets=targets)
+        columns = zip(rows.shards.tolist(), rows.indices.tolist(), rows.lengths.tolist(), strict=True)
+        parts = [StepRange(shard, start, start + length) for shard, start, length in columns]
+        return self.items.read_parts(parts, num_steps, inputs=inputs, targets=targets)
 
     def _check_payload(self, name: str, tensor: Tensor | None, num_steps: int, num_rows: int) -> None:
         """Raise if what a user's Items returned does not have the shape of the batch."""

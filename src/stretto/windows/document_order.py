@@ -7,11 +7,12 @@
 
 A rank reads and arranges only the documents of its own lanes' sections. Sections must agree on the number of windows in
 a pool without each other's lengths. They have the same size, so they share an upper bound, which counts a whole window
-for the last one of each document. It is close if documents are much longer than a window; if they are not, or if the
-data is small, there is one section, whose windows are counted.
+for the last one of each document. It is close if documents are much longer than a window, or all shorter. If they are
+not, there is one section, whose windows are counted, unless there are too many lanes to arrange in one place.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -19,10 +20,11 @@ import numpy as np
 from stretto.base.errors import DataError
 from stretto.base.keys import derive_key
 from stretto.base.position import Position
-from stretto.store.lru_cache import LruCache, lru_cache_field
-from stretto.store.sequences import IntArray
-from stretto.windows.row_units import RowUnits, StepUnits, StoredDocuments
+from stretto.store.lru_cache import LruCache
+from stretto.store.sequences import IntArray, Sequences
+from stretto.windows.row_units import RowUnits, StepUnits, UnitSource
 from stretto.windows.sections import count_sections
+from stretto.windows.sequence_rows import SequenceRows
 from stretto.windows.shuffle import permutation
 from stretto.windows.shuffle_pools import GROUP_BYTES, RowTable, ShufflePools
 
@@ -30,10 +32,15 @@ from stretto.windows.shuffle_pools import GROUP_BYTES, RowTable, ShufflePools
 WINDOWS_PER_POOL = 256
 # A pool is arranged as a whole, so it has at most about this many documents, or two per lane if that is more.
 _MAX_DOCUMENTS_PER_POOL = 1 << 18
-# For sections, documents have at least this many windows on average,
+# With sections, a process that has all of them arranges at most this many.
+_MAX_DOCUMENTS_OF_SECTIONS = 1 << 25
+# For sections, documents have at least this many windows on average, or a pool would not have enough documents,
 _MIN_WINDOWS_PER_DOCUMENT = 16
-# and a section's part of a pool has at least this many times the time steps of the longest document.
+# a section's part of a pool has at least this many times the time steps of the longest document,
 _MIN_DOCUMENTS_PER_SECTION = 64
+# and a section has at least this many lanes, unless all sections have equally many.
+_MIN_LANES_PER_SECTION = 32
+_MAX_RUNS_PER_SECTION = 64
 
 
 class LaneWindows(NamedTuple):
@@ -60,45 +67,54 @@ class DocumentOrder:
     window: int
     own_lanes: range
     num_windows: int | None = None  # in each pool; None: as many as needed, if there is only one section
-    _arranged: LruCache[list[_SectionDocuments]] = lru_cache_field(2)  # by (epoch, pool)
 
     def __post_init__(self) -> None:
         num_sections = self.pools.num_sections
         if self.num_windows is None and num_sections > 1:
             raise DataError(f"num_windows=None is not the same in each of the {num_sections} sections; set it")
-        if self.lanes % num_sections:
-            raise DataError(f"lanes={self.lanes} is not a multiple of the {num_sections} sections; use one that is")
+        if self.lanes < num_sections:
+            raise DataError(f"lanes={self.lanes} is less than the {num_sections} sections; use as many or more")
         if self.own_lanes.step != 1 or not 0 <= self.own_lanes.start < self.own_lanes.stop <= self.lanes:
             raise DataError(f"own_lanes={self.own_lanes} are not in range(0, {self.lanes}); use consecutive lanes")
 
     @classmethod
-    def arrange(cls, source: StoredDocuments, lanes: range, num_lanes: int, window: int, seed: int) -> Self:
-        """Return the order of a store's documents in `num_lanes` lanes, for those in `lanes`."""
-        sequences = source.sequences
+    def arrange(cls, sequences: Sequences, own_lanes: range, lanes: int, window: int, seed: int) -> Self:
+        """Return the order of a store's documents in `lanes` lanes, for those in `own_lanes`."""
+        documents = SequenceRows(sequences, num_ahead=1)  # the last time step of a document is a target only
+        units = _measure(documents, window)
+        num_units, num_documents = sum(units.source.shard_units), sequences.num_sequences
         num_bytes = sum(file.num_bytes for file in sequences.store.files)
-        num_sections = _count_sections(source, num_lanes, window, num_bytes)
-        if num_sections == 1:
-            pool_rows = WINDOWS_PER_POOL * num_lanes * window / sequences.mean_length
-            pool_rows = min(int(pool_rows) + 1, max(_MAX_DOCUMENTS_PER_POOL, 2 * num_lanes))
-            group_rows = GROUP_BYTES * sequences.num_sequences // num_bytes + 1
-            pools = ShufflePools(RowUnits(source), seed, pool_rows, group_units=group_rows)
-            return cls(pools, num_lanes, window, lanes)
-        # Of n time steps, n - 1 are inputs, in at most (n - 1 + window - 1) / window windows.
-        units = StepUnits(source, max(0, window - 2))
-        lanes_per_section = num_lanes // num_sections
-        pool_units = WINDOWS_PER_POOL * lanes_per_section * window
-        longest = sequences.longest + units.per_row
-        pools = ShufflePools(
-            units,
-            seed,
-            pool_units,
-            num_sections,
-            max_runs=max(1, min(64, pool_units // (_MIN_DOCUMENTS_PER_SECTION * longest))),
-            group_units=max(1, GROUP_BYTES * sum(units.shard_units) // (num_bytes * num_sections)),
+        max_units = min(
+            num_units,
+            WINDOWS_PER_POOL * lanes * window // units.num_steps,
+            _MAX_DOCUMENTS_OF_SECTIONS * num_units // num_documents,
         )
+        max_sections = max_units // (_MIN_DOCUMENTS_PER_SECTION * units.longest)
+        num_sections = count_sections(num_bytes, sequences.num_steps / (lanes * window), min(lanes, max_sections))
+        while num_sections > 1 and lanes % num_sections and lanes // num_sections < _MIN_LANES_PER_SECTION:
+            num_sections //= 2
+        has_short_documents = sequences.mean_length < _MIN_WINDOWS_PER_DOCUMENT * window
+        if num_sections == 1 or (has_short_documents and 2 * lanes <= _MAX_DOCUMENTS_PER_POOL):
+            pool_rows = int(WINDOWS_PER_POOL * lanes * window / sequences.mean_length) + 1
+            pool_rows = min(pool_rows, max(_MAX_DOCUMENTS_PER_POOL, 2 * lanes))
+            group_rows = GROUP_BYTES * num_documents // num_bytes + 1
+            pools = ShufflePools(RowUnits(documents), seed, pool_rows, group_units=group_rows)
+            return cls(pools, lanes, window, own_lanes)
+        pool_units = max_units // num_sections
+        max_runs = min(_MAX_RUNS_PER_SECTION, pool_units // (_MIN_DOCUMENTS_PER_SECTION * units.longest))
+        group_units = GROUP_BYTES * num_units // (num_bytes * num_sections)
+        pools = ShufflePools(units.source, seed, pool_units, num_sections, max(1, max_runs), max(1, group_units))
         # The last document of a run may extend beyond the run.
-        max_units = pools.num_runs * (pools.max_run_units + longest)
-        return cls(pools, num_lanes, window, lanes, -(-max_units // (window * lanes_per_section)))
+        max_steps = pools.num_runs * (pools.max_run_units + units.longest) * units.num_steps
+        return cls(pools, lanes, window, own_lanes, -(-max_steps // (window * (lanes // num_sections))))
+
+    @cached_property
+    def _arranged(self) -> LruCache[list[_SectionDocuments]]:
+        """The latest pools, by (epoch, pool).
+
+        To go from one position to the next takes the previous pool too, unless its number of windows is known.
+        """
+        return LruCache(2 if self.num_windows is None else 1)
 
     def next_position(self, position: Position) -> Position:
         """Return the position of the window after the one at `position`."""
@@ -116,25 +132,29 @@ class DocumentOrder:
             raise DataError(f"{position} does not exist: that pool ends at window {num_windows - 1}")
         parts = []
         for section, arranged in zip(self._own_sections, self._arrange(position), strict=True):
-            first = section * self._lanes_per_section
-            lanes = range(max(first, self.own_lanes.start), min(first + self._lanes_per_section, self.own_lanes.stop))
-            parts.append(self._section_windows(arranged, np.array(lanes) - first, position.index))
+            lanes = self._section_lanes(section)
+            own_lanes = range(max(lanes.start, self.own_lanes.start), min(lanes.stop, self.own_lanes.stop))
+            numbers = np.array(own_lanes) - lanes.start
+            parts.append(self._section_windows(arranged, numbers, len(lanes), position.index))
         documents, offsets, lengths = zip(*parts, strict=True)
         return LaneWindows(RowTable.concatenate([*documents]), np.concatenate(offsets), np.concatenate(lengths))
 
-    @property
-    def _lanes_per_section(self) -> int:
-        return self.lanes // self.pools.num_sections
+    def _section_lanes(self, section: int) -> range:
+        start, stop = (self.lanes * number // self.pools.num_sections for number in (section, section + 1))
+        return range(start, stop)
 
     @property
     def _own_sections(self) -> range:
-        return range(
-            self.own_lanes.start // self._lanes_per_section, -(-self.own_lanes.stop // self._lanes_per_section)
+        # The last section that starts at a lane or before it.
+        first, last = (
+            ((lane + 1) * self.pools.num_sections - 1) // self.lanes
+            for lane in (self.own_lanes.start, self.own_lanes.stop - 1)
         )
+        return range(first, last + 1)
 
-    def _section_windows(self, arranged: _SectionDocuments, lanes: IntArray, index: int) -> LaneWindows:
+    def _section_windows(self, arranged: _SectionDocuments, lanes: IntArray, num_lanes: int, index: int) -> LaneWindows:
         documents, windows_before = arranged
-        total, num_lanes = int(windows_before[-1]), self._lanes_per_section
+        total = int(windows_before[-1])
         # Lane i has windows total * i // num_lanes up to total * (i + 1) // num_lanes of the section.
         windows = total * lanes // num_lanes + index
         has_data = windows < total * (lanes + 1) // num_lanes
@@ -143,7 +163,7 @@ class DocumentOrder:
         # The minimum only matters for a pool without windows, where all lengths are 0.
         indices = np.minimum(np.searchsorted(windows_before, windows, side="right"), len(documents.lengths)) - 1
         offsets = (windows - windows_before[indices]) * self.window
-        rows = documents.take(indices)
+        rows = documents.take(indices).expand()
         return LaneWindows(rows, offsets, np.where(has_data, np.minimum(rows.lengths - offsets, self.window), 0))
 
     def _num_windows_at(self, position: Position) -> int:
@@ -164,20 +184,24 @@ class DocumentOrder:
         rows = rows.take(permutation(key, len(rows.lengths)))
         if not len(rows.lengths):
             rows = RowTable(*(np.zeros(1, np.int64) for _ in rows))  # nothing of any document
-        return _SectionDocuments(rows, np.concatenate([[0], (-(-rows.lengths // self.window)).cumsum()]))
+        windows_before = np.concatenate([[0], (-(-rows.lengths // self.window)).cumsum()])
+        return _SectionDocuments(rows.compact(), windows_before)
 
 
-def _count_sections(source: StoredDocuments, num_lanes: int, window: int, num_bytes: int) -> int:
-    sequences = source.sequences
-    if sequences.mean_length < _MIN_WINDOWS_PER_DOCUMENT * window:
-        return 1
-    # All sections have equally many lanes, and each of them so many that a pool is much longer than any document.
-    min_steps = _MIN_DOCUMENTS_PER_SECTION * sequences.longest
-    num_sections = count_sections(
-        num_bytes, sequences.num_steps / (num_lanes * window), sequences.num_steps // min_steps
-    )
-    while num_sections > 1 and (
-        num_lanes % num_sections or WINDOWS_PER_POOL * num_lanes * window < num_sections * min_steps
-    ):
-        num_sections //= 2
-    return num_sections
+class _DocumentUnits(NamedTuple):
+    """How the documents of sections are measured."""
+
+    source: UnitSource
+    longest: int  # the most that a document takes up
+    num_steps: int  # that windows of documents have at most per unit, padding included
+
+
+def _measure(documents: SequenceRows, window: int) -> _DocumentUnits:
+    """Return the units with the closest upper bound on the number of windows."""
+    sequences = documents.sequences
+    windows_of_longest = max(1, -(-(sequences.longest - 1) // window))
+    rows = _DocumentUnits(RowUnits(documents), 1, windows_of_longest * window)
+    # Of n time steps, n - 1 are inputs, in at most (n - 1 + window - 1) / window windows.
+    per_document = max(0, window - 2)
+    steps = _DocumentUnits(StepUnits(documents, per_document), sequences.longest + per_document, 1)
+    return min(steps, rows, key=lambda units: sum(units.source.shard_units) * units.num_steps)

@@ -7,8 +7,7 @@
 
 A row of a window is part of one document. If the document ends within the row, padding follows, and the next document
 starts fresh in the next window. A document that is cut by the end of a lane restarts fresh in the next lane; this
-happens at most once per lane and pool. In a large store of long documents, lanes are in sections, each with its own
-documents.
+happens at most once per lane and pool. In a large store, lanes are in sections, each with its own documents.
 """
 
 from dataclasses import dataclass
@@ -91,18 +90,10 @@ class DocumentLanes(DividedLanes):
     def bytes_per_token(self) -> float | None:
         return self.sequences.bytes_per_token
 
-    @property
-    def shard_sizes(self) -> tuple[int, ...]:
-        return self.sequences.shard_sizes
-
-    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        """Return how many time steps of each document are inputs: all but the last. `DocumentOrder` calls this."""
-        return np.diff(self.sequences.boundaries(shard, start, stop)) - 1
-
     @cached_property
     def order(self) -> DocumentOrder:
         """The order of documents; only those of this share's lanes are read and arranged."""
-        return DocumentOrder.arrange(self, self.lane_indices, self.lanes, self.window, self.seed)
+        return DocumentOrder.arrange(self.sequences, self.lane_indices, self.lanes, self.window, self.seed)
 
     def next_position(self, position: Position) -> Position:
         """Return the position of the window after the one at `position`."""

@@ -16,9 +16,9 @@ from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.task import Task, has_own_length
 from stretto.base.window import IGNORE_INDEX
-from stretto.store.lru_cache import LruCache, lru_cache_field
 from stretto.store.sequences import Channels, IntArray, Sequences, StepRange, Tokens
 from stretto.windows.forecast import ForecastTransform
+from stretto.windows.sequence_rows import SequenceRows
 
 RowId = tuple[int, int]
 """A row as (shard, index in the shard)."""
@@ -26,7 +26,6 @@ RowId = tuple[int, int]
 
 Payload = tuple[Tensor | None, Tensor | None]  # inputs and targets
 _ROWS_PER_READ = 1 << 16  # how many rows' lengths are read at once to find the longest
-_SHARDS_IN_MEMORY = 64  # for how many shards `SlidingWindows` keeps where each series starts
 
 
 class Items(ABC):
@@ -190,6 +189,10 @@ class StoredItems:
         return self.sequences.location
 
     @property
+    def digest(self) -> str:
+        return self.sequences.store.digest
+
+    @property
     def bytes_per_token(self) -> float | None:
         return self.sequences.bytes_per_token
 
@@ -272,8 +275,33 @@ class NextTokenItems(_SequenceItems, Items):
         return pad_next_tokens(sequences, num_steps, inputs=inputs, targets=targets)
 
 
+class PartItems(Items):
+    """Rows that are parts of a store's sequences; nothing is read to know where they are until a row is needed."""
+
+    @property
+    @abstractmethod
+    def parts(self) -> SequenceRows:
+        """Where the rows start."""
+
+    @abstractmethod
+    def read_parts(self, step_ranges: Sequence[StepRange], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
+        """Return what `read` does, for rows of which the time steps are known."""
+
+    @property
+    def shard_sizes(self) -> Sequence[int]:
+        """The number of rows in each shard. It takes the lengths of all sequences, so training doesn't need it."""
+        return self.parts.shard_sizes
+
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
+        return self.parts.lengths(shard, start, stop)
+
+    def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
+        """Return the rows and their targets."""
+        return self.read_parts(self.parts.step_ranges(rows), num_steps, inputs=inputs, targets=targets)
+
+
 @dataclass(frozen=True)
-class SlidingWindows(StoredItems, Items):
+class SlidingWindows(PartItems, StoredItems, Items):
     """Each row is a window of `context` time steps of a series; the values that follow are targets.
 
     A window starts every `stride` time steps. Only its last time step has targets; with `every_step`, all do. With a
@@ -284,14 +312,13 @@ class SlidingWindows(StoredItems, Items):
     context: int
     stride: int = 1
     every_step: bool = False
-    _series: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(_SHARDS_IN_MEMORY)  # by shard: `_read_series`
 
     def __post_init__(self) -> None:
         if min(self.context, self.stride) < 1:
             raise DataError(f"context={self.context} and stride={self.stride} must both be at least 1")
         if self.forecast.season > self.context:
             raise DataError(f"season={self.forecast.season} exceeds context={self.context}; use a longer context")
-        if not sum(self.shard_sizes):
+        if self.sequences.longest < self.context + self.forecast.horizon:
             raise DataError(
                 f"{self.sequences.location}: no series has the {self.context} + {self.forecast.horizon} time steps of "
                 f"context and horizon (the longest has {self.sequences.longest}); use a shorter context or horizon"
@@ -302,25 +329,8 @@ class SlidingWindows(StoredItems, Items):
         return self.forecast.task
 
     @cached_property
-    def shard_sizes(self) -> Sequence[int]:
-        """The number of windows in each shard: only sums are kept, since there may be billions of series."""
-        sizes = []
-        for shard, size in enumerate(self.sequences.shard_sizes):
-            ranges = [(start, min(size, start + _ROWS_PER_READ)) for start in range(0, size, _ROWS_PER_READ)]
-            sizes.append(
-                sum(int(self._count_windows(self.sequences.boundaries(shard, *part)).sum()) for part in ranges)
-            )
-        return sizes
-
-    def _count_windows(self, boundaries: IntArray) -> IntArray:
-        """Return how many windows there are in each of some consecutive series."""
-        last_starts = np.diff(boundaries) - self.context - self.forecast.horizon  # negative: series too short
-        return np.where(last_starts < 0, 0, last_starts // self.stride + 1)
-
-    def _read_series(self, shard: int) -> tuple[IntArray, IntArray]:
-        """Return where a shard's series start, and the number of windows before each series, then the total."""
-        boundaries = self.sequences.boundaries(shard, 0, self.sequences.shard_sizes[shard])
-        return boundaries[:-1], np.concatenate([[0], self._count_windows(boundaries).cumsum()])
+    def parts(self) -> SequenceRows:
+        return SequenceRows(self.sequences, self.stride, self.context + self.forecast.horizon, self.context)
 
     @property
     def longest(self) -> int:
@@ -333,10 +343,10 @@ class SlidingWindows(StoredItems, Items):
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         return np.full(stop - start, self.context)
 
-    def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
+    def read_parts(self, step_ranges: Sequence[StepRange], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the windows, and the targets of their time steps."""
         # Nothing before the window is read: a seasonal target must not refer to a value that the network hasn't seen.
-        windows = self.sequences.read(self._step_ranges(rows))
+        windows = self._read_values(step_ranges)
         x = pad([self.forecast.inputs(values, 0, self.context) for values in windows], num_steps, 0) if inputs else None
         if not targets:
             return x, None
@@ -350,27 +360,15 @@ class SlidingWindows(StoredItems, Items):
         """Return (series index, index of the context's last time step, values with the horizon) for each window."""
         series_before = [0, *accumulate(self.sequences.shard_sizes)]
         windows = []
-        all_values = self.sequences.read(self._step_ranges(rows))
+        all_values = self._read_values(self.parts.step_ranges(rows))
         for (shard, index), values in zip(rows, all_values, strict=True):
-            series, start = self._locate(shard, index)
-            series_start = int(self._series_of(shard)[0][series])
-            windows.append((series_before[shard] + series, start - series_start + self.context - 1, values))
+            series, number = self.parts.locate(shard, index)
+            windows.append((series_before[shard] + series, number * self.stride + self.context - 1, values))
         return windows
 
-    def _step_ranges(self, rows: Sequence[RowId]) -> list[StepRange]:
-        # Shard by shard, so that each shard's series are read once, even if not all of them fit into memory.
-        starts = {row: self._locate(*row)[1] for row in sorted(rows)}
-        num_steps = self.context + self.forecast.horizon
-        return [StepRange(row[0], starts[row], starts[row] + num_steps) for row in rows]
-
-    def _locate(self, shard: int, index: int) -> tuple[int, int]:
-        """Return a window's series and its first time step, both as indices in the shard."""
-        starts, windows_before = self._series_of(shard)
-        series = int(np.searchsorted(windows_before, index, side="right")) - 1
-        return series, int(starts[series]) + (index - int(windows_before[series])) * self.stride
-
-    def _series_of(self, shard: int) -> tuple[IntArray, IntArray]:
-        return self._series.get(shard, lambda: self._read_series(shard))
+    def _read_values(self, step_ranges: Sequence[StepRange]) -> list[NDArray[Any]]:
+        horizon = self.forecast.horizon
+        return self.sequences.read([StepRange(shard, start, stop + horizon) for shard, start, stop in step_ranges])
 
 
 def pad_next_tokens(rows: Sequence[NDArray[Any]], num_steps: int, *, inputs: bool, targets: bool) -> Payload:

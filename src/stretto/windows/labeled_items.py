@@ -10,9 +10,10 @@ from numpy.typing import NDArray
 
 from stretto.base.errors import DataError
 from stretto.base.task import Task, is_per_step
-from stretto.store.sequences import IntArray, StepRange, StoredTargets, TargetValues, Tokens
-from stretto.windows.items import InputItems, Items, Payload, RowId
+from stretto.store.sequences import StepRange, StoredTargets, TargetValues, Tokens
+from stretto.windows.items import InputItems, Items, PartItems, Payload, RowId
 from stretto.windows.row_targets import targets_tensor
+from stretto.windows.sequence_rows import SequenceRows
 
 
 @dataclass(frozen=True)
@@ -57,20 +58,24 @@ class LabeledItems(InputItems, Items):
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the sequences and their targets."""
-        step_ranges = self.step_ranges(rows)
+        arrays = self.read_targets(rows) if targets else None
+        return self._payload(self.step_ranges(rows), arrays, num_steps, inputs=inputs)
+
+    def _payload(
+        self, step_ranges: Sequence[StepRange], targets: Sequence[NDArray[Any]] | None, num_steps: int, *, inputs: bool
+    ) -> Payload:
+        """Return the inputs in some ranges, unless they are switched off, and tensors of `targets` as in the store."""
         x = self.inputs(step_ranges, num_steps) if inputs else None
-        if not targets:
+        if targets is None:
             return x, None
-        arrays = self.read_targets(rows)
         if self.scale and isinstance(self.stored, TargetValues):
-            arrays = [scale_targets(self.stored, values) for values in arrays]
-        return x, targets_tensor(
-            self.stored.kind, arrays, [steps.stop - steps.start for steps in step_ranges], num_steps
-        )
+            targets = [scale_targets(self.stored, values) for values in targets]
+        lengths = [steps.stop - steps.start for steps in step_ranges]
+        return x, targets_tensor(self.stored.kind, targets, lengths, num_steps)
 
 
 @dataclass(frozen=True)
-class CutLabeledItems(LabeledItems):
+class CutLabeledItems(PartItems, LabeledItems):
     """The same time steps in rows of at most `context`, each of which starts from the initial state."""
 
     context: int = 1
@@ -84,36 +89,23 @@ class CutLabeledItems(LabeledItems):
             )
 
     @cached_property
-    def _rows_by_shard(self) -> list[tuple[IntArray, IntArray]]:
-        """For each shard: where each row starts, and where it ends."""
-        shards = []
-        for shard, size in enumerate(self.sequences.shard_sizes):
-            boundaries = self.sequences.boundaries(shard, 0, size)
-            counts = -(-np.diff(boundaries) // self.context)
-            first_rows = np.repeat(counts.cumsum() - counts, counts)
-            starts = np.repeat(boundaries[:-1], counts) + (np.arange(counts.sum()) - first_rows) * self.context
-            shards.append((starts, np.minimum(starts + self.context, np.repeat(boundaries[1:], counts))))
-        return shards
-
-    @cached_property
-    def shard_sizes(self) -> Sequence[int]:
-        return [len(starts) for starts, _ in self._rows_by_shard]
+    def parts(self) -> SequenceRows:
+        return SequenceRows(self.sequences, self.context, max_steps=self.context)
 
     @property
     def longest(self) -> int:
         return min(self.context, self.sequences.longest)
 
-    @property
+    @cached_property
     def mean_length(self) -> float:
-        return self.sequences.num_steps / sum(self.shard_sizes)
-
-    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        starts, stops = self._rows_by_shard[shard]
-        return stops[start:stop] - starts[start:stop]
+        return self.sequences.num_steps / self.parts.approximate_count
 
     def step_ranges(self, rows: Sequence[RowId]) -> list[StepRange]:
-        ranges = [(shard, *(bounds[index] for bounds in self._rows_by_shard[shard])) for shard, index in rows]
-        return [StepRange(shard, int(start), int(stop)) for shard, start, stop in ranges]
+        return self.parts.step_ranges(rows)
+
+    def read_parts(self, step_ranges: Sequence[StepRange], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
+        arrays = self.sequences.read_step_targets(step_ranges) if targets else None
+        return self._payload(step_ranges, arrays, num_steps, inputs=inputs)
 
 
 def scale_targets(targets: TargetValues, values: NDArray[Any]) -> NDArray[np.float32]:

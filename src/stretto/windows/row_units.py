@@ -5,18 +5,21 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol
 
-from stretto.store.sequences import IntArray, Sequences
+import numpy as np
+
+from stretto.store.sequences import IntArray
+from stretto.windows.sequence_rows import SequenceRows
 
 
 class UnitSource(Protocol):
-    """The shards of a dataset, measured in some unit; each row takes up one unit or more, and rows don't overlap."""
+    """The shards of a dataset, measured in some unit; each row takes up one unit or more, and rows may overlap."""
 
     @property
     def shard_units(self) -> Sequence[int]:
         """The size of each shard."""
 
-    def rows(self, shard: int, start: int, stop: int) -> tuple[int, IntArray]:
-        """Return the index of the first row that starts between `start` and `stop`, and the lengths of all that do."""
+    def rows(self, shard: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
+        """Return the indices and the lengths of the rows that start between `start` and `stop`."""
 
 
 class ShardedLengths(Protocol):
@@ -26,18 +29,6 @@ class ShardedLengths(Protocol):
     def shard_sizes(self) -> Sequence[int]: ...
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         """Return the lengths of rows `start` to `stop` of a shard."""
-
-
-class StoredLengths(Protocol):
-    """Rows that are the sequences of a store, or parts of them; `lengths` are those of the rows."""
-
-    @property
-    def sequences(self) -> Sequences: ...
-    def lengths(self, shard: int, start: int, stop: int) -> IntArray: ...
-
-
-class StoredDocuments(ShardedLengths, StoredLengths, Protocol):
-    """Both: the lengths of the documents in a store."""
 
 
 @dataclass(frozen=True)
@@ -50,26 +41,43 @@ class RowUnits:
     def shard_units(self) -> Sequence[int]:
         return self.source.shard_sizes
 
-    def rows(self, shard: int, start: int, stop: int) -> tuple[int, IntArray]:
-        return start, self.source.lengths(shard, start, stop)
+    def rows(self, shard: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
+        return np.arange(start, stop), self.source.lengths(shard, start, stop)
 
 
 @dataclass(frozen=True)
 class StepUnits:
-    """Each row takes up its sequence's number of time steps, and `per_row` units more.
+    """Each sequence takes up its number of time steps, and `per_sequence` units more after them.
 
-    So two stretches of the same size take equally long to train on, though their numbers of rows may differ.
+        per_sequence = 2    |--seq 0--|..|-seq 1-|..|------seq 2------|..|
+        rows                 |   |        |          |   |   |   |           start where their first time step is
+
+    So two stretches of the same size take equally long to train on, though their numbers of rows may differ. If a row
+    is a part of a sequence, its index is its first time step in the shard, otherwise that of the sequence.
     """
 
-    source: StoredLengths
-    per_row: int = 0
+    source: SequenceRows
+    per_sequence: int = 0
 
     @cached_property
     def shard_units(self) -> Sequence[int]:
         shards = self.source.sequences.fields.shards
-        return [shard.num_steps + self.per_row * shard.num_sequences for shard in shards]
+        return [shard.num_steps + self.per_sequence * shard.num_sequences for shard in shards]
 
-    def rows(self, shard: int, start: int, stop: int) -> tuple[int, IntArray]:
-        sequences = self.source.sequences
-        first, last = (sequences.first_starting_at(shard, unit, self.per_row) for unit in (start, stop))
-        return first, self.source.lengths(shard, first, last)
+    def rows(self, shard: int, start: int, stop: int) -> tuple[IntArray, IntArray]:
+        sequences, stride = self.source.sequences, self.source.stride
+        first, last = (sequences.first_starting_at(shard, unit, self.per_sequence) for unit in (start, stop))
+        if stride is not None:
+            first = max(0, first - 1)  # it starts before, but may have rows that start later
+        boundaries = sequences.boundaries(shard, first, last)
+        if stride is None:
+            return np.arange(first, last), self.source.row_lengths(np.diff(boundaries))
+        # Of sequence i, rows `firsts[i]` to `lasts[i]` start between the two units.
+        units = boundaries[:-1] + self.per_sequence * np.arange(first, last)
+        counts = self.source.counts(np.diff(boundaries))
+        firsts, lasts = (np.clip(-((units - unit) // stride), 0, counts) for unit in (start, stop))
+        counts = lasts - firsts
+        owners = np.repeat(np.arange(last - first), counts)
+        numbers = np.arange(len(owners)) - np.repeat(counts.cumsum() - counts - firsts, counts)
+        starts = boundaries[owners] + numbers * stride
+        return starts, self.source.row_lengths(boundaries[owners + 1] - starts)

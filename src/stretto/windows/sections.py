@@ -18,21 +18,17 @@ from stretto.store.sequences import IntArray
 _MAX_SECTIONS = 512
 # A node reads a page too much where a section starts or ends, in each of up to four files.
 _MIN_SECTION_BYTES = 32 << 20
-# A section's part of a batch has room for at least this many rows of the longest length, so that less than 1/32 of it
-# remains unused because one more row would not fit,
-_MIN_ROWS = 32
-# and an epoch has at least this many batches. With less, parts could not be filled well.
+# An epoch has at least this many batches. With less, the parts of sections could not be filled well.
 _MIN_BATCHES = 64
 
 
-def count_sections(num_bytes: int, num_batches: float, rows_per_batch: int) -> int:
-    """Return the number of sections for data of `num_bytes`; batches have room for `rows_per_batch` longest rows."""
+def count_sections(num_bytes: int, num_batches: float, max_sections: int) -> int:
+    """Return the number of sections for data of `num_bytes`, in about `num_batches` batches: a power of two."""
     sections = 1
     while (
-        2 * sections <= _MAX_SECTIONS
+        2 * sections <= min(_MAX_SECTIONS, max_sections)
         and num_batches >= _MIN_BATCHES
         and num_bytes >= 2 * sections * _MIN_SECTION_BYTES
-        and rows_per_batch >= 2 * sections * _MIN_ROWS
     ):
         sections *= 2
     return sections

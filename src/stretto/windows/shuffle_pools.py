@@ -33,7 +33,7 @@ GROUP_BYTES = 512 << 20
 
 
 class RowTable(NamedTuple):
-    """A column-wise table of rows: each row's shard, its index in the shard, and its length."""
+    """A column-wise table of rows: each row's shard, its index in the shard (see `UnitSource`), and its length."""
 
     shards: IntArray
     indices: IntArray
@@ -145,8 +145,7 @@ class ShufflePools:
         while start < stop:
             shard, shard_start = int(shards[place]), int(shard_starts[place])
             end = min(stop, int(shard_starts[place + 1]))
-            first, lengths = self.source.rows(shard, start - shard_start, end - shard_start)
-            indices = np.arange(first, first + len(lengths))
+            indices, lengths = self.source.rows(shard, start - shard_start, end - shard_start)
             tables.append(RowTable(np.full(len(lengths), shard), indices, lengths))
             start, place = end, place + 1
         return tables

@@ -1,0 +1,121 @@
+"""SequenceRows: where the rows of a store's sequences start, and how long they are."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from stretto.store.lru_cache import LruCache, lru_cache_field
+from stretto.store.sequences import IntArray, Sequences, StepRange
+
+_SEQUENCES_PER_READ = 1 << 16  # how many sequences' lengths are read at once to count their rows
+_MAX_COUNTED = 1 << 20  # with more sequences, the number of rows is estimated,
+_SAMPLED_SHARDS = 16  # from a part of so many shards
+_SHARDS_IN_MEMORY = 8  # for how many shards it is kept where each sequence starts
+
+
+@dataclass(frozen=True)
+class SequenceRows:
+    """The rows of sequences: one starts every `stride` time steps, as long as `min_steps` are left.
+
+    The index of a store doesn't tell how many there are. Only what needs an index of a row within its shard reads the
+    lengths of that shard's sequences; an order of batches names a part of a sequence by its first time step instead.
+    """
+
+    sequences: Sequences
+    stride: int | None = None  # None: each sequence is a row
+    min_steps: int = 1
+    max_steps: int | None = None  # of a row
+    num_ahead: int = 0  # the time steps at the end of a sequence that are targets only
+    _tables: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(_SHARDS_IN_MEMORY)  # by shard: `_table`
+
+    @property
+    def min_distance(self) -> int:
+        """The minimum number of time steps from the start of a row to the start of the next one."""
+        return 1 if self.stride is None else min(self.stride, self.min_steps)
+
+    def counts(self, lengths: IntArray) -> IntArray:
+        """Return the number of rows of sequences with these lengths."""
+        if self.stride is None:
+            return np.ones_like(lengths)
+        return np.maximum((lengths - self.min_steps) // self.stride + 1, 0)
+
+    def row_lengths(self, num_left: IntArray) -> IntArray:
+        """Return the lengths of rows that start so many time steps before the end of their sequence."""
+        lengths = num_left - self.num_ahead
+        return lengths if self.max_steps is None else np.minimum(lengths, self.max_steps)
+
+    @cached_property
+    def shard_sizes(self) -> tuple[int, ...]:
+        """The number of rows in each shard; for parts of sequences, it takes the lengths of all sequences."""
+        if self.stride is None:
+            return self.sequences.shard_sizes
+        return tuple(self._count(shard) for shard in range(len(self.sequences.shard_sizes)))
+
+    @property
+    def is_counted(self) -> bool:
+        """Whether `approximate_count` is exact."""
+        return self.stride is None or self.sequences.num_sequences <= _MAX_COUNTED
+
+    @cached_property
+    def approximate_count(self) -> int:
+        """The number of rows; for large data it is estimated, from some sequences of a few shards."""
+        if self.is_counted:
+            return sum(self.shard_sizes)
+        num_shards = len(self.sequences.shard_sizes)
+        num_rows = num_steps = 0
+        for shard in range(0, num_shards, -(-num_shards // _SAMPLED_SHARDS)):
+            size = min(self.sequences.shard_sizes[shard], _SEQUENCES_PER_READ)
+            boundaries = self.sequences.boundaries(shard, 0, size)
+            num_rows += int(self.counts(np.diff(boundaries)).sum())
+            num_steps += int(boundaries[-1])
+        return max(1, num_rows * self.sequences.num_steps // num_steps)
+
+    def has_rows(self, count: int) -> bool:
+        """Return whether there are `count` rows or more; only as many shards are read as that takes."""
+        for shard in range(len(self.sequences.shard_sizes)):
+            if count <= 0:
+                break
+            count -= self._count(shard)
+        return count <= 0
+
+    def lengths(self, shard: int, start: int, stop: int) -> IntArray:
+        """Return the lengths of rows `start` to `stop` of a shard."""
+        if self.stride is None:
+            return self.row_lengths(np.diff(self.sequences.boundaries(shard, start, stop)))
+        step_ranges = self.step_ranges([(shard, index) for index in range(start, stop)])
+        return np.array([steps.stop - steps.start for steps in step_ranges], np.int64)
+
+    def locate(self, shard: int, index: int) -> tuple[int, int]:
+        """Return a row's sequence, as an index in the shard, and the row's number within the sequence."""
+        _, rows_before = self._table(shard)
+        sequence = int(np.searchsorted(rows_before, index, side="right")) - 1
+        return sequence, index - int(rows_before[sequence])
+
+    def step_ranges(self, rows: Sequence[tuple[int, int]]) -> list[StepRange]:
+        """Return the time steps of each row; a row is a shard and an index in it."""
+        # Shard by shard, so that each shard's lengths are read once, even if not all of them fit into memory.
+        step_ranges = {row: self._step_range(*row) for row in sorted(rows)}
+        return [step_ranges[row] for row in rows]
+
+    def _step_range(self, shard: int, index: int) -> StepRange:
+        boundaries, _ = self._table(shard)
+        sequence, number = self.locate(shard, index)
+        start = int(boundaries[sequence]) + number * (self.stride or 0)
+        return StepRange(shard, start, start + int(self.row_lengths(boundaries[sequence + 1] - start)))
+
+    def _count(self, shard: int) -> int:
+        size, total = self.sequences.shard_sizes[shard], 0
+        for start in range(0, size, _SEQUENCES_PER_READ):
+            boundaries = self.sequences.boundaries(shard, start, min(size, start + _SEQUENCES_PER_READ))
+            total += int(self.counts(np.diff(boundaries)).sum())
+        return total
+
+    def _table(self, shard: int) -> tuple[IntArray, IntArray]:
+        """Return a shard's boundaries of sequences, and the number of rows before each sequence, then the total."""
+        return self._tables.get(shard, lambda: self._read_table(shard))
+
+    def _read_table(self, shard: int) -> tuple[IntArray, IntArray]:
+        boundaries = self.sequences.boundaries(shard, 0, self.sequences.shard_sizes[shard])
+        return boundaries, np.concatenate([[0], self.counts(np.diff(boundaries)).cumsum()])
