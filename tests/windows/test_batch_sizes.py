@@ -118,10 +118,15 @@ def read_first(windows: WindowSource, pages: UniformPages) -> int:
     return int((window.lengths > 0).sum())
 
 
-@pytest.mark.parametrize(("length", "num_sections"), [(1200, 512), (130, 1)])
-def test_the_first_windows_of_a_billion_series_take_few_of_their_lengths(length: int, num_sections: int) -> None:
+@pytest.mark.parametrize(
+    ("length", "longest", "num_sections", "most"),
+    [(1200, 9000, 512, 1.2), (130, 131, 512, 1.2), (240, 1000, 512, 1.9), (130, 1000, 1, 0)],
+)
+def test_the_first_windows_of_a_billion_series_take_few_of_their_lengths(
+    length: int, longest: int, num_sections: int, most: float
+) -> None:
     pages = UniformPages(length)
-    stored = sequences(length, length, pages, values=CHANNELS)
+    stored = sequences(length, longest, pages, values=CHANNELS)
     data = Batches(SlidingWindows(stored, ForecastTransform.from_sequences(stored, 24), 96), 4096 * 4096)
     assert str(data).startswith("about ") and data.has_rows(4096)
     assert data.order.pools.num_sections == num_sections
@@ -129,7 +134,9 @@ def test_the_first_windows_of_a_billion_series_take_few_of_their_lengths(length:
     if num_sections > 1:
         assert data.order.num_batches is not None
         num_batches = data.order.num_batches * data.order.pools.num_pools
-        assert num_batches / (NUM_SHARDS * SHARD_ROWS * (length - 119) * 96 / (4096 * 4096)) < 1.2
+        assert num_batches / (NUM_SHARDS * SHARD_ROWS * (length - 119) * 96 / (4096 * 4096)) < most
+        small = Batches(data.items, 4096 * 512)
+        assert (small.order.pools.num_sections == 1) == (most > 1.5), "batches that fit into memory are not smaller"
 
 
 def test_the_first_batch_of_a_billion_sequences_that_are_cut_takes_few_of_their_lengths() -> None:

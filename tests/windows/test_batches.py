@@ -198,7 +198,7 @@ def test_a_share_reads_and_plans_only_its_own_sections() -> None:
 
 
 @given(
-    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), per_row=st.integers(0, 9), at_once=st.integers(1, 9)
+    lengths=st.lists(st.integers(1, 40), min_size=1, max_size=60), per_row=st.integers(-1, 9), at_once=st.integers(1, 9)
 )
 @EXAMPLES
 def test_the_sequence_that_starts_at_a_unit_is_found(lengths: list[int], per_row: int, at_once: int) -> None:

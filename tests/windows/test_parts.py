@@ -1,9 +1,10 @@
 """Rows that are parts of sequences: sliding windows, and labeled sequences that are cut."""
 
+import math
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import accumulate, pairwise
+from itertools import accumulate, combinations, pairwise
 from pathlib import Path
 
 import numpy as np
@@ -102,27 +103,39 @@ def test_each_part_comes_once_per_epoch_in_the_same_batches_for_any_number_of_re
 
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=30), context=st.integers(1, 9), stride=st.integers(1, 12),
-    per_sequence=st.integers(0, 5), is_cut=st.booleans(), edges=st.lists(st.integers(0, 1500), max_size=6),
+    per_sequence=st.integers(0, 5), is_cut=st.booleans(), is_spread=st.booleans(),
+    edges=st.lists(st.integers(0, 1500), max_size=6),
 )  # fmt: skip
 @EXAMPLES
 def test_the_parts_that_start_between_two_units_are_found(
-    lengths: list[int], context: int, stride: int, per_sequence: int, is_cut: bool, edges: list[int]
+    lengths: list[int], context: int, stride: int, per_sequence: int, is_cut: bool, is_spread: bool, edges: list[int]
 ) -> None:
     expected = expected_rows([lengths], context, stride, 1, is_cut)
     if not expected or sum(lengths) < 2:
         return
     with parts([lengths], context, stride, 1, is_cut) as items:
-        source = StepUnits(items.parts, per_sequence)
+        if is_spread and not is_cut:
+            per_sequence = -1
+        source = StepUnits(items.parts, per_sequence, is_spread)
         (size,) = source.shard_units
         assert size == sum(lengths) + per_sequence * len(lengths)
-        starts = np.cumsum([0, *lengths[:-1]])
-        units = {step: step + per_sequence * (np.searchsorted(starts, step, side="right") - 1) for step in expected}
+        units, first = {}, 0
+        for index, length in enumerate(lengths):
+            own = [step for step in expected if first <= step < first + length]
+            for number, step in enumerate(own):
+                offset = number * (length + per_sequence) // len(own) if is_spread else step - first
+                units[step] = first + per_sequence * index + offset
+            first += length
         edges = [0, *sorted(edge for edge in edges if edge < size), size]
         for start, stop in pairwise(edges):
             indices, row_lengths = source.rows(0, start, stop)
             between = [step for step in expected if start <= units[step] < stop]
             assert indices.tolist() == between
             assert row_lengths.tolist() == [expected[step] for step in between]
+        if not is_cut:
+            most = items.parts.max_density
+            for start, stop in combinations(edges, 2) if is_spread and per_sequence == -1 else ():
+                assert len(source.rows(0, start, stop)[0]) <= math.ceil((stop - start) * most)
         assert items.shard_sizes == (len(expected),) and items.parts.approximate_count == len(expected)
         assert items.lengths(0, 0, len(expected)).tolist() == list(expected.values())
 

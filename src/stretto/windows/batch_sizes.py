@@ -1,5 +1,6 @@
 """Batch sizes: how a dataset's rows are cut into sections, pools and runs for batches of a given size."""
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple, TypeGuard
 
@@ -36,8 +37,10 @@ _MAX_ROWS_OF_SECTIONS = 1 << 25
 _MIN_SECTION_BATCHES_PER_POOL = 32
 # With sections, a run has at least this many times the longest row's time steps, so that runs are about equally large.
 _MIN_ROWS_PER_RUN = 128
-# Sliding windows have sections if they are about this fraction of as many as there could be, or more.
+# Sliding windows have sections if they are about this fraction of as many as there could be, or more: batches are so much
+# smaller than they could be. It may be less if batches are too large for each rank to plan all of them.
 _MIN_DENSITY = 0.85
+_MIN_DENSITY_OF_LARGE_BATCHES = 0.25
 
 
 def arrange_batches(items: Items, limits: BatchLimits, seed: int, *, has_budget: bool) -> BatchOrder:
@@ -75,11 +78,20 @@ def _count_sections(items: Items, rows: SequenceRows, limits: BatchLimits, *, ha
     while not has_budget and limits.max_rows % num_sections:
         num_sections //= 2
     has_batches = _max_batches_per_pool(items, limits, num_sections) >= _MIN_SECTION_BATCHES_PER_POOL
-    # Series that are not much longer than a window have far fewer windows than time steps.
+    # Of series that are much shorter than the longest one, there are far fewer windows than there could be.
+    is_large = _MIN_BATCHES_PER_POOL * longest_rows > _MAX_ROWS_PER_POOL
+    min_density = _MIN_DENSITY_OF_LARGE_BATCHES if is_large else _MIN_DENSITY
     is_dense = not isinstance(items, SlidingWindows) or (
-        num_rows * rows.min_distance >= _MIN_DENSITY * rows.sequences.num_steps
+        num_rows >= min_density * rows.max_density * sum(_part_units(items, rows).shard_units)
     )
     return num_sections if has_batches and is_dense else 1
+
+
+def _part_units(items: Items, rows: SequenceRows) -> StepUnits:
+    if isinstance(items, SlidingWindows):
+        # Nowhere are there more windows per unit than in the longest series; one of a single time step has no units.
+        return StepUnits(rows, per_sequence=-1, is_spread=True)
+    return StepUnits(rows)
 
 
 def _max_batches_per_pool(items: Items, limits: BatchLimits, num_sections: int) -> int:
@@ -106,10 +118,11 @@ class _BatchUnits(NamedTuple):
 
 def _units(items: Items, rows: SequenceRows, limits: BatchLimits, *, has_budget: bool) -> _BatchUnits:
     if isinstance(items, SlidingWindows):
-        # All have the same length, and one of them starts every so many units at most.
-        distance, batch_rows = rows.min_distance, min(limits.budget // items.longest, limits.max_rows)
-        per_batch = batch_rows * distance
-        return _BatchUnits(StepUnits(rows), per_batch, distance, lambda num_units: -(-num_units // per_batch))
+        # All have the same length, and there are only so many of them in a number of units.
+        batch_units = min(limits.budget // items.longest, limits.max_rows) / rows.max_density
+        longest = math.ceil(1 / rows.max_density) + 1
+        source = _part_units(items, rows)
+        return _BatchUnits(source, int(batch_units), longest, lambda num_units: math.ceil(num_units / batch_units))
     if not has_budget and rows.stride is None:
         return _BatchUnits(RowUnits(items), limits.max_rows, 1, lambda num_units: -(-num_units // limits.max_rows))
     # A batch has no room for more than `max_rows`, however short. So each sequence counts as some time steps more.
@@ -149,8 +162,8 @@ def _one_section(items: Items, rows: SequenceRows | None, limits: BatchLimits, s
     pool_units = pool_rows
     if rows is not None and rows.stride is not None:
         # The number of parts of sequences is known approximately.
-        source = StepUnits(rows)
-        pool_units = -(-pool_rows * rows.sequences.num_steps // rows.approximate_count)
+        source = _part_units(items, rows)
+        pool_units = -(-pool_rows * sum(source.shard_units) // rows.approximate_count)
     num_units = sum(source.shard_units)
     group_units = _SHARDS_PER_GROUP * num_units // len(source.shard_units)
     if isinstance(items, StoredItems):

@@ -51,6 +51,7 @@ class StepUnits:
 
         per_sequence = 2    |--seq 0--|..|-seq 1-|..|------seq 2------|..|
         rows                 |   |        |          |   |   |   |           start where their first time step is
+        is_spread            |      |     |          |    |    |    |        or are spread over their sequence
 
     So two stretches of the same size take equally long to train on, though their numbers of rows may differ. If a row
     is a part of a sequence, its index is its first time step in the shard, otherwise that of the sequence.
@@ -58,6 +59,7 @@ class StepUnits:
 
     source: SequenceRows
     per_sequence: int = 0
+    is_spread: bool = False
 
     @cached_property
     def shard_units(self) -> Sequence[int]:
@@ -72,10 +74,13 @@ class StepUnits:
         boundaries = sequences.boundaries(shard, first, last)
         if stride is None:
             return np.arange(first, last), self.source.row_lengths(np.diff(boundaries))
-        # Of sequence i, rows `firsts[i]` to `lasts[i]` start between the two units.
-        units = boundaries[:-1] + self.per_sequence * np.arange(first, last)
-        counts = self.source.counts(np.diff(boundaries))
-        firsts, lasts = (np.clip(-((units - unit) // stride), 0, counts) for unit in (start, stop))
+        lengths = np.diff(boundaries)
+        units, counts = boundaries[:-1] + self.per_sequence * np.arange(first, last), self.source.counts(lengths)
+        # A row every `widths / divisors` units: of sequence i, rows `firsts[i]` to `lasts[i]` are between the two.
+        widths, divisors = np.full_like(lengths, stride), np.ones_like(lengths)
+        if self.is_spread:
+            widths, divisors = np.maximum(lengths + self.per_sequence, 1), counts
+        firsts, lasts = (np.clip(-((units - unit) * divisors // widths), 0, counts) for unit in (start, stop))
         counts = lasts - firsts
         owners = np.repeat(np.arange(last - first), counts)
         numbers = np.arange(len(owners)) - np.repeat(counts.cumsum() - counts - firsts, counts)

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from functools import cached_property
 
 import numpy as np
@@ -31,9 +32,13 @@ class SequenceRows:
     _tables: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(_SHARDS_IN_MEMORY)  # by shard: `_table`
 
     @property
-    def min_distance(self) -> int:
-        """The minimum number of time steps from the start of a row to the start of the next one."""
-        return 1 if self.stride is None else min(self.stride, self.min_steps)
+    def max_density(self) -> Fraction:
+        """The most rows that a sequence has for each of its time steps but the first; `min_steps` is 2 or more."""
+        assert self.stride is not None and self.min_steps > 1
+        # With each row more, the density comes closer to one row per stride, from above or from below.
+        extra = (self.sequences.longest - self.min_steps) // self.stride
+        shortest = self.min_steps - 1
+        return max(Fraction(1, shortest), Fraction(1 + extra, shortest + extra * self.stride))
 
     def counts(self, lengths: IntArray) -> IntArray:
         """Return the number of rows of sequences with these lengths."""
