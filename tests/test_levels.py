@@ -35,7 +35,6 @@ WITHOUT_TORCH = ("config", "plan")
 # The part of torch.distributed that each package may use; mesh owns all that is not named here.
 DISTRIBUTED = {
     "mesh": ("torch.distributed",),
-    "checkpoint": ("torch.distributed.checkpoint",),
     "launch": ("torch.distributed.elastic", "torch.distributed.launcher"),
 }
 

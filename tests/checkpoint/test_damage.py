@@ -1,5 +1,6 @@
 """Damaged or malicious checkpoints are refused by name; no code in them runs and no link in them is followed."""
 
+import hashlib
 import json
 import os
 import pickle
@@ -21,7 +22,8 @@ from stretto.config.toml import parse_config
 from stretto.data import Corpus
 from stretto.errors import ConfigError, DataError
 
-SHARD = "shard-00001-model-00001-of-00001.safetensors"
+SHARD = "rank-00000.safetensors"
+NUM_BYTES = {"weights.w": 20 * 30 * 4, "lanes.0.0": 4 * 3 * 4}  # of the tensors that `save_two` saves
 
 
 def training_state(step: int) -> TrainingState:
@@ -78,8 +80,8 @@ def test_a_flipped_bit_or_a_lost_end_is_refused_by_name(
 def test_a_checkpoint_of_another_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
     save_two(tmp_path)
     path = newest(tmp_path) / MANIFEST
-    path.write_bytes(dump_with_checksum({**load_with_checksum(path.read_bytes()), "version": 6}))
-    sentence = r"manifest.json is in format stretto checkpoint 6, not 8; continue with the version of stretto"
+    path.write_bytes(dump_with_checksum({**load_with_checksum(path.read_bytes()), "version": 7}))
+    sentence = r"manifest.json is in format stretto checkpoint 7, not 8; continue with the version of stretto"
     with pytest.raises(DataError, match=sentence), CheckpointManager(tmp_path) as checkpoints:
         checkpoints.start()
 
@@ -147,15 +149,25 @@ def _torch_file(folder: Path, marker: Path) -> bytes:
     return (folder / "bomb.pt").read_bytes()
 
 
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
+
 def _forge(folder: Path, change: Callable[[dict[str, object]], None]) -> None:
     """Change a manifest as an attacker could: with the right checksums of the changed files."""
-    import hashlib
-
     path = folder / MANIFEST
     tree = load_with_checksum(path.read_bytes())
     for file in tree["files"]:
         content = (folder / file["name"]).read_bytes()
-        file["num_bytes"], file["sha256"] = len(content), hashlib.sha256(content).hexdigest()
+        if not all(shard["name"] in NUM_BYTES for shard in file["shards"]):
+            continue  # of a real run
+        # Each of the small tensors here has one digest.
+        sizes = [NUM_BYTES[shard["name"]] for shard in file["shards"]]
+        start = max(len(content) - sum(sizes), 0)
+        file["num_bytes"], file["sha256"] = len(content), _digest(content[:start])
+        for shard, size in zip(file["shards"], sizes, strict=True):
+            shard["digests"] = [_digest(content[start : start + size])]
+            start += size
     change(tree)
     path.write_bytes(dump_with_checksum(tree))
 
@@ -231,39 +243,59 @@ def test_absurd_shapes_are_refused_before_memory_is_allocated(field: str, value:
         find_checkpoint(tmp_path)
 
 
-def _safetensors(header: dict[str, object] | bytes, length: int | None = None, body: bytes = b"") -> bytes:
-    text = header if isinstance(header, bytes) else json.dumps(header).encode()
-    return struct.pack("<Q", len(text) if length is None else length) + text + body
+def _header(entries: dict[str, object] | bytes, length: int | None = None) -> bytes:
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text
 
 
 @pytest.mark.parametrize(
-    "content",
+    "header",
     [
-        _safetensors(b"{}", length=2**63),
-        _safetensors(b"{}", length=10**9),
-        _safetensors(b"[" * 100_000),
-        _safetensors({"weights.w": {"dtype": "F32", "shape": [2**60], "data_offsets": [0, 8]}}, body=bytes(8)),
-        _safetensors({"weights.w": {"dtype": "F32", "shape": [20, 30], "data_offsets": [0, 2**50]}}),
-        _safetensors({"weights.w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}, body=bytes(8)),
-        _safetensors({"weights.w": {"dtype": "I64", "shape": [10, 30], "data_offsets": [0, 2400]}}, body=bytes(2400)),
+        _header(b"{}", length=2**63),
+        _header(b"{}", length=10**9),
+        _header(b"[" * 100_000),
+        _header({"weights.w": {"dtype": "F32", "shape": [2**60], "data_offsets": [0, 8]}}),
+        _header({"weights.w": {"dtype": "F32", "shape": [20, 30], "data_offsets": [0, 2**50]}}),
+        _header({"weights.w": {"dtype": "I64", "shape": [10, 30], "data_offsets": [0, 2400]}}),
         b"",
     ],
-    ids=["length", "long", "nested", "shape", "offsets", "small", "dtype", "empty"],
+    ids=["length", "long", "nested", "shape", "offsets", "dtype", "empty"],
 )
-def test_shards_with_absurd_headers_are_refused(content: bytes, tmp_path: Path) -> None:
+def test_an_absurd_header_of_a_file_is_not_used(header: bytes, tmp_path: Path) -> None:
+    save_two(tmp_path)
+    path = newest(tmp_path) / SHARD
+    path.write_bytes(header + path.read_bytes()[-sum(NUM_BYTES.values()) :])
+    with pytest.raises(DataError, match=f"{SHARD} is damaged"):
+        read_all(find_checkpoint(tmp_path))
+    _forge(newest(tmp_path), lambda tree: None)
+    assert torch.equal(read_all(find_checkpoint(tmp_path)), torch.full((20, 30), 2.0))
+
+
+@pytest.mark.parametrize("content", [b"", bytes(2447)], ids=["empty", "one byte short"])
+def test_a_file_that_is_smaller_than_its_shards_is_refused(content: bytes, tmp_path: Path) -> None:
     save_two(tmp_path)
     (newest(tmp_path) / SHARD).write_bytes(content)
+    _forge(newest(tmp_path), lambda tree: None)
+    with pytest.raises(DataError, match=f"the shards of {SHARD} are larger than its {len(content):,} bytes"):
+        find_checkpoint(tmp_path)
 
-    def shrink(tree: dict[str, object]) -> None:
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("digests", []), ("digests", ["0" * 64] * 2), ("digests", ["0"]), ("rows_per_digest", 19), ("rows_per_digest", 0)],
+)
+def test_each_row_has_a_digest(field: str, value: object, tmp_path: Path) -> None:
+    save_two(tmp_path)
+
+    def change(tree: dict[str, object]) -> None:
         files = tree["files"]
         assert isinstance(files, list)
-        for file in files:
-            if sum(4 * 600 + 4 * 12 for _ in file["shards"]) > file["num_bytes"]:
-                file["shards"] = [part for part in file["shards"] if part["name"] == "weights.w"]
+        shard = next(shard for file in files for shard in file["shards"] if shard["name"] == "weights.w")
+        shard[field] = value
 
-    _forge(newest(tmp_path), shrink)
-    with pytest.raises(DataError):
-        read_all(find_checkpoint(tmp_path))
+    _forge(newest(tmp_path), change)
+    with pytest.raises(DataError, match=f"{MANIFEST} is damaged"):
+        find_checkpoint(tmp_path)
 
 
 def test_a_file_that_is_not_a_manifest_is_refused(tmp_path: Path) -> None:

@@ -317,9 +317,7 @@ def save_with(world: World, folder: Path, bad_rank: int) -> int | None:
         checkpoints.save(snapshot(1, world), wait=True)
         if world.rank == bad_rank:
             # A folder where its file should be.
-            (folder / "step-000000002-g1" / f"shard-{bad_rank + 1:05}-model-00001-of-00001.safetensors").mkdir(
-                parents=True
-            )
+            (folder / "step-000000002-g1" / f"rank-{bad_rank:05}.safetensors").mkdir(parents=True)
         checkpoints.save(snapshot(2, world))
         errors: dict[int, str | None] = {}
         until = time.monotonic() + 20

@@ -9,6 +9,17 @@ import pytest
 import torch
 from s3fs import S3FileSystem
 
+from helpers.rank_pool import RankPools
+from helpers.restoring_ranks import (
+    GRID,
+    MAX_READ,
+    REPLICAS,
+    STAGES,
+    check_restored,
+    restore,
+    restore_or_fail,
+    save,
+)
 from helpers.s3_server import S3Server, s3_server
 from stretto import CheckpointManager, Run, StepReport, load_model
 from stretto.checkpoint import Snapshot, find_checkpoint
@@ -127,3 +138,40 @@ def test_a_run_resumes_from_object_storage_in_an_empty_folder(
     # Another machine, with nothing but the URL.
     assert run("b1", 4)[:-1] + run("b2", 8) == whole
     assert load_model("s3://bucket/run-b").evaluate(byte_corpus.location).loss == whole[-1]
+
+
+def test_ranks_that_restore_get_a_checkpoint_from_the_server_once(
+    server: S3Server, pools: RankPools, tmp_path: Path
+) -> None:
+    filesystem = S3FileSystem()
+    filesystem.mkdir("ranks")
+    for saver, layouts in ((REPLICAS, (REPLICAS, STAGES)), (GRID, (GRID, REPLICAS))):
+        name = "replicas" if saver is REPLICAS else "grid"
+        url = f"s3://ranks/{name}"
+        pools[4].run(save, url, saver)
+        checkpoint = find_checkpoint(url)
+        filesystem.get(f"{checkpoint.location}/", f"{tmp_path / name}/", recursive=True)
+        for layout in layouts:
+            before = server.sent_bytes("ranks")
+            held = pools[4].run(restore, url, layout)
+            num_bytes = server.sent_bytes("ranks") - before
+            assert 0.9 < num_bytes / checkpoint.manifest.num_bytes < MAX_READ
+            check_restored(held, tmp_path / name, checkpoint.manifest)
+
+
+def test_damage_of_an_object_ends_all_ranks_with_the_same_error(server: S3Server, pools: RankPools) -> None:
+    url = "s3://bucket/damaged-ranks"
+    pools[4].run(save, url, REPLICAS)
+    filesystem, path = S3FileSystem(), f"{find_checkpoint(url).location}/rank-00003.safetensors"
+    content = filesystem.cat_file(path)
+    for damaged, reason in (
+        (content[:-1] + bytes([content[-1] ^ 1]), "checksum mismatch"),
+        (content[:-5], f"it has {len(content) - 5:,} bytes, not {len(content):,}"),
+        (content[:5], f"it has 5 bytes, not {len(content):,}"),
+        (None, "it is missing"),
+    ):
+        filesystem.rm_file(path)
+        if damaged is not None:
+            filesystem.pipe_file(path, damaged)
+        sentence = f"{path} is damaged ({reason}); resume from a different checkpoint, or copy it again"
+        assert pools[4].run(restore_or_fail, url, REPLICAS) == [sentence] * 4

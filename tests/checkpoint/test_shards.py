@@ -8,15 +8,21 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file
 
+from stretto.checkpoint import manifest
+from stretto.checkpoint.even_split import EvenSplit
 from stretto.checkpoint.manifest import CheckpointFile
-from stretto.checkpoint.shards import TensorShard, files_containing, load_shards, save_shards
+from stretto.checkpoint.segments import find_segments, read_segments
+from stretto.checkpoint.shards import TensorShard, own_share
+from stretto.checkpoint.storage import LocalStorage
+from stretto.checkpoint.tensor_file import save_shards
 from stretto.errors import DataError
 
 
 def load(folder: Path, files: list[CheckpointFile], shards: list[TensorShard]) -> None:
     """Read shards from those files that hold some of them."""
-    load_shards({folder / file.name: file for file in files_containing(files, shards)}, shards, str(folder))
+    read_segments(LocalStorage(folder.parent), folder.name, find_segments(files, shards, str(folder)))
 
 
 def cut(name: str, whole: torch.Tensor, cuts: list[int]) -> list[TensorShard]:
@@ -30,15 +36,17 @@ cuts = st.lists(st.integers(0, 12), max_size=4)
 
 @given(
     saved=cuts, wanted=cuts, num_rows=st.integers(1, 12),
-    dtype=st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bfloat16]),
+    dtype=st.sampled_from([torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.bool]),
+    digest_bytes=st.sampled_from([1, 40, 1 << 20]),
 )  # fmt: skip
 @settings(max_examples=60, deadline=None)
 def test_any_split_is_read_back_in_any_other(
-    saved: list[int], wanted: list[int], num_rows: int, dtype: torch.dtype
+    saved: list[int], wanted: list[int], num_rows: int, dtype: torch.dtype, digest_bytes: int
 ) -> None:
     whole = (torch.randn(num_rows, 3) * 100).to(dtype)
     scalar, weight = torch.tensor(7.5), torch.randn(4, 5)
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(manifest, "_DIGEST_BYTES", digest_bytes)
         folder = Path(name)
         files = []
         for rank, shard in enumerate(cut("lanes.3.0", whole, saved)):
@@ -49,12 +57,17 @@ def test_any_split_is_read_back_in_any_other(
             load(folder, files, [shard, *other])
             assert torch.equal(shard.tensor, whole[shard.first : shard.first + len(shard.tensor)])
             assert torch.equal(other[0].tensor, scalar) and torch.equal(other[1].tensor, weight)
+        # Other tools can read the files, too.
+        parts = [
+            load_file(folder / file.name)["lanes.3.0"] for file in files if any("lanes" in s.name for s in file.shards)
+        ]
+        assert torch.equal(torch.cat(parts), whole)
 
 
 def test_a_rank_that_has_nothing_writes_nothing(tmp_path: Path) -> None:
     assert save_shards(tmp_path, 1, [TensorShard("lanes", torch.zeros(0, 3), 4, 4)]) == []
     assert [file.name for file in save_shards(tmp_path, 0, [TensorShard("lanes", torch.ones(4, 3))])] == [
-        "shard-00001-model-00001-of-00001.safetensors"
+        "rank-00000.safetensors"
     ]
 
 
@@ -78,3 +91,64 @@ def test_a_shard_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
         load(tmp_path, files, [TensorShard("lanes", torch.zeros(6, 3, dtype=torch.float64))])
     with pytest.raises(DataError, match="has no tensor 'weight'; the checkpoint is from a different model, or damaged"):
         load(tmp_path, files, [TensorShard("weight", torch.zeros(6, 3))])
+
+
+MIN_BYTES = 1 << 20  # of a share
+
+
+@given(st.integers(1, 10**10), st.integers(1, 4096), st.data())
+def test_shares_are_equal_and_none_is_tiny(num_bytes: int, count: int, data: st.DataObject) -> None:
+    split = EvenSplit(num_bytes, count)
+    shares = {index: share for index in range(count) if (share := split.share(index))}
+    assert len(shares) == min(count, max(1, num_bytes // MIN_BYTES))
+    edges = [0, *(share.stop for share in shares.values())]
+    assert [share.start for share in shares.values()] == edges[:-1] and edges[-1] == num_bytes
+    sizes = [len(share) for share in shares.values()]
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= MIN_BYTES or len(shares) == 1
+    # Ranks with a share are evenly spaced.
+    assert {after - before for before, after in pairwise([*shares, count])} <= {
+        count // len(shares),
+        -(-count // len(shares)),
+    }
+    for position in (
+        0,
+        num_bytes - 1,
+        data.draw(st.integers(0, num_bytes - 1)),
+        *(share.start for share in shares.values()),
+    ):
+        assert position in shares[split.owner(position)]
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 40), st.sampled_from([1, 1000, 70_000])), min_size=1, max_size=8),
+    st.integers(1, 9),
+)
+@settings(max_examples=40)
+def test_ranks_save_equal_shares_of_what_all_hold(shapes: list[tuple[int, int]], count: int) -> None:
+    shards = [TensorShard("step", torch.tensor(3.0))]
+    shards += [TensorShard(str(number), torch.empty(shape)) for number, shape in enumerate(shapes)]
+    # Rows 5 and up of a tensor that stages have split.
+    shards.append(TensorShard("table", torch.empty(30, 50_000), 5, 100))
+    shares = [own_share(shards, index, count) for index in range(count)]
+    for shard in shards:
+        parts = [part for share in shares for part in share if part.name == shard.name]
+        assert [row for part in parts for row in part.rows] == list(shard.rows) or not shard.tensor.numel()
+        assert all(part.full_shape == shard.full_shape for part in parts)
+        assert all(part.tensor.data_ptr() == shard.part(part.rows).data_ptr() for part in parts)
+    sizes = [num_bytes for share in shares if (num_bytes := sum(part.tensor.nbytes for part in share))]
+    assert max(sizes) - min(sizes) <= 1 + 2 * 70_000 * 4
+
+
+def test_a_large_tensor_is_cut_so_that_all_ranks_write_as_much() -> None:
+    """As many ranks as there are MiB in one table: whole tensors would be written by three of them."""
+    shards = [TensorShard(name, torch.empty(64 * 1024, 1024)) for name in ("weight", "first moment", "second moment")]
+    shares = [own_share(shards, index, 512) for index in range(512)]
+    assert {sum(part.tensor.nbytes for part in share) for share in shares} == {3 * 256 * (1 << 20) // 512}
+    assert max(len(share) for share in shares) == 2
+
+
+def test_a_tensor_of_another_dtype_is_refused_by_name(tmp_path: Path) -> None:
+    shard = TensorShard("weights.phase", torch.zeros(3, dtype=torch.complex64))
+    with pytest.raises(DataError, match=r"weights\.phase has dtype complex64, which a checkpoint can't hold; use"):
+        save_shards(tmp_path, 0, [shard])

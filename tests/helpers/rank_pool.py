@@ -24,7 +24,7 @@ from stretto.mesh.join import world
 from stretto.mesh.world import TIMEOUT, World
 
 # Making an optimizer imports `torch._dynamo`, which takes another two seconds.
-_IMPORTED = ["torch._dynamo", "torch.distributed.checkpoint", "stretto.planning.choose", "stretto.train.run"]
+_IMPORTED = ["torch._dynamo", "stretto.planning.choose", "stretto.train.run"]
 
 _MAX_CALLS = 10
 

@@ -11,7 +11,7 @@ import torch
 
 from helpers.rank_pool import RankPool, RankPools, RanksFailedError
 from stretto import World, world
-from stretto.errors import ConfigError, MeshError
+from stretto.errors import ConfigError, DataError, MeshError
 from stretto.mesh.all_gather import all_gather
 from stretto.mesh.device import peak_memory
 
@@ -128,3 +128,31 @@ def test_tensors_of_different_shapes_and_dtypes_are_gathered_on_every_rank(pools
             (2.5, (), torch.bfloat16),
         ]
         assert nothing == []
+
+
+def broadcast_large_text(world: World) -> bool:
+    text = "ä" * 3_000_000
+    return world.broadcast_text(text if world.rank == 1 else "", source=1) == text and not world.broadcast_bytes(b"")
+
+
+def fail_on(world: World, ranks: tuple[int, ...]) -> str:
+    """Some ranks fail; return the error that this rank gets."""
+    try:
+        with world.fail_together("trying"):
+            if world.rank in ranks:
+                raise DataError(f"rank {world.rank} found a problem")
+    except DataError as error:
+        world.barrier()  # no rank is left behind
+        return str(error)
+    return "none"
+
+
+def test_any_rank_can_broadcast_bytes(pools: RankPools) -> None:
+    assert all(pools[3].run(broadcast_large_text))
+
+
+def test_the_error_of_one_rank_is_raised_on_all(pools: RankPools) -> None:
+    assert pools[3].run(fail_on, ()) == ["none"] * 3
+    assert pools[3].run(fail_on, (2,)) == ["rank 2 found a problem"] * 3
+    assert pools[3].run(fail_on, (1, 2)) == ["rank 1 found a problem"] * 3
+    assert fail_on(World(0, 1, torch.device("cpu")), (0,)) == "rank 0 found a problem"

@@ -6,7 +6,6 @@ import logging
 import re
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from textwrap import shorten
 from typing import Any, NamedTuple, TypeVar
 
@@ -73,10 +72,6 @@ class RemoteFolder(NamedTuple):
         if len(content) > max_bytes:
             raise error
         return content
-
-    def download(self, name: str, path: Path, max_bytes: int, error: DataError) -> None:
-        """Copy a file to a local path; raise the error as soon as there are more than `max_bytes`."""
-        self.filesystem.get_file(join(self.root, name), str(path), callback=size_limit(max_bytes, error))
 
     def cat_ranges(self, names: Sequence[str], byte_ranges: Sequence[tuple[int, int]]) -> list[bytes | Exception]:
         """Return one range (start, stop) of each file, or the error that reading it raised."""

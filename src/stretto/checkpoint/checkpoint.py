@@ -6,19 +6,20 @@ import tomllib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from stretto.base.bounded_read import MAX_CONFIG_BYTES, read_bounded
+from stretto.base.bounded_read import MAX_CONFIG_BYTES
 from stretto.base.checksummed_json import load_with_checksum
 from stretto.base.errors import DataError
 from stretto.base.locations import check_location, check_url
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import BEST, CHECKPOINTS, CONFIG, RunFolder, split_best
-from stretto.base.scratch import make_scratch_folder
 from stretto.checkpoint.best import best_name, read_scores
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, damaged_error
-from stretto.checkpoint.shards import TensorShard, files_containing, load_shards
-from stretto.checkpoint.storage import OnBytes, Storage, open_storage
+from stretto.checkpoint.segments import OnBytes, check_digest, find_segments, read_segments, segments_of
+from stretto.checkpoint.shards import TensorShard
+from stretto.checkpoint.storage import Storage, open_storage
 
 GENERATIONS = "generations"  # the folder of claims (see lineage.py), one file per launch of the run
 _VISIBILITY_TIMEOUT_SECONDS = 30.0  # a shared filesystem may take a while to show one node the files of another
@@ -55,25 +56,34 @@ class Checkpoint:
         return self.name if _is_same_location(self.storage.location, storage.location) else self.location
 
     def read(self, shards: Sequence[TensorShard]) -> None:
-        """Fill the shards' tensors with saved values, from whichever files hold them; other files are not read."""
-        files = files_containing(self.manifest.files, shards)
-        with make_scratch_folder() as folder:
-            files_by_path = {self.storage.fetch(self.name, file, Path(folder)): file for file in files}
-            load_shards(files_by_path, shards, self.location)
+        """Fill the shards' tensors with saved values, from whichever files hold them; nothing else is read."""
+        read_segments(self.storage, self.name, find_segments(self.manifest.files, shards, self.location))
 
     def read_file(self, name: str) -> bytes | None:
         """Return the content of a small file of the checkpoint; None if there is no such file."""
         file = next((file for file in self.manifest.files if file.name == name), None)
         if file is None:
             return None
-        with make_scratch_folder() as folder:
-            return read_bounded(self.storage.fetch(self.name, file, Path(folder)))
+        where = f"{self.location}/{name}"
+        try:
+            content = self.storage.read(f"{self.name}/{name}")
+        except FileNotFoundError:
+            raise damaged_error(where, "it is missing") from None
+        except OSError as error:
+            raise damaged_error(where, f"it can't be read: {error.strerror}") from None
+        if len(content) != file.num_bytes:
+            raise damaged_error(where, f"it has {len(content):,} bytes, not {file.num_bytes:,}")
+        check_digest(content, file.sha256, where)
+        return content
 
     def check(self, file: CheckpointFile, on_bytes: OnBytes = lambda count: None) -> str | None:
-        """Return an error message if a file of the checkpoint is missing or damaged; None if its checksum matches."""
+        """Return an error message if a file of the checkpoint is missing or damaged; None if its checksums match."""
         try:
-            with make_scratch_folder() as folder:
-                self.storage.fetch(self.name, file, Path(folder), on_bytes)
+            if file.shards:
+                read_segments(self.storage, self.name, segments_of(file), on_bytes)
+            else:
+                self.read_file(file.name)
+                on_bytes(file.num_bytes)
         except DataError as error:
             return str(error)
         return None
@@ -107,43 +117,61 @@ def find_checkpoint(
     return Checkpoint.open(storage, str(chosen))
 
 
-def find_resume_checkpoint(
-    storage: Storage, resume: Path | str, retry_seconds: float = 300.0, allowed_locations: Sequence[str] = ()
-) -> Checkpoint | None:
-    """Return the checkpoint that the next launch of a run resumes from; None if it starts from the beginning.
+class ResumePoint(NamedTuple):
+    """Where the next launch of a run resumes."""
+
+    checkpoint: Checkpoint | None  # None to start from the beginning
+    requested: str | None  # the checkpoint that `resume` names, as in a claim; None for `auto` and `never`
+
+
+def find_resume_point(
+    storage: Storage,
+    resume: Path | str,
+    retry_seconds: float = 300.0,
+    allowed_locations: Sequence[str] = (),
+    known: Checkpoint | None = None,
+) -> ResumePoint:
+    """Return where the next launch of a run resumes.
 
     `resume` and `allowed_locations` are as in `CheckpointManager.start`. A scheduler may repeat a command with the same
     path for `resume`; then the run resumes from its own newest checkpoint, if it has saved one since. If the last
-    launch was killed before its first save, the next launch resumes from the same checkpoint as the last one.
+    launch was killed before its first save, the next launch resumes from the same checkpoint as the last one. The
+    manifest of a `known` checkpoint is not read again.
     """
     if resume == "never":
-        return None
+        return ResumePoint(None, None)
     claims = read_claims(storage)
     names = lineage(claims, complete_checkpoint_names(storage))
     last_claim = claims[max(claims)] if claims else None
+    requested_name = None
     if resume != "auto":
         requested = find_checkpoint(resume, retry_seconds, allowed_locations)
-        is_repeated = last_claim is not None and last_claim.requested == requested.name_relative_to(storage)
+        requested_name = requested.name_relative_to(storage)
+        is_repeated = last_claim is not None and last_claim.requested == requested_name
         if not (is_repeated and names):
-            return requested
+            return ResumePoint(requested, requested_name)
     if names:
-        return Checkpoint.open(storage, str(names[0]))
-    if last_claim is None:
-        return None
-    return open_resumed_checkpoint(storage, last_claim, retry_seconds, allowed_locations)
+        is_known = known is not None and known.location == f"{storage.location.rstrip('/')}/{names[0]}"
+        return ResumePoint(known if is_known else Checkpoint.open(storage, str(names[0])), requested_name)
+    place = None if last_claim is None else find_resumed(storage, last_claim, retry_seconds, allowed_locations)
+    return ResumePoint(None if place is None else Checkpoint.open(*place), requested_name)
 
 
-def open_resumed_checkpoint(
+def find_resumed(
     storage: Storage, claim: Claim, retry_seconds: float, allowed_locations: Sequence[str] = ()
-) -> Checkpoint | None:
-    """Open the checkpoint that a launch of the run in `storage` resumes from; None if it starts from the beginning."""
+) -> tuple[Storage, str] | None:
+    """Return the storage and name of the checkpoint that a launch of the run in `storage` resumes from.
+
+    None if it starts from the beginning.
+    """
     if claim.resumed_from is None:
         return None
     if CheckpointName.parse(claim.resumed_from) is not None:
-        return Checkpoint.open(storage, claim.resumed_from)  # a name in this storage, not a location
+        return storage, claim.resumed_from  # a name in this storage, not a location
     source = f"{storage.location}/{GENERATIONS}"
     location = check_url(claim.resumed_from, source, (*allowed_locations, storage.location))
-    return find_checkpoint(location, retry_seconds, allowed_locations)
+    folder, _, name = location.rstrip("/").rpartition("/")
+    return open_storage(folder or ".", retry_seconds), name
 
 
 def find_storage(

@@ -20,8 +20,7 @@ from stretto.checkpoint.checkpoint import (
     all_checkpoint_names,
     claim_file_name,
     complete_checkpoint_names,
-    find_checkpoint,
-    find_resume_checkpoint,
+    find_resume_point,
     read_claims,
 )
 from stretto.checkpoint.lineage import CheckpointName, Claim, checkpoints_to_remove, lineage
@@ -58,15 +57,20 @@ class History:
             self._lock.release()
 
     def claim(
-        self, resume: Path | str, num_ranks: int, retry_seconds: float, allowed_locations: Sequence[str] = ()
+        self,
+        resume: Path | str,
+        num_ranks: int,
+        retry_seconds: float,
+        allowed_locations: Sequence[str] = (),
+        known: Checkpoint | None = None,
     ) -> Checkpoint | None:
-        """Claim the next generation and remove incomplete checkpoints; return the checkpoint to resume from, if any."""
+        """Claim the next generation and remove incomplete checkpoints; return the checkpoint to resume from, if any.
+
+        The manifest of a `known` checkpoint is not read again.
+        """
         claims = read_claims(self._storage)
         names = complete_checkpoint_names(self._storage)
-        checkpoint = find_resume_checkpoint(self._storage, resume, retry_seconds, allowed_locations)
-        requested = None
-        if resume not in ("auto", "never"):
-            requested = find_checkpoint(resume, retry_seconds, allowed_locations).name_relative_to(self._storage)
+        checkpoint, requested = find_resume_point(self._storage, resume, retry_seconds, allowed_locations, known)
         claim = self._add_claim(
             Claim(
                 generation=max(claims, default=0) + 1,

@@ -5,7 +5,6 @@ first rank    waits for all ranks > checks that its generation is the newest > c
 """
 
 import json
-import os
 import platform
 import threading
 import time
@@ -32,13 +31,13 @@ from stretto.base.errors import (
 from stretto.base.run_folder import split_best
 from stretto.base.score import Score, ScoreMode
 from stretto.base.version import installed_version
-from stretto.checkpoint.checkpoint import Checkpoint, open_resumed_checkpoint, wait_for_claim, wait_for_files
+from stretto.checkpoint.checkpoint import Checkpoint, find_resumed, wait_for_claim, wait_for_files
 from stretto.checkpoint.history import History, Retention
 from stretto.checkpoint.lineage import CheckpointName
 from stretto.checkpoint.manifest import CheckpointFile, Manifest
-from stretto.checkpoint.shards import describe_file, save_shards
 from stretto.checkpoint.snapshot import Snapshot, StagingBuffers, check_finite
 from stretto.checkpoint.storage import open_storage
+from stretto.checkpoint.tensor_file import save_shards, save_small_file
 from stretto.mesh.world import World
 
 # The errors in a rank's message that end the run, by class name. After any other error, the run can continue.
@@ -99,25 +98,37 @@ class CheckpointManager:
     def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         self.close(wait=error is None)
 
-    def start(self, resume: Path | str = "auto", allowed_locations: Sequence[str] = ()) -> Checkpoint | None:
+    def start(
+        self,
+        resume: Path | str = "auto",
+        allowed_locations: Sequence[str] = (),
+        *,
+        known: Checkpoint | None = None,
+    ) -> Checkpoint | None:
         """Claim the next generation; return the checkpoint to resume from, or None to start from the beginning.
 
         `resume` is `auto` (the newest checkpoint of this run), `never`, or the path or URL of a checkpoint or run, or
         `RUN@best`. If the files of a run refer to a checkpoint elsewhere, its URL must be in one of
-        `allowed_locations`.
+        `allowed_locations`. The first rank reads the manifest for all ranks, unless the checkpoint is `known` already.
         """
         key = f"{self._key_prefix}/start"
         if self.world.is_rank_zero:
-            checkpoint = self._claim_generation(resume, allowed_locations)
+            checkpoint = self._claim_generation(resume, allowed_locations, known)
             self.world.store.set(key, str(self.generation))
+            if checkpoint is not None and not self.world.is_single_rank:
+                self.world.broadcast_bytes(checkpoint.manifest.dump())
             return checkpoint
         self.generation = int(self._wait_for_first_rank(key))
         # The message names no path, as anyone may have written it if the ranks have no secret. The first rank's claim
-        # names the checkpoint. We read it from our own storage.
+        # names the checkpoint. We read the claim from our own storage. The manifest is large: one rank reads it.
         claim = wait_for_claim(self._storage, self.generation)
         if resume not in ("auto", "never"):
             allowed_locations = (*allowed_locations, split_best(resume)[0])  # the user has named it
-        return open_resumed_checkpoint(self._storage, claim, self._retry_seconds, allowed_locations)
+        place = find_resumed(self._storage, claim, self._retry_seconds, allowed_locations)
+        if place is None:
+            return None
+        storage, name = place
+        return Checkpoint(storage, name, Manifest.load(self.world.broadcast_bytes(b""), f"{storage.location}/{name}"))
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
         """Save a step: wait for the previous save, copy this rank's tensors, and write them in the background.
@@ -188,10 +199,12 @@ class CheckpointManager:
         """The step that the run would resume from now; None if from the beginning, and on all ranks but the first."""
         return self._history.lineage[0].step if self._history and self._history.lineage else self._resumed_step
 
-    def _claim_generation(self, resume: Path | str, allowed_locations: Sequence[str]) -> Checkpoint | None:
+    def _claim_generation(
+        self, resume: Path | str, allowed_locations: Sequence[str], known: Checkpoint | None
+    ) -> Checkpoint | None:
         try:
             self._history = History(self._storage, self._retention)
-            checkpoint = self._history.claim(resume, self.world.size, self._retry_seconds, allowed_locations)
+            checkpoint = self._history.claim(resume, self.world.size, self._retry_seconds, allowed_locations, known)
         except OSError as error:
             self.close(wait=False)
             path, reason = error.filename or self.location, error.strerror or str(error)
@@ -252,11 +265,7 @@ class CheckpointManager:
         folder = self._storage.open_folder(str(save.name))
         files = save_shards(folder, self.world.rank, save.snapshot.shards)
         if self.world.is_rank_zero:
-            for name, content in save.snapshot.files.items():
-                (folder / name).write_bytes(content)
-                with (folder / name).open("rb") as file:
-                    os.fsync(file.fileno())
-                files.append(describe_file(folder / name))
+            files += [save_small_file(folder, name, content) for name, content in save.snapshot.files.items()]
         self._storage.store(str(save.name), [folder / file.name for file in files])
         return files
 

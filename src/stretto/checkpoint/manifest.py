@@ -2,7 +2,7 @@
 
 import math
 from pathlib import PurePosixPath
-from typing import Any, Final, Literal, Self
+from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -17,14 +17,15 @@ MANIFEST = "manifest.json"
 FORMAT: Final = "stretto checkpoint"
 # Increase it also when a position means other data than before: the run would not resume where it was.
 VERSION: Final = 8
-# Bytes per element of the dtypes that a checkpoint's tensors can have, by torch's names.
-_DTYPE_BYTES = {
-    **dict.fromkeys(("bool", "uint8", "int8"), 1),
-    **dict.fromkeys(("bfloat16", "float16", "int16"), 2),
-    **dict.fromkeys(("float32", "int32"), 4),
-    **dict.fromkeys(("float64", "int64"), 8),
-}
+# The dtypes that a checkpoint's tensors can have, by torch's names: their names in safetensors, and bytes per element.
+DTYPES = {
+    "bool": ("BOOL", 1), "uint8": ("U8", 1), "int8": ("I8", 1), "int16": ("I16", 2), "int32": ("I32", 4),
+    "int64": ("I64", 8), "bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4), "float64": ("F64", 8),
+}  # fmt: skip
 _INT_LIMIT = 2**63  # integers must fit int64
+_MAX_HEADER_BYTES = 100 << 20  # of a safetensors file, about what safetensors itself allows
+_DIGEST_BYTES = 4 << 20  # of a shard that one digest covers: a rank that needs some rows reads little more than these
+Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
 class ShardMetadata(StrictModel):
@@ -35,13 +36,17 @@ class ShardMetadata(StrictModel):
     shape: tuple[int, ...] = Field(strict=False)  # not strict: JSON has lists, not tuples
     first: int = Field(0, ge=0, lt=_INT_LIMIT)  # index of the shard's first row in the full tensor
     full_rows: int | None = Field(None, ge=0, lt=_INT_LIMIT)  # of the full tensor; None if this is all of it
+    rows_per_digest: int = Field(ge=1, lt=_INT_LIMIT)
+    digests: tuple[Sha256, ...] = Field(strict=False)  # of so many rows each; the last one of the remaining rows
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.dtype not in _DTYPE_BYTES or any(not 0 <= size < _INT_LIMIT for size in self.shape):
+        if self.dtype not in DTYPES or any(not 0 <= size < _INT_LIMIT for size in self.shape):
             raise ValueError(f"{self.name} has an invalid shape or dtype: {list(self.shape)} {self.dtype}")
         if self.full_rows is not None and (not self.shape or self.first + self.shape[0] > self.full_rows):
             raise ValueError(f"{self.name}: shard {list(self.shape)} at row {self.first} exceeds {self.full_rows} rows")
+        if len(self.digests) != -(-len(self.rows) // self.rows_per_digest):
+            raise ValueError(f"{self.name}: {len(self.digests)} digests are not one per {self.rows_per_digest} rows")
         return self
 
     @property
@@ -55,16 +60,29 @@ class ShardMetadata(StrictModel):
         return self.shape if self.full_rows is None else (self.full_rows, *self.shape[1:])
 
     @property
+    def row_bytes(self) -> int:
+        """The number of bytes of one row."""
+        return DTYPES[self.dtype][1] * math.prod(self.shape[1:])
+
+    @property
     def num_bytes(self) -> int:
-        return _DTYPE_BYTES[self.dtype] * math.prod(self.shape)
+        return self.row_bytes * len(self.rows)
+
+
+def rows_per_digest(row_bytes: int) -> int:
+    """Return how many rows of a shard one digest covers, when it is saved."""
+    return max(1, _DIGEST_BYTES // row_bytes)
 
 
 class CheckpointFile(StrictModel):
-    """A file of a checkpoint, and the shards in it."""
+    """A file of a checkpoint: its header, then the shards in it, in this order and with nothing in between.
+
+    A file without shards is all header.
+    """
 
     name: str
     num_bytes: int = Field(ge=0, lt=_INT_LIMIT)
-    sha256: str = Field(pattern="^[0-9a-f]{64}$")
+    sha256: Sha256  # of the header; each shard has its own digests
     shards: tuple[ShardMetadata, ...] = Field((), strict=False)
 
     @field_validator("name")
@@ -76,9 +94,16 @@ class CheckpointFile(StrictModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if sum(shard.num_bytes for shard in self.shards) > self.num_bytes:
+        if self.header_bytes < 0:
             raise ValueError(f"the shards of {self.name} are larger than its {self.num_bytes:,} bytes")
+        if self.shards and self.header_bytes > _MAX_HEADER_BYTES:
+            raise ValueError(f"the shards of {self.name} fill only a part of its {self.num_bytes:,} bytes")
         return self
+
+    @property
+    def header_bytes(self) -> int:
+        """The number of bytes before the first shard."""
+        return self.num_bytes - sum(shard.num_bytes for shard in self.shards)
 
 
 class TrainingState(StrictModel):

@@ -1,6 +1,5 @@
 """Storage: a local folder or object storage for checkpoints, with a create-only write to commit them."""
 
-import hashlib
 import os
 import shutil
 import stat
@@ -15,11 +14,9 @@ from stretto.base.disk import fsync_folder, link_or_rename
 from stretto.base.errors import DataError
 from stretto.base.remote import RemoteFolder, is_remote, join, retry, retry_if_exists
 from stretto.base.scratch import scratch_folder_of
-from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, damaged_error
+from stretto.checkpoint.manifest import MANIFEST, damaged_error
 
 Result = TypeVar("Result")
-OnBytes = Callable[[int], None]  # called with the number of bytes just read
-_READ_BYTES = 1 << 20  # per read while hashing
 
 
 class LocalStorage:
@@ -71,15 +68,30 @@ class LocalStorage:
     def store(self, folder: str, paths: Iterable[Path]) -> None:
         """Add files to the storage that the caller has written to `open_folder(folder)` and synced to disk."""
         for path in paths:
-            # safetensors creates files that only their owner can read; use the permissions of their folder instead.
+            # Whoever may read the folder may read its files, whatever the umask of this process is.
             path.chmod(path.parent.stat().st_mode & 0o666)
         fsync_folder(self._root / folder)
 
-    def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
-        """Verify a file's checksum; return its local path, which is in `into` if the file had to be downloaded."""
-        path = self._root / folder / file.name
-        check_file(path, file, on_bytes)
-        return path
+    def read_range(self, name: str, start: int, stop: int, num_bytes: int) -> bytearray:
+        """Return the bytes from `start` to `stop` of a file; raise DataError unless the file has `num_bytes`."""
+        path = self._root / name
+        try:
+            _reject_symlinks(path.parent, path)
+            # Without O_NONBLOCK, opening a named pipe would wait for a writer.
+            descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                status = os.fstat(descriptor)
+                if not stat.S_ISREG(status.st_mode):
+                    raise damaged_error(str(path), "it is not a file")
+                if status.st_size != num_bytes:
+                    raise damaged_error(str(path), f"it has {status.st_size:,} bytes, not {num_bytes:,}")
+                return _read_at(descriptor, start, stop)
+            finally:
+                os.close(descriptor)
+        except FileNotFoundError:
+            raise damaged_error(str(path), "it is missing") from None
+        except OSError as error:
+            raise damaged_error(str(path), f"it can't be read: {error.strerror}") from None
 
     def remove(self, folder: str) -> None:
         """Remove a folder and its files if it exists and isn't a symbolic link."""
@@ -141,14 +153,35 @@ class RemoteStorage:
             self._retry(partial(self._remote.filesystem.put_file, str(path), target))
             path.unlink()
 
-    def fetch(self, folder: str, file: CheckpointFile, into: Path, on_bytes: OnBytes = lambda count: None) -> Path:
-        path, name = into / file.name, f"{folder}/{file.name}"
+    def read_range(self, name: str, start: int, stop: int, num_bytes: int) -> bytearray:
         where = f"{self.location}/{name}"
-        error = damaged_error(where, f"it has more than {file.num_bytes:,} bytes")
-        self._read_or_none(lambda: self._remote.download(name, path, file.num_bytes, error))
-        # This also raises if the file does not exist.
-        check_file(path, file, on_bytes, where)
-        return path
+        # One byte more than the file should have: the answer tells whether it is longer.
+        end = stop + 1 if stop == num_bytes else stop
+        path = join(self._remote.root, name)
+
+        def request() -> bytes:
+            try:
+                return bytes(self._remote.filesystem.cat_file(path, start=start, end=end))
+            except FileNotFoundError:
+                raise
+            except Exception:
+                # A server refuses a range after the end of an object; don't try that again.
+                size = int(self._remote.filesystem.info(path, refresh=True)["size"])
+                if size <= start:
+                    raise short(size) from None
+                raise
+
+        def short(size: int) -> DataError:
+            return damaged_error(where, f"it has {size:,} bytes, not {num_bytes:,}")
+
+        content = self._read_or_none(request)
+        if content is None:
+            raise damaged_error(where, "it is missing")
+        if len(content) > stop - start:
+            raise damaged_error(where, f"it has more than {num_bytes:,} bytes")
+        if len(content) < stop - start:
+            raise short(start + len(content))
+        return bytearray(content)
 
     def remove(self, folder: str) -> None:
         path = join(self._remote.root, folder)
@@ -174,34 +207,15 @@ def open_storage(location: Path | str, retry_seconds: float = 300.0) -> Storage:
     return RemoteStorage(str(location), retry_seconds) if is_remote(location) else LocalStorage(Path(location))
 
 
-def check_file(
-    path: Path, file: CheckpointFile, on_bytes: OnBytes = lambda count: None, where: str | None = None
-) -> None:
-    """Raise DataError if a file (`where` in the message) is missing or damaged; `on_bytes` is passed to `digest_of`."""
-    where = where or str(path)
-    try:
-        _reject_symlinks(path.parent, path)
-        status = path.stat()
-        if not stat.S_ISREG(status.st_mode):
-            raise damaged_error(where, "it is not a file")
-        if status.st_size != file.num_bytes:
-            raise damaged_error(where, f"it has {status.st_size:,} bytes, not {file.num_bytes:,}")
-        if digest_of(path, on_bytes) != file.sha256:
-            raise damaged_error(where, "checksum mismatch")
-    except FileNotFoundError:
-        raise damaged_error(where, "it is missing") from None
-    except OSError as error:
-        raise damaged_error(where, f"it can't be read: {error.strerror}") from None
-
-
-def digest_of(path: Path, on_bytes: OnBytes = lambda count: None) -> str:
-    """Return the SHA-256 of a file in hexadecimal; after each read, `on_bytes` is called with the number of bytes."""
-    digest = hashlib.sha256()
-    with path.open("rb", buffering=0) as file:
-        while content := file.read(_READ_BYTES):
-            digest.update(content)
-            on_bytes(len(content))
-    return digest.hexdigest()
+def _read_at(descriptor: int, start: int, stop: int) -> bytearray:
+    """Return the bytes from `start` to `stop` of an open file, or up to its end if that comes first."""
+    content, position = bytearray(stop - start), 0
+    view = memoryview(content)
+    while count := os.preadv(descriptor, [view[position:]], start + position):
+        position += count
+    view.release()
+    del content[position:]
+    return content
 
 
 def _reject_symlinks(*paths: Path) -> None:

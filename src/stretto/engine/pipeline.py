@@ -144,7 +144,7 @@ class PipelineEngine:
         self.precision = check_precision(precision, model)
         rnns = [rnn for run in self.runs for rnn in run.fused_stack.rnns]
         self.cast_weights = CastWeights(rnns, compute_dtype(precision))
-        self.tied_weights = TiedWeights(stack, mesh, {})
+        self.tied_weights = TiedWeights(stack, {})
         self.first_block = model.first  # the index of the whole model's first block
         self.vocab_head: VocabHead | None = None  # if all stages share the last block's work
         self._boundaries: list[Boundary] | None = None

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from stretto.blocks.stack import Stack
-from stretto.mesh.mesh import Mesh
+from stretto.mesh.stage_group import StageGroup
 
 Stages = tuple[int, ...]
 
@@ -35,16 +35,14 @@ def find_holders(model: Stack, parts: Sequence[slice], num_stages: int) -> dict[
 
 
 class TiedWeights:
-    """This stage's copies of the weights that other stages hold too; `holders` is the result of `find_holders`.
+    """This stage's copies of the weights that other stages hold too; `groups` has the group of their holders by name.
 
     All stages process the weights in the same order, so stages that share several of them don't wait for each other.
     """
 
-    def __init__(self, stack: Stack, mesh: Mesh, holders: Mapping[str, Stages]) -> None:
-        weights = stack.named_weights() if holders else {}
-        self._shared = [
-            (weights[name], mesh.stage_groups[stages]) for name, stages in holders.items() if mesh.stage in stages
-        ]
+    def __init__(self, stack: Stack, groups: Mapping[str, StageGroup]) -> None:
+        weights = stack.named_weights() if groups else {}
+        self._shared = [(weights[name], group) for name, group in groups.items()]
 
     @torch.no_grad()
     def copy_from_first_stage(self) -> None:

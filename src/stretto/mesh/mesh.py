@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from stretto.base.errors import MeshError
 from stretto.mesh.channel import Channel
@@ -65,12 +66,18 @@ class Mesh:
         # The ranks that hold this rank's blocks, and its number among them.
         self.num_copies = self.num_replicas * self.num_spans
         self.copy_index = self.replica * self.num_spans + self.span
+        self._copy_ranks = [
+            topology.rank(replica, self.stage + span)
+            for replica in range(self.num_replicas)
+            for span in range(self.num_spans)
+        ]
         self.is_first_stage = self.stage == 0  # it reads a window's inputs
         self.is_last_stage = self.stage == self.num_stages - 1  # it reads a window's targets and computes the loss
         self.forward_channel: Channel | None = None
         self.backward_channel: Channel | None = None
         self.replica_group: dist.ProcessGroup | None = None
         self.stage_groups: dict[tuple[int, ...], StageGroup] = {}  # by the stages
+        self.tied_groups: dict[str, StageGroup] = {}  # by the name of a weight that other stages hold too
         self.num_groups = 0  # that this rank has created; the same on every rank
         # If a rank has already failed, the barrier raises its published error; new_group would wait for that rank.
         self.world.barrier()
@@ -78,6 +85,11 @@ class Mesh:
             self._create_groups()
             for stages in sorted(set(shared_by)):
                 self._create_stage_group(stages)
+
+    def broadcast_to_copies(self, tensor: Tensor, source: int) -> None:
+        """Replace a tensor on all ranks that hold this rank's blocks with that of number `source` among them."""
+        with self.world.collective("broadcast to ranks with the same blocks"):
+            dist.broadcast(tensor, self._copy_ranks[source], group=self.replica_group)
 
     def _create_groups(self) -> None:
         if self.topology.num_columns > 1:

@@ -18,6 +18,11 @@ class StageGroup:
     def __init__(self, world: World, group: dist.ProcessGroup, ranks: list[int]) -> None:
         self._world, self._group, self._ranks = world, group, ranks
 
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the first stage of the group."""
+        return self._world.rank == self._ranks[0]
+
     def all_reduce(self, tensor: Tensor) -> None:
         """Replace the tensor with its sum over the group, with the same bits on every rank of every replica."""
         with self._world.collective("all_reduce of tied weights"):

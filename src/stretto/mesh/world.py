@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from stretto.base.device_copy import to_device
-from stretto.base.errors import SHARED_ERRORS, LostPeerError, StrettoError
+from stretto.base.errors import SHARED_ERRORS, LostPeerError, MeshError, StrettoError
 from stretto.mesh.c10d import HashStore
 from stretto.mesh.launcher_watch import Launcher
 from stretto.mesh.liveness import WAITING, Failure, Liveness
@@ -163,13 +163,49 @@ class World:
                 dist.broadcast(tensor, source, group=self.group)
         return tensor
 
-    def broadcast_text(self, text: str) -> str:
-        """Return rank 0's `text` on every rank."""
-        encoded = text.encode() if self.is_rank_zero else b""
-        # Only rank 0 has a length other than zero, so the sum broadcasts it.
-        (num_bytes,) = self.all_reduce([float(len(encoded))])
-        buffer = torch.tensor(list(encoded) if self.is_rank_zero else [0] * int(num_bytes), dtype=torch.uint8)
-        return bytes(self.broadcast(buffer.to(self.device), 0).tolist()).decode() if num_bytes else ""
+    def broadcast_text(self, text: str, source: int = 0) -> str:
+        """Return the `text` of rank `source` on every rank."""
+        return self.broadcast_bytes(text.encode(), source).decode()
+
+    def broadcast_bytes(self, content: bytes, source: int = 0) -> bytes:
+        """Return the `content` of rank `source` on every rank."""
+        if self.is_single_rank:
+            return content
+        # Only the source has a length other than zero, so the sum broadcasts it.
+        is_source = self.rank == source
+        (num_bytes,) = self.all_reduce([float(len(content) if is_source else 0)])
+        if not num_bytes:
+            return b""
+        buffer = torch.empty(int(num_bytes), dtype=torch.uint8)
+        if is_source:
+            buffer.numpy()[:] = memoryview(content)
+        return self.broadcast(buffer.to(self.device), source).cpu().numpy().tobytes()
+
+    @contextmanager
+    def fail_together(self, activity: str) -> Iterator[None]:
+        """Wait for all ranks at the end of this context; if a rank failed in it, raise its error on every rank.
+
+        Without this, the others would wait in their next collective for a rank that is gone. If several ranks failed,
+        the error of the first of them is raised. `activity` is this rank's status meanwhile.
+        """
+        self.set_status(activity)
+        error: StrettoError | None = None
+        try:
+            yield
+        except MeshError:
+            raise  # about the connection between the ranks, which are told in another way
+        except StrettoError as caught:
+            error = caught
+        if self.is_single_rank:
+            if error is not None:
+                raise error
+            return
+        (num_failed,) = self.all_reduce([float(error is not None)])
+        if num_failed:
+            failed = torch.zeros(self.size, device=self.device)
+            failed[self.rank] = error is not None
+            first = self.sum_over_ranks(failed).index(1.0)
+            raise _decode_error(self.broadcast_text("" if error is None else _encode_error(error), first)) from error
 
     @contextmanager
     def collective(self, name: str) -> Iterator[None]:
@@ -229,8 +265,7 @@ class World:
             print_error()
             return
         self.stop_watchdog(says_goodbye=False)
-        error_class = next((shared for shared in SHARED_ERRORS if isinstance(error, shared)), StrettoError)
-        self.liveness.publish_error(f"{error_class.__name__}\n{error}", print_error)
+        self.liveness.publish_error(_encode_error(error), print_error)
 
     def stop_watchdog(self, *, says_goodbye: bool) -> None:
         """Stop watching the other ranks. Without a goodbye, they see this one as lost as soon as its process ends."""
@@ -269,8 +304,7 @@ class World:
     def _describe(self, failure: Failure, activity: str) -> StrettoError:
         """Return the error that ends this rank after a failure; it may say "while {activity}"."""
         if failure.kind == "error":
-            class_name, _, message = (failure.text or "").partition("\n")
-            return next((shared for shared in SHARED_ERRORS if shared.__name__ == class_name), StrettoError)(message)
+            return _decode_error(failure.text or "")
         if failure.rank == self.rank:  # other ranks have reported this one
             return LostPeerError(
                 f"the other ranks could not reach rank {self.rank} and gave up on it while it was {activity}; "
@@ -294,3 +328,14 @@ class World:
         details = [str(topology.position(failure.rank))] if topology is not None and is_in_layout else []
         details += [] if failure.text is None else [f"last seen {failure.text}"]
         return f"rank {failure.rank} ({', '.join(details)})" if details else f"rank {failure.rank}"
+
+
+def _encode_error(error: StrettoError) -> str:
+    """Return an error as a text for other ranks: the name of its class, and its message."""
+    error_class = next((shared for shared in SHARED_ERRORS if isinstance(error, shared)), StrettoError)
+    return f"{error_class.__name__}\n{error}"
+
+
+def _decode_error(text: str) -> StrettoError:
+    class_name, _, message = text.partition("\n")
+    return next((shared for shared in SHARED_ERRORS if shared.__name__ == class_name), StrettoError)(message)

@@ -1,10 +1,11 @@
 """Checks a run before it starts: its inputs, its folder, and the checkpoint that it resumes from."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from stretto.base.errors import ConfigError, DataError, StrettoError
 from stretto.base.run_folder import RunFolder
-from stretto.checkpoint.checkpoint import Checkpoint, find_resume_checkpoint
+from stretto.checkpoint.checkpoint import Checkpoint, find_resume_point
 from stretto.checkpoint.storage import open_storage
 from stretto.config.run import RunConfig
 from stretto.config.toml import load_config
@@ -40,7 +41,7 @@ def prepare_run(
         _check_checkpoint(checkpoint, config, inputs)
     elif config.model.weights is not None:
         check_initial_weights(inputs.model, config.model.weights)
-    return inputs
+    return replace(inputs, checkpoint=checkpoint)
 
 
 def check_same_data(inputs: RunInputs, config: RunConfig, world: World) -> None:
@@ -81,7 +82,7 @@ def _newest_checkpoint(config: RunConfig) -> Checkpoint | None:
 
 def _find_checkpoint(config: RunConfig, resume: str, allowed_locations: Sequence[str] = ()) -> Checkpoint | None:
     storage = open_storage(checkpoint_location(config), config.data.retry_seconds)
-    return find_resume_checkpoint(storage, resume, config.data.retry_seconds, allowed_locations)
+    return find_resume_point(storage, resume, config.data.retry_seconds, allowed_locations).checkpoint
 
 
 def _check_folder(config: RunConfig, resume: str) -> None:

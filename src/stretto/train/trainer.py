@@ -24,6 +24,8 @@ from stretto.blocks.check_widths import check_inputs
 from stretto.blocks.row_summary import check_row_summary
 from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.manifest import TrainingState
+from stretto.checkpoint.restore import RankTensors, restore_tensors
+from stretto.checkpoint.shards import TensorShard, own_share
 from stretto.checkpoint.snapshot import Snapshot
 from stretto.config.train import TrainConfig
 from stretto.engine.engine import Engine, StepResult
@@ -47,7 +49,8 @@ from stretto.train.trainer_state import (
     optimizer_shard,
     optimizer_shards,
     set_optimizer_state,
-    shards_to_write,
+    shards_of_stage,
+    split_tied,
     weight_shards,
 )
 from stretto.train.weight_average import WeightAverage
@@ -264,9 +267,9 @@ class Trainer:
     def snapshot(self) -> Snapshot:
         """Return this rank's part of a checkpoint of the last step."""
         engine, windows = self.engine, self.windows
-        replicated = weight_shards(engine.stack) + optimizer_shards(engine.stack, self.optimizer)
-        replicated += self._average.shards()
-        shards = shards_to_write(engine.stack, replicated, engine.mesh.copy_index, engine.mesh.num_copies)
+        shared = weight_shards(engine.stack) + optimizer_shards(engine.stack, self.optimizer) + self._average.shards()
+        stage_shards = shards_of_stage(engine.stack, shared)
+        shards = own_share(stage_shards, engine.mesh.copy_index, engine.mesh.num_copies)
         if windows.is_stateful and self.state is not None:
             shards += lane_shards(engine.stack, self.state, windows.lane_indices, windows.lanes)
         training_state = TrainingState(
@@ -289,8 +292,12 @@ class Trainer:
         return Snapshot(training_state, shards)
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Resume from a checkpoint of any layout, as if this trainer had taken all steps up to it."""
+        """Resume from a checkpoint of any layout, as if this trainer had taken all steps up to it.
+
+        All ranks call this. Each reads a share of the checkpoint, and gets the rest from the others.
+        """
         stack, windows, training_state = self.engine.stack, self.windows, checkpoint.manifest.training_state
+        mesh = self.engine.mesh
         for name, value, saved_value in (
             ("seed", self.seed, training_state.seed),
             ("optimizer", type(self.optimizer).__name__, training_state.optimizer),
@@ -300,15 +307,18 @@ class Trainer:
                     f"{name}={value}, but {checkpoint.location} was saved with {name}={saved_value}; use that {name}"
                 )
         state = None
-        shards = weight_shards(stack)
-        optimizer_state = allocate_optimizer_state(stack, self.optimizer, checkpoint)
-        for name, values in optimizer_state.items():
-            shards += [optimizer_shard(stack, name, key, value) for key, value in values.items()]
-        shards += self._average.allocate(checkpoint)
-        if windows.is_stateful and any(name.startswith("lanes.") for name in checkpoint.manifest.tensors()):
-            state = allocate_lane_state(stack, len(windows.lane_indices), self.engine.mesh.world.device)
-            shards += lane_shards(stack, state, windows.lane_indices, windows.lanes)
-        checkpoint.read(shards)
+        lanes: list[TensorShard] = []
+        with mesh.world.fail_together("preparing to restore"):
+            shared = weight_shards(stack)
+            optimizer_state = allocate_optimizer_state(stack, self.optimizer, checkpoint)
+            for name, values in optimizer_state.items():
+                shared += [optimizer_shard(stack, name, key, value) for key, value in values.items()]
+            shared += self._average.allocate(checkpoint)
+            if windows.is_stateful and any(name.startswith("lanes.") for name in checkpoint.manifest.tensors()):
+                state = allocate_lane_state(stack, len(windows.lane_indices), mesh.world.device)
+                lanes = lane_shards(stack, state, windows.lane_indices, windows.lanes)
+        untied, tied = split_tied(shared, mesh.tied_groups)
+        restore_tensors(checkpoint, mesh, RankTensors(untied, lanes, tied))
         set_optimizer_state(stack, self.optimizer, optimizer_state)
         self.state, self.step, self.position = state, training_state.step, training_state.position
         self.skipped, self._consecutive_skips = training_state.skipped, training_state.consecutive_skips

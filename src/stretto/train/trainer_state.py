@@ -7,7 +7,7 @@ lanes.<block>.<number>     the state tensors of each block, with one row per lan
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from stretto.base.window import Rows
 from stretto.blocks.stack import Stack
 from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.shards import TensorShard
+from stretto.mesh.stage_group import StageGroup
 
 Optimizer = torch.optim.Optimizer
 
@@ -61,25 +62,37 @@ def lane_shards(stack: Stack, state: State, lane_indices: range, num_lanes: int)
     ]
 
 
-def shards_to_write(stack: Stack, shards: Sequence[TensorShard], replica: int, num_replicas: int) -> list[TensorShard]:
-    """Return the shards that this replica writes: all replicas hold the same ones, and split the bytes about evenly.
+def shards_of_stage(stack: Stack, shards: Iterable[TensorShard]) -> list[TensorShard]:
+    """Return the shards that this stage saves, so that over all stages each is saved once.
 
-    Those of a weight that stages share are written by the first of them only. If stages split the rows of a weight,
-    each writes its own, and the one with the first row writes what belongs to all rows, such as a counter.
+    Those of a weight that stages share are saved by the first of them only. If stages split the rows of a weight,
+    each saves its own, and the one with the first row saves what belongs to all rows, such as a counter.
     """
-    owned = []
+    own = []
     for shard in shards:
         name = shard.name.partition(".")[2]
         if stack.has_block_of(name) and (shard.full_rows is not None or stack.rows_of(name)[0] == 0):
-            owned.append(shard)
-    num_bytes = [0] * num_replicas
-    assigned = []
-    for shard in sorted(owned, key=lambda shard: (-shard.tensor.nbytes, shard.name)):
-        writer = num_bytes.index(min(num_bytes))
-        num_bytes[writer] += shard.tensor.nbytes
-        if writer == replica:
-            assigned.append(shard)
-    return assigned
+            own.append(shard)
+    return own
+
+
+def split_tied(
+    shards: Iterable[TensorShard], groups: Mapping[str, StageGroup]
+) -> tuple[list[TensorShard], list[tuple[TensorShard, StageGroup]]]:
+    """Return the shards that only this stage holds, and those of tied weights, with the group of their stages.
+
+    All stages have the latter in the same order. Counters count as the former: they are small, and may be elsewhere
+    than on the device.
+    """
+    untied, tied = [], []
+    for shard in shards:
+        kind, _, name = shard.name.partition(".")
+        group = groups.get(name.rpartition(".")[0] if kind == "optimizer" else name)
+        if group is None or not shard.tensor.dim():
+            untied.append(shard)
+        else:
+            tied.append((shard, group))
+    return untied, sorted(tied, key=lambda pair: pair[0].name)
 
 
 def allocate_optimizer_state(

@@ -1,0 +1,124 @@
+"""Ranks restore together: each byte of a checkpoint is read once, whatever layout saved it, and all get the same."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers.layout_cases import NUM_TOKENS
+from helpers.rank_pool import RankPools
+from helpers.restoring_ranks import (
+    GRID,
+    MAX_READ,
+    REPLICAS,
+    STAGES,
+    HeldRows,
+    check_restored,
+    held_rows,
+    make_trainer,
+    restore,
+    restore_or_fail,
+    save,
+)
+from stretto import Layout, World
+from stretto.checkpoint import find_checkpoint
+from stretto.checkpoint.storage import LocalStorage
+
+
+def restore_and_count(
+    world: World, location: Path, layout: Layout, num_tokens: int = NUM_TOKENS
+) -> tuple[HeldRows, int, list[str]]:
+    """Restore; return also how many bytes this rank has read from storage, and which small files."""
+    sizes: list[int] = []  # of the reads; several threads read
+    names: list[str] = []
+
+    def counting(method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(storage: LocalStorage, name: str, *arguments: int) -> bytes | bytearray:
+            content: bytes | bytearray = method(storage, name, *arguments)
+            sizes.append(len(content))
+            if not arguments:
+                names.append(name)
+            return content
+
+        return call
+
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("read", "read_range"):
+            patch.setattr(LocalStorage, name, counting(getattr(LocalStorage, name)))
+        held = restore(world, location, layout, num_tokens)
+    return held, sum(sizes), names
+
+
+@pytest.fixture(scope="module")
+def saved_by(pools: RankPools, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The folders of checkpoints that 4 ranks have saved, by layout."""
+    folders = {}
+    for name, layout in (("replicas", REPLICAS), ("grid", GRID)):
+        folders[name] = tmp_path_factory.mktemp(name)
+        written = pools[4].run(save, folders[name], layout)
+        # The ranks of a stage write equal shares, whatever the sizes of its tensors are.
+        for stage in range(layout.stages):
+            of_stage = written[stage :: layout.stages]
+            assert min(of_stage) > 0.99 * max(of_stage) > 1e6
+    return folders
+
+
+@pytest.mark.parametrize(
+    ("saver", "layout"),
+    [("replicas", REPLICAS), ("grid", GRID), ("grid", REPLICAS), ("replicas", STAGES)],
+    ids=["4 replicas", "2 x 2", "2 x 2 to 4 replicas", "4 replicas to 4 stages"],
+)
+def test_all_ranks_together_read_a_checkpoint_once(
+    saver: str, layout: Layout, saved_by: dict[str, Path], pools: RankPools
+) -> None:
+    folder = saved_by[saver]
+    checkpoint = find_checkpoint(folder)
+    results = pools[4].run(restore_and_count, folder, layout)
+    check_restored([held for held, _, _ in results], Path(checkpoint.location), checkpoint.manifest)
+    counts = [num_bytes for _, num_bytes, _ in results]
+    assert sum(counts) <= MAX_READ * checkpoint.manifest.num_bytes
+    # The ranks of a stage read about the same: a tensor of this model has at most 0.8 MB.
+    for stage in range(layout.stages):
+        of_stage = counts[stage :: layout.stages]
+        assert max(of_stage) - min(of_stage) < 1e6
+    manifests = [name for _, _, names in results for name in names if name.endswith("manifest.json")]
+    assert len(manifests) == 1, "rank 0 reads it for all"
+
+
+def test_a_weight_that_two_stages_hold_is_read_once(pools: RankPools, tmp_path: Path) -> None:
+    """The table is a quarter of the model."""
+    pools[4].run(save, tmp_path, STAGES, 2000)
+    checkpoint = find_checkpoint(tmp_path)
+    for layout in (GRID, STAGES):
+        results = pools[4].run(restore_and_count, tmp_path, layout, 2000)
+        check_restored([held for held, _, _ in results], Path(checkpoint.location), checkpoint.manifest)
+        assert sum(num_bytes for _, num_bytes, _ in results) <= MAX_READ * checkpoint.manifest.num_bytes
+
+
+def test_one_process_reads_all_that_ranks_have_saved(saved_by: dict[str, Path]) -> None:
+    for folder in saved_by.values():
+        checkpoint = find_checkpoint(folder)
+        trainer = make_trainer(World(0, 1, torch.device("cpu")), Layout())
+        trainer.restore(checkpoint)
+        check_restored([held_rows(trainer)], Path(checkpoint.location), checkpoint.manifest)
+
+
+@pytest.mark.parametrize("layout", [REPLICAS, GRID], ids=["4 replicas", "2 x 2"])
+def test_a_damaged_file_ends_all_ranks_with_the_same_error(
+    layout: Layout, pools: RankPools, saved_by: dict[str, Path]
+) -> None:
+    folder = saved_by["replicas"]
+    path = Path(find_checkpoint(folder).location) / "rank-00002.safetensors"
+    content = path.read_bytes()
+    try:
+        path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+        damaged = pools[4].run(restore_or_fail, folder, layout)
+        path.unlink()
+        missing = pools[4].run(restore_or_fail, folder, layout)
+    finally:
+        path.write_bytes(content)
+    remedy = "resume from a different checkpoint, or copy it again"
+    assert damaged == [f"{path} is damaged (checksum mismatch); {remedy}"] * 4
+    assert missing == [f"{path} is damaged (it is missing); {remedy}"] * 4
