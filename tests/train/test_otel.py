@@ -179,7 +179,7 @@ def test_a_run_without_its_collector_goes_on_with_one_warning_and_keeps_the_secr
         list(Run(load_config(write_config(byte_corpus, tmp_path, "auto", steps=3))).events())
     assert len(read_log(tmp_path / "run", "step")) == 3 and (tmp_path / "run" / "weights.safetensors").is_file()
     (warning,) = [record.getMessage() for record in caplog.records]
-    assert warning.startswith("the tracker of logging.otlp_endpoint may lack log lines (")
+    assert warning.startswith("the tracker of logging.otlp_endpoint may lack log lines (can't push")
     assert f"can't push to http://127.0.0.1:{port}/in: ConnectionError" in warning
     output = capfd.readouterr()
     assert SECRET not in caplog.text + output.out + output.err

@@ -12,5 +12,5 @@ class NodeReport:
     seconds: tuple[float, ...]  # mean per step
     busy: tuple[float, ...]  # mean seconds per step spent on data, compute and the optimizer, not waiting
     waiting: tuple[float, ...]  # mean seconds per step spent waiting for other ranks
-    data: tuple[float, ...]  # mean seconds per step spent waiting for data
+    data: tuple[float, ...]  # the part of `busy` spent waiting for data
     memory: tuple[int, ...]  # peak bytes so far, allocated on an accelerator or resident on the CPU

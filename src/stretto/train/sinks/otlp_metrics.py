@@ -4,6 +4,7 @@ The SDK reads the standard variables OTEL_EXPORTER_OTLP_* (headers, certificates
 OTEL_RESOURCE_ATTRIBUTES itself. Headers may be secret: this module never sees them.
 """
 
+import errno
 import logging
 import math
 import os
@@ -80,7 +81,7 @@ class OtlpMetrics:
             self._histograms[name].record(max(0.0, value))
 
     def push_if_due(self) -> None:
-        """Push all metrics, at most once per OTEL_METRIC_EXPORT_INTERVAL; raise ConnectionError if that fails."""
+        """Push all metrics, at most once per OTEL_METRIC_EXPORT_INTERVAL; raise OSError if that fails."""
         if time.monotonic() >= self._next_push:
             try:
                 self._push()
@@ -101,7 +102,7 @@ class OtlpMetrics:
         self._log_filter.reason = "no answer"
         self._reader.collect()
         if self._exporter.has_failed:
-            raise ConnectionError(f"can't push to {self._shown_url}: {self._log_filter.reason}")
+            raise OSError(errno.EIO, f"can't push to {self._shown_url}: {self._log_filter.reason}")
 
     def _create_gauge(self, name: str) -> None:
         if name not in self._names:
