@@ -3,6 +3,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,10 +14,10 @@ import pytest
 from helpers.prepared_files import KINDS, Preparation, content, make_preparation
 from stretto.errors import DataError
 from stretto.prepare import launcher_ranks, leader_lock
-from stretto.prepare.launcher_ranks import Ranks
+from stretto.prepare.launcher_ranks import Ranks, RankSession
 from stretto.prepare.part_runner import PartResult, PartResults, PartRunner, file_record, in_order, part_name
 from stretto.prepare.prepare_job import open_job
-from stretto.prepare.work_folder import LEADER, WorkFolder, open_work_folder
+from stretto.prepare.work_folder import LEADER, LocalWorkFolder, WorkFolder, open_work_folder
 
 
 @pytest.fixture(autouse=True)
@@ -119,6 +120,39 @@ def test_each_part_is_claimed_by_one_rank_and_ranks_share_the_work(tmp_path: Pat
         assert list(threads.map(run, range(4))) == [{"parts": list(range(40))}] * 4
     assert sorted(number for task in tasks for number in task.numbers) == list(range(40))
     assert all(len(task.numbers) > 3 for task in tasks)
+
+
+def test_ranks_that_take_the_share_of_another_rarely_try_to_claim_the_same_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three ranks of four take turns; the fourth does not come. After a claim that fails, a rank lists all claims."""
+    num_listed, sizes = 0, LocalWorkFolder.sizes
+
+    def count(folder: LocalWorkFolder, name: str) -> dict[str, int]:
+        nonlocal num_listed
+        num_listed += "/claims-" in name
+        return sizes(folder, name)
+
+    monkeypatch.setattr(LocalWorkFolder, "sizes", count)
+    folder = LocalWorkFolder(str(tmp_path), str(tmp_path / "out"))
+    (tmp_path / "parts" / "token").mkdir(parents=True)
+    sessions = [RankSession(Ranks(rank, 4), folder, "token") for rank in range(3)]
+    claims = [session._claim("write", range(400), set()) for session in sessions]
+    claimed = [number for turn in zip_longest(*claims) for number in turn if number is not None]
+    assert sorted(claimed) == list(range(400))
+    assert num_listed < 60  # of 100 parts of the fourth rank
+
+
+def test_rank_0_lists_results_for_a_tenth_of_its_time() -> None:
+    now = 0.0
+    listing = launcher_ranks.RareListing(lambda: now)
+    assert listing.is_due()
+    with listing:
+        now += 2.0
+    now += 19.0
+    assert not listing.is_due()
+    now += 1.0
+    assert listing.is_due()
 
 
 def test_the_parts_of_a_lost_rank_are_prepared_by_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

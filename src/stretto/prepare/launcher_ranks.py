@@ -13,6 +13,7 @@ data/book.partial/parts/
 """
 
 import json
+import random
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ _POLL_SECONDS = 0.3  # the first pause, and the longest one
 _MAX_POLL_SECONDS = 3.0
 _START_FACTOR = 5  # ranks may start minutes apart, so rank 0 is waited for longer than it may be silent later
 _REPORT_SECONDS = 10.0  # for rank 0 to report its error
+_LISTING_PAUSE = 10  # rank 0 lists results for at most a tenth of its time
 
 
 @dataclass(frozen=True)
@@ -84,19 +86,26 @@ class RankSession:
         """Prepare the unfinished of all parts with all ranks; yield the number of each when it is finished."""
         missing, num_opened = dict(unfinished), 0
         result_names = runner.result_names(enumerate(parts))
-        key, pauses = fingerprint(list(result_names)), _Pauses()
+        key, pauses, listing = fingerprint(list(result_names)), _Pauses(), RareListing()
         self._write(f"open-{runner.name}", {"parts": key, "number": num_opened})
+        claims, is_waiting = self._claim(runner.name, missing, set()), False
         while missing:
             self._raise_reported()
-            for number in self._claim(runner.name, missing, set()):
-                runner(number, missing[number])
-                break
-            else:
+            claimed = next(claims, None)
+            if claimed is None and is_waiting:
                 if self._release_lost(runner.name, missing):
                     num_opened += 1
                     self._write(f"open-{runner.name}", {"parts": key, "number": num_opened})
+                    claims = self._claim(runner.name, missing, set())
                 pauses.wait()
-            for number in sorted(runner.finished(result_names) & missing.keys()):
+            elif claimed in missing:  # else a rank that was believed lost has finished it
+                runner(claimed, missing[claimed])
+            is_waiting = claimed is None  # for the other ranks to finish their parts
+            if not is_waiting and not listing.is_due():
+                continue
+            with listing:
+                finished = runner.finished(result_names)
+            for number in sorted(finished & missing.keys()):
                 del missing[number]
                 pauses = _Pauses()
                 yield number
@@ -185,11 +194,13 @@ class RankSession:
             self.report(error)
 
     def _claim(self, name: str, numbers: Sequence[int] | Mapping[int, Any], done: set[int]) -> Iterator[int]:
-        """Yield the parts that this rank claims, one by one; the ranks begin at different ones."""
-        taken = self._claimed(name)
-        ordered = list(numbers)
-        start = self.ranks.rank * len(ordered) // self.ranks.size
-        for number in (*ordered[start:], *ordered[:start]):
+        """Yield the parts that this rank claims, one by one: first its own share, then what others have not begun."""
+        taken, ordered = self._claimed(name), list(numbers)
+        start, stop = (rank * len(ordered) // self.ranks.size for rank in (self.ranks.rank, self.ranks.rank + 1))
+        # In an order of its own: ranks that all went through them in the same one would claim the same, part for part.
+        others = [*ordered[stop:], *ordered[:start]]
+        random.Random(self.ranks.rank).shuffle(others)
+        for number in (*ordered[start:stop], *others):
             if number in taken or number in done:
                 continue
             if self.folder.create(self._path(f"claims-{name}/{number:05}"), str(self.ranks.rank).encode()):
@@ -264,6 +275,23 @@ class RankSession:
 
 class _OutcomeError(Exception):
     """Rank 0 has ended with an error before this rank got what it asked for; `leave` raises that error."""
+
+
+class RareListing:
+    """Says when rank 0 may list the results again: it spends little of its time on that, however many there are."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._started, self._due = clock, 0.0, clock()
+
+    def is_due(self) -> bool:
+        return self._clock() >= self._due
+
+    def __enter__(self) -> None:
+        self._started = self._clock()
+
+    def __exit__(self, *_: object) -> None:
+        now = self._clock()
+        self._due = now + _LISTING_PAUSE * (now - self._started)
 
 
 class _Pauses:
