@@ -22,7 +22,10 @@ from stretto.windows.row_units import StepUnits
 
 EXAMPLES = settings(max_examples=60, deadline=None)
 
-shards = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=20), min_size=1, max_size=3)
+# Of equal lengths, there are as many windows as there can be.
+shards = st.lists(st.lists(st.integers(1, 40), min_size=1, max_size=20), min_size=1, max_size=3) | st.lists(
+    st.integers(5, 40).flatmap(lambda size: st.just([20] * size)), min_size=1, max_size=3
+)
 
 
 @contextmanager

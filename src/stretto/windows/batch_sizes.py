@@ -37,8 +37,8 @@ _MAX_ROWS_OF_SECTIONS = 1 << 25
 _MIN_SECTION_BATCHES_PER_POOL = 32
 # With sections, a run has at least this many times the longest row's time steps, so that runs are about equally large.
 _MIN_ROWS_PER_RUN = 128
-# Sliding windows have sections if they are about this fraction of as many as there could be, or more: batches are so much
-# smaller than they could be. It may be less if batches are too large for each rank to plan all of them.
+# Sliding windows have sections if they are about this fraction of as many as there could be, or more: batches are that
+# much smaller than they could be. It may be less if batches are too large for each rank to plan all of them.
 _MIN_DENSITY = 0.85
 _MIN_DENSITY_OF_LARGE_BATCHES = 0.25
 
