@@ -9,7 +9,7 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
-from helpers.prepared_files import make_preparation
+from helpers.prepared_files import content, make_preparation
 from stretto.errors import DataError
 from stretto.prepare import work_folder
 from stretto.prepare.work_folder import RemoteWorkFolder, WorkFolder, open_work_folder
@@ -82,3 +82,23 @@ def test_a_copy_that_is_not_there_leaves_no_index(
         preparation.run(memory_url)
     names = fsspec.filesystem("memory").find(memory_url)
     assert names and not any(name.endswith("index.json") for name in names)
+
+
+def test_files_are_copied_in_batches_that_are_retried_one_by_one(
+    memory_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    preparation = make_preparation("series", tmp_path, 10)
+    preparation.run(tmp_path / "plain")
+    copy, batches = MemoryFileSystem.copy, list[list[str]]()
+
+    def copy_at_the_second_try(filesystem: Any, sources: list[str], targets: list[str]) -> None:  # noqa: ANN401
+        batches.append(sources)
+        if batches.count(sources) == 1:
+            raise ConnectionError("reset by peer")
+        copy(filesystem, sources, targets)
+
+    monkeypatch.setattr(work_folder, "_COPIED_AT_ONCE", 4)
+    monkeypatch.setattr(MemoryFileSystem, "copy", copy_at_the_second_try)
+    preparation.run(memory_url)
+    assert content(memory_url) == content(tmp_path / "plain")
+    assert max(map(len, batches)) == 4 and len(batches) == 2 * len(set(map(tuple, batches))) > 4

@@ -24,6 +24,7 @@ from stretto.store.pages import PagedFile
 _RETRY_SECONDS = 60.0
 _READ_BYTES = 1 << 20  # per request
 _CREATE_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)  # in seconds, on average
+_COPIED_AT_ONCE = 500  # files
 PARTS = "parts"  # the subfolder of results, and of half-written files: a late writer leaves none of them in a store
 LEADER = f"{PARTS}/leader"  # of the process that writes the folder, see `leader_lock`
 _COPYING = f"{PARTS}/copying"
@@ -204,9 +205,11 @@ class RemoteWorkFolder:
         # From now on, files in the target are ours: a second start may remove them.
         self.write(_COPYING, b"")
         # The server copies them, many at a time. The parts stay until the store is complete. A missing one is an error.
-        targets = [join(self._open()[1], new_name) for new_name in new_names.values()]
-        if new_names:
-            self._request(lambda filesystem: filesystem.copy([self._path(name) for name in new_names], targets))
+        target, names = self._open()[1], list(new_names)
+        for start in range(0, len(names), _COPIED_AT_ONCE):  # each batch has its own retries
+            batch = names[start : start + _COPIED_AT_ONCE]
+            sources, targets = [self._path(name) for name in batch], [join(target, new_names[name]) for name in batch]
+            self._request(partial(_copy, sources, targets))
 
     def store_sizes(self, split: str) -> dict[str, int]:
         return self._sizes(join(self._open()[1], split).rstrip("/"))
@@ -285,6 +288,10 @@ class RemoteWorkFolder:
 
 
 WorkFolder = LocalWorkFolder | RemoteWorkFolder
+
+
+def _copy(sources: list[str], targets: list[str], filesystem: Any) -> None:  # noqa: ANN401 - fsspec has no types
+    filesystem.copy(sources, targets)
 
 
 def open_work_folder(target: Path | str) -> WorkFolder:
