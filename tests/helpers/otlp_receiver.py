@@ -50,7 +50,7 @@ def number(point: NumberDataPoint) -> float:
 class OtlpReceiver:
     """Listens on loopback, and answers each request with the same status."""
 
-    def __init__(self, status: int = 200) -> None:
+    def __init__(self, status: int = 200, port: int = 0) -> None:
         self.pushes: list[Push] = []
         pushes = self.pushes
 
@@ -69,7 +69,7 @@ class OtlpReceiver:
             def log_message(self, *_: object) -> None:
                 """Print nothing."""
 
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
         self.url = f"http://127.0.0.1:{self._server.server_port}"
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 

@@ -35,7 +35,7 @@ class LoggingConfig(StrictModel):
             return endpoint
         try:
             url = urlsplit(endpoint)
-            is_url = url.scheme in ("http", "https") and bool(url.hostname)
+            is_url = url.scheme in ("http", "https") and bool(url.hostname) and url.port != 0  # raises if it is invalid
         except ValueError:
             is_url = False
         # The messages don't have the value, which may be a secret.

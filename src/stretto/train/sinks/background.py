@@ -36,13 +36,13 @@ class BackgroundSink:
         else:
             self._warn("it is slower than the run")
 
-    def close(self, status: RunStatus) -> None:
-        """Wait until all lines are written, for at most 30 s; `status` is how the run ended."""
+    def close(self, status: RunStatus, seconds: float = _CLOSE_TIMEOUT_SECONDS) -> None:
+        """Wait until all lines are written, for a limited time; `status` is how the run ended."""
         self._status = status
         self._lines.put(None)
-        self._thread.join(_CLOSE_TIMEOUT_SECONDS)
+        self._thread.join(seconds)
         if self._thread.is_alive():
-            self._warn(f"it did not finish within {_CLOSE_TIMEOUT_SECONDS:.0f} s")
+            self._warn(f"it did not finish within {seconds:.0f} s")
 
     def _write_lines(self) -> None:
         with self._catch_errors():
@@ -50,10 +50,19 @@ class BackgroundSink:
                 self._write(line)
             if not self._has_warned:  # otherwise the history may be incomplete
                 self._sink.end_history()
-        while (line_or_end := self._lines.get()) is not None:
+        while (line_or_end := self._next_line()) is not None:
             self._write(line_or_end)
         with self._catch_errors():
             self._sink.close(self._status)
+
+    def _next_line(self) -> LogLine | None:
+        """Wait for a line; None at the end. Wake the sink meanwhile, if it asks for that."""
+        while True:
+            try:
+                return self._lines.get(timeout=self._sink.wake_seconds)
+            except queue.Empty:
+                with self._catch_errors():
+                    self._sink.wake()
 
     def _write(self, line: LogLine) -> None:
         with self._catch_errors():

@@ -1,15 +1,20 @@
 """NodeSinks: the sinks of ranks other than rank 0, for the figures of their node's ranks."""
 
+import logging
 from dataclasses import asdict
 from pathlib import Path
 from typing import Self
 
 from stretto.config.logging import LoggingConfig
 from stretto.train.node_report import NodeReport
-from stretto.train.sinks.background import BackgroundSink
+from stretto.train.sinks.background import BackgroundSink, describe_error
 from stretto.train.sinks.otel import OtelSink
 from stretto.train.sinks.sink import NODE
 from stretto.train.sinks.sinks import check_node_sinks, run_status
+
+_CLOSE_SECONDS, _CLOSE_SECONDS_AFTER_ERROR = 30.0, 2.0
+
+_log = logging.getLogger(__name__)
 
 
 class NodeSinks:
@@ -28,12 +33,19 @@ class NodeSinks:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._sink is not None:
-            self._sink.close(run_status(error))
+            # Other ranks learn of an error only after this.
+            self._sink.close(run_status(error), _CLOSE_SECONDS if error is None else _CLOSE_SECONDS_AFTER_ERROR)
 
     def write_node(self, report: NodeReport) -> None:
         """Queue a report, without waiting."""
         if self._endpoint is None:
             return
         if self._sink is None:
-            self._sink = BackgroundSink("otlp_endpoint", OtelSink(self._endpoint, self._folder))
+            try:
+                sink = OtelSink(self._endpoint, self._folder)
+            except Exception as error:  # noqa: BLE001 - a package that can't be imported must not end the run
+                _log.warning("logging.otlp_endpoint lacks this node (%s); the run is unaffected", describe_error(error))
+                self._endpoint = None
+                return
+            self._sink = BackgroundSink("otlp_endpoint", sink)
         self._sink.write(NODE, asdict(report))

@@ -2,10 +2,12 @@
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from stretto.base.fingerprint import fingerprint
+from stretto.base.metric_names import PER_CLASS
 from stretto.mesh.node import node_name, node_number
 from stretto.train.sinks.sink import NODE, RunStatus, Scalar, Sink, iter_scalars
 
@@ -37,23 +39,24 @@ _HISTOGRAMS = {
 class OtelSink(Sink):
     """A gauge per value, named as in Prometheus, and histograms over a node's ranks instead of a series per rank.
 
-    Only the straggler has its rank as an attribute, as long as it is one.
+    The scores of a class have the attribute `class`. Only the straggler has its rank as an attribute, while it is one.
     """
 
     is_per_node = True
+    wake_seconds = 1.0
 
     def __init__(self, endpoint: str, folder: Path) -> None:
-        self._endpoint, self._folder = endpoint, folder
+        # In this thread: a data worker that is forked during an import in another thread could wait for it forever.
+        from stretto.train.sinks.otlp_metrics import OtlpMetrics
+
+        self._open_metrics = partial(OtlpMetrics, endpoint, _describe_source(folder))
         self._metrics: OtlpMetrics | None = None
         self._is_opened = False
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         if not self._is_opened:
             self._is_opened = True  # once: what can't be opened would fail again for each line
-            # The import takes a while, but not the run's time: a sink's lines are written in its own thread.
-            from stretto.train.sinks.otlp_metrics import OtlpMetrics
-
-            self._metrics = OtlpMetrics(self._endpoint, _describe_source(self._folder))
+            self._metrics = self._open_metrics()
         if self._metrics is None:
             return
         if kind == NODE:
@@ -62,9 +65,13 @@ class OtelSink(Sink):
             _record_line(self._metrics, kind, values)
         self._metrics.push_if_due()
 
+    def wake(self) -> None:
+        if self._metrics is not None:
+            self._metrics.push_if_due()
+
     def close(self, status: RunStatus) -> None:
         if self._metrics is not None:
-            self._metrics.close()
+            self._metrics.close(tries_again=status == "finished")
 
 
 def _record_node(metrics: "OtlpMetrics", values: Mapping[str, object]) -> None:
@@ -79,18 +86,18 @@ def _record_node(metrics: "OtlpMetrics", values: Mapping[str, object]) -> None:
 
 
 def _record_line(metrics: "OtlpMetrics", kind: str, values: Mapping[str, object]) -> None:
-    straggler = values.get(_STRAGGLER)
-    for scalar in iter_scalars(kind, {name: value for name, value in values.items() if name != _STRAGGLER}):
+    straggler, table = values.get(_STRAGGLER), values.get(PER_CLASS)
+    for scalar in iter_scalars(kind, {name: values[name] for name in values if name not in (_STRAGGLER, PER_CLASS)}):
         if scalar.rank is None:
             metrics.set_gauge(_metric_name(scalar), scalar.value)
-    if kind != "ranks":
-        return
-    if isinstance(straggler, Mapping):
-        seconds, since = (float(straggler[name]) for name in ("seconds", "since"))
-        points = {"stretto.straggler.seconds": seconds, "stretto.straggler.since": since}
-        metrics.set_points(points, {"rank": str(straggler["rank"])})
-    else:
-        metrics.set_points({}, {})
+    for class_name, scores in table.items() if isinstance(table, Mapping) else ():
+        for scalar in iter_scalars(f"{kind}.{PER_CLASS}", scores):
+            metrics.set_gauge(_metric_name(scalar), scalar.value, ("class", class_name))
+    if kind == "ranks":
+        for name in ("seconds", "since"):
+            metrics.clear_gauge(f"stretto.straggler.{name}")
+            if isinstance(straggler, Mapping):
+                metrics.set_gauge(f"stretto.straggler.{name}", float(straggler[name]), ("rank", str(straggler["rank"])))
 
 
 def _metric_name(scalar: Scalar) -> str:

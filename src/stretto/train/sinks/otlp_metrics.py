@@ -23,7 +23,8 @@ from stretto.base.remote import without_secrets
 from stretto.config.logging import AUTO
 
 _DEFAULT_ENDPOINT, _PATH = "http://localhost:4318", "v1/metrics"
-_DEFAULT_INTERVAL_MILLISECONDS = "60000"  # as the standard says
+_DEFAULT_INTERVAL_MILLISECONDS = 60_000.0  # as the standard says
+_Attribute = tuple[str, str]  # its name and its value
 _MAX_REASON_LENGTH = 100
 # The logs of the exporter, and of the parser of headers, whose messages have the headers in them.
 _EXPORTER_LOG, _HEADER_LOG = OTLPMetricExporter.__module__, "opentelemetry.util.re"
@@ -42,33 +43,33 @@ class OtlpMetrics:
         self._shown_url = without_secrets(url)
         self._log_filter = _LogFilter()
         self._log_filter.install()
-        self._exporter = _Exporter(endpoint=url)
-        if self._log_filter.has_invalid_header:
+        try:
+            self._exporter = _Exporter(endpoint=url)
+            if self._log_filter.has_invalid_header:
+                raise ValueError("OTEL_EXPORTER_OTLP_HEADERS has a header that is not name=value")
+        except BaseException:
             self._log_filter.remove()
-            raise ValueError("OTEL_EXPORTER_OTLP_HEADERS has a header that is not name=value")
+            raise
         self._reader = PeriodicExportingMetricReader(self._exporter, export_interval_millis=math.inf)
         resource = Resource.create(dict(attributes)).merge(OTELResourceDetector().detect())
         self._provider = MeterProvider([self._reader], resource, shutdown_on_exit=False)
         self._meter = self._provider.get_meter("stretto")
-        self._interval = float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or _DEFAULT_INTERVAL_MILLISECONDS) / 1000
+        self._interval = _find_interval()
         self._next_push = 0.0
-        self._gauges: dict[str, float] = {}
+        self._gauges: dict[str, dict[_Attribute | None, float]] = {}
         self._histograms: dict[str, Histogram] = {}
-        # Gauges with attributes, which may no longer be true at the next push.
-        self._points: Mapping[str, float] = {}
-        self._point_attributes: Mapping[str, str] = {}
-        self._names: set[str] = set()
 
-    def set_gauge(self, name: str, value: float) -> None:
-        """Set the value of a gauge."""
-        self._gauges[name] = value
-        self._create_gauge(name)
+    def set_gauge(self, name: str, value: float, attribute: _Attribute | None = None) -> None:
+        """Set the value of a gauge; it has one per value of its attribute."""
+        if name not in self._gauges:
+            self._gauges[name] = {}
+            self._meter.create_observable_gauge(name, [partial(self._observe, name)])
+        self._gauges[name][attribute] = value
 
-    def set_points(self, points: Mapping[str, float], attributes: Mapping[str, str]) -> None:
-        """Set the values of all gauges that have attributes; those set before are no longer pushed."""
-        self._points, self._point_attributes = points, attributes
-        for name in points:
-            self._create_gauge(name)
+    def clear_gauge(self, name: str) -> None:
+        """Push no value of a gauge until it is set again."""
+        if name in self._gauges:
+            self._gauges[name].clear()
 
     def record(self, name: str, unit: str, bounds: Sequence[float], values: Iterable[float]) -> None:
         """Add values to a histogram, whose buckets have these bounds unless the environment says otherwise."""
@@ -88,10 +89,10 @@ class OtlpMetrics:
             finally:
                 self._next_push = time.monotonic() + self._interval
 
-    def close(self) -> None:
-        """Push the last values, unless the last push failed, and disconnect."""
+    def close(self, *, tries_again: bool) -> None:
+        """Push the last values and disconnect. If the last push failed, push only if `tries_again`."""
         try:
-            if not self._exporter.has_failed:
+            if tries_again or not self._exporter.has_failed:
                 self._push()
         finally:
             self._provider.shutdown()
@@ -104,16 +105,17 @@ class OtlpMetrics:
         if self._exporter.has_failed:
             raise OSError(errno.EIO, f"can't push to {self._shown_url}: {self._log_filter.reason}")
 
-    def _create_gauge(self, name: str) -> None:
-        if name not in self._names:
-            self._names.add(name)
-            self._meter.create_observable_gauge(name, [partial(self._observe, name)])
-
     def _observe(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
-        if name in self._gauges:
-            yield Observation(self._gauges[name])
-        if name in self._points:
-            yield Observation(self._points[name], self._point_attributes)
+        for attribute, value in self._gauges[name].items():
+            yield Observation(value, None if attribute is None else dict([attribute]))
+
+
+def _find_interval() -> float:
+    """Return the seconds between two pushes; if the variable is not a number, the default, as in the SDK."""
+    try:
+        return float(os.environ.get("OTEL_METRIC_EXPORT_INTERVAL") or _DEFAULT_INTERVAL_MILLISECONDS) / 1000
+    except ValueError:
+        return _DEFAULT_INTERVAL_MILLISECONDS / 1000
 
 
 def find_url(endpoint: str) -> str:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple, TypeGuard
 
-# With more ranks than this, only the minimum, mean and maximum over ranks are reported.
+# Of longer lists, only the minimum, mean and maximum are reported. A script may pass some; the lines of a run do not.
 _MAX_RANKS = 64
 # Fields of a line whose lists are of groups of ranks: the ranks per group, and what is known of single ranks.
 _GROUP_SIZE, _OVER_RANKS = "ranks_per_group", "over_ranks"
@@ -20,6 +20,8 @@ class Sink:
     """Whether it needs the history: the lines that were logged before it was opened."""
     is_per_node = False
     """Whether it also gets lines of the kind `NODE`, with the figures of the ranks of one node."""
+    wake_seconds: float | None = None
+    """How often `wake` is called while there are no lines; None: never."""
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Write a line: its kind and its other fields, among them `step`."""
@@ -27,6 +29,9 @@ class Sink:
 
     def end_history(self) -> None:
         """Called after the history is written without an error, or at once if none is needed; a no-op by default."""
+
+    def wake(self) -> None:
+        """Called every `wake_seconds` while there are no lines; a no-op by default."""
 
     def close(self, status: RunStatus) -> None:
         """Called after the last line, with how the run ended; a no-op by default."""
