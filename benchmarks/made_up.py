@@ -38,14 +38,14 @@ def zeros(name: str, num_bytes: int) -> PagedFile:
     return PagedFile(name, num_bytes, np.array(checksums, np.uint32))
 
 
-def shard_files(shard: int) -> list[PagedFile]:
-    """The files of a shard: values, classes and ends, with their checksums."""
+def shard_files(shard: int, *, has_channels: bool = False) -> list[PagedFile]:
+    """The files of a shard with their checksums: values, ends and, unless it is one of series, classes."""
     num_steps, content = int(base_lengths().sum()), ends(shard)
     checksums = [zlib.crc32(content[start : start + PAGE_BYTES]) for start in range(0, len(content), PAGE_BYTES)]
     return [
-        zeros(shard_file("values", shard), 2 * num_steps),
-        zeros(shard_file("targets", shard), 4 * SHARD),
+        zeros(shard_file("values", shard), (4 if has_channels else 2) * num_steps),
         PagedFile(shard_file("ends", shard), len(content), np.array(checksums, np.uint32)),
+        *([] if has_channels else [zeros(shard_file("targets", shard), 4 * SHARD)]),
     ]
 
 
