@@ -1,9 +1,10 @@
 """SequenceRows: where the rows of a store's sequences start, and how long they are."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from itertools import accumulate, chain
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from stretto.store.sequences import IntArray, Sequences, StepRange
 
 _SEQUENCES_PER_READ = 1 << 16  # how many sequences' lengths are read at once to count their rows
 _MAX_COUNTED = 1 << 20  # with more sequences, the number of rows is estimated,
-_SAMPLED_SHARDS = 16  # from a part of so many shards
+_SAMPLED_SHARDS = 4  # from a part of so many shards: a page of each, which every node fetches
 _SHARDS_IN_MEMORY = 8  # for how many shards it is kept where each sequence starts
 
 
@@ -56,7 +57,7 @@ class SequenceRows:
         """The number of rows in each shard; for parts of sequences, it takes the lengths of all sequences."""
         if self.stride is None:
             return self.sequences.shard_sizes
-        return tuple(self._count(shard) for shard in range(len(self.sequences.shard_sizes)))
+        return tuple(sum(self._counts(shard)) for shard in range(len(self.sequences.shard_sizes)))
 
     @property
     def is_counted(self) -> bool:
@@ -78,12 +79,9 @@ class SequenceRows:
         return max(1, num_rows * self.sequences.num_steps // num_steps)
 
     def has_rows(self, count: int) -> bool:
-        """Return whether there are `count` rows or more; only as many shards are read as that takes."""
-        for shard in range(len(self.sequences.shard_sizes)):
-            if count <= 0:
-                break
-            count -= self._count(shard)
-        return count <= 0
+        """Return whether there are `count` rows or more; only as many lengths are read as that takes."""
+        all_counts = chain.from_iterable(self._counts(shard) for shard in range(len(self.sequences.shard_sizes)))
+        return any(total >= count for total in accumulate(all_counts))
 
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
         """Return the lengths of rows `start` to `stop` of a shard."""
@@ -110,12 +108,12 @@ class SequenceRows:
         start = int(boundaries[sequence]) + number * (self.stride or 0)
         return StepRange(shard, start, start + int(self.row_lengths(boundaries[sequence + 1] - start)))
 
-    def _count(self, shard: int) -> int:
-        size, total = self.sequences.shard_sizes[shard], 0
+    def _counts(self, shard: int) -> Iterator[int]:
+        """Yield the number of rows of some sequences after another."""
+        size = self.sequences.shard_sizes[shard]
         for start in range(0, size, _SEQUENCES_PER_READ):
             boundaries = self.sequences.boundaries(shard, start, min(size, start + _SEQUENCES_PER_READ))
-            total += int(self.counts(np.diff(boundaries)).sum())
-        return total
+            yield int(self.counts(np.diff(boundaries)).sum())
 
     def _table(self, shard: int) -> tuple[IntArray, IntArray]:
         """Return a shard's boundaries of sequences, and the number of rows before each sequence, then the total."""
