@@ -1,5 +1,6 @@
 """Ranks restore together: each byte of a checkpoint is read once, whatever layout saved it, and all get the same."""
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from helpers.restoring_ranks import (
 from stretto import Layout, World
 from stretto.checkpoint import find_checkpoint
 from stretto.checkpoint.storage import LocalStorage
+from stretto.errors import DataError
 
 
 def restore_and_count(
@@ -122,3 +124,32 @@ def test_a_damaged_file_ends_all_ranks_with_the_same_error(
     remedy = "resume from a different checkpoint, or copy it again"
     assert damaged == [f"{path} is damaged (checksum mismatch); {remedy}"] * 4
     assert missing == [f"{path} is damaged (it is missing); {remedy}"] * 4
+
+
+def restore_each_its_own(world: World, locations: list[str]) -> str:
+    trainer = make_trainer(world, REPLICAS)
+    checkpoint = find_checkpoint(locations[world.rank])
+    try:
+        trainer.restore(checkpoint)
+    except DataError as error:
+        world.barrier()
+        return str(error)
+    return ""
+
+
+def test_ranks_that_restore_different_checkpoints_end_with_the_same_error(
+    pools: RankPools, saved_by: dict[str, Path], tmp_path: Path
+) -> None:
+    location = Path(find_checkpoint(saved_by["replicas"]).location)
+    # The same name and tensors of the same sizes: only the values differ.
+    pools[4].run(save, tmp_path, REPLICAS, NUM_TOKENS, 2)
+    other = Path(find_checkpoint(tmp_path).location)
+    assert other.name == location.name
+    errors = pools[4].run(restore_each_its_own, [str(location), str(location), str(other), str(location)])
+    assert errors == [
+        f"rank 2 restores {other}, but rank 0 restores {location}, which is not the same checkpoint; name the "
+        "checkpoint, not its run, on every rank"
+    ] * 4
+    # The path may differ, as that of a copy on each node.
+    copy = shutil.copytree(location, tmp_path / "copy" / location.name)
+    assert pools[4].run(restore_each_its_own, [str(location), str(copy)] * 2) == [""] * 4

@@ -18,7 +18,7 @@ MAX_READ = 1.05  # bytes that all ranks together read, over the bytes of the che
 HeldRows = dict[str, tuple[int, list[str]]]  # by tensor: the index of the first row, and the digest of each row
 
 
-def make_trainer(world: World, layout: Layout, num_tokens: int = NUM_TOKENS) -> Trainer:
+def make_trainer(world: World, layout: Layout, num_tokens: int = NUM_TOKENS, weight_seed: int = 3) -> Trainer:
     """A model of 4.4 MB, so 13 MB with the state of its optimizer: enough for all ranks to have a share.
 
     With a larger vocabulary, the output layer uses the weight of the embedding.
@@ -27,14 +27,16 @@ def make_trainer(world: World, layout: Layout, num_tokens: int = NUM_TOKENS) -> 
     if num_tokens > NUM_TOKENS:
         head.module.weight = embedding.module.weight
     blocks = [embedding, LSTM(192, 192), LSTM(192, 256), LSTM(256, 192), head]
-    engine = make_engine(Stack(blocks), CrossEntropy(), layout, world, seed=3)
+    engine = make_engine(Stack(blocks), CrossEntropy(), layout, world, seed=weight_seed)
     windows = RandomWindows(Case(num_rows=8, window=4), task=Task.language(num_tokens))
     return Trainer(engine, windows, TrainConfig(steps=9, lr=0.01), seed=1)
 
 
-def save(world: World, location: Path | str, layout: Layout, num_tokens: int = NUM_TOKENS) -> int:
+def save(
+    world: World, location: Path | str, layout: Layout, num_tokens: int = NUM_TOKENS, weight_seed: int = 3
+) -> int:
     """Train and save; return how many bytes of tensors this rank has written."""
-    trainer = make_trainer(world, layout, num_tokens)
+    trainer = make_trainer(world, layout, num_tokens, weight_seed)
     with CheckpointManager(location, world) as checkpoints:
         checkpoints.start()
         trainer.advance()

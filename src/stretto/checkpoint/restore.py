@@ -7,18 +7,21 @@ to the others, in buckets of bounded size. With 4 replicas:
     read by            |--- replica 0 ----|---- replica 1 ----|---- replica 2 ----|--- replica 3 ----|
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from stretto.base.errors import DataError
 from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.even_split import EvenSplit
 from stretto.checkpoint.segments import FileSegment, find_segments, read_segments
 from stretto.checkpoint.shards import TensorShard
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.stage_group import StageGroup
+from stretto.mesh.world import World
 
 _BUCKET_BYTES = 16 << 20  # of one broadcast
 _ALIGNMENT = 8  # the largest size of an element
@@ -31,6 +34,21 @@ class RankTensors:
     shared: Sequence[TensorShard]  # with the other ranks that hold the same blocks
     own: Sequence[TensorShard] = ()
     tied: Sequence[tuple[TensorShard, StageGroup]] = ()  # with other stages, too
+
+
+def check_same_checkpoint(checkpoint: Checkpoint, world: World) -> None:
+    """Raise the same error on every rank unless all ranks have the same checkpoint, since they will mix its bytes.
+
+    A rank may have found another one as the newest or best of a run, if its filesystem shows an older state of it.
+    """
+    digest = hashlib.sha256(checkpoint.manifest.dump()).hexdigest()
+    with world.fail_together("comparing checkpoints"):
+        first_digest, _, first_location = world.broadcast_text(f"{digest} {checkpoint.location}").partition(" ")
+        if digest != first_digest:
+            raise DataError(
+                f"rank {world.rank} restores {checkpoint.location}, but rank 0 restores {first_location}, which is not "
+                "the same checkpoint; name the checkpoint, not its run, on every rank"
+            )
 
 
 def restore_tensors(checkpoint: Checkpoint, mesh: Mesh, tensors: RankTensors) -> None:

@@ -24,7 +24,7 @@ from stretto.blocks.check_widths import check_inputs
 from stretto.blocks.row_summary import check_row_summary
 from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.manifest import TrainingState
-from stretto.checkpoint.restore import RankTensors, restore_tensors
+from stretto.checkpoint.restore import RankTensors, check_same_checkpoint, restore_tensors
 from stretto.checkpoint.shards import TensorShard, own_share
 from stretto.checkpoint.snapshot import Snapshot
 from stretto.config.train import TrainConfig
@@ -294,10 +294,11 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Resume from a checkpoint of any layout, as if this trainer had taken all steps up to it.
 
-        All ranks call this. Each reads a share of the checkpoint, and gets the rest from the others.
+        All ranks call this, with the same checkpoint. Each reads a share of it, and gets the rest from the others.
         """
         stack, windows, training_state = self.engine.stack, self.windows, checkpoint.manifest.training_state
         mesh = self.engine.mesh
+        check_same_checkpoint(checkpoint, mesh.world)
         for name, value, saved_value in (
             ("seed", self.seed, training_state.seed),
             ("optimizer", type(self.optimizer).__name__, training_state.optimizer),
