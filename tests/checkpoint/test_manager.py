@@ -418,6 +418,28 @@ def test_a_start_that_is_refused_is_refused_on_all_ranks(pools: RankPools, tmp_p
     assert len(caught.value.errors) == 3
 
 
+def start_in_own_folder(world: World, folder: Path) -> None:
+    CheckpointManager(folder / str(world.rank), world).start()
+    world.barrier()
+
+
+@pytest.mark.parametrize("rank_with_checkpoint", [0, 1])
+def test_a_claim_of_an_earlier_run_on_this_node_is_refused(
+    rank_with_checkpoint: int, pools: RankPools, tmp_path: Path
+) -> None:
+    """Each rank has a folder of its own, in which an earlier run has claimed generations 1 and 2."""
+    for rank in range(2):
+        for _ in range(2 if rank else 1):
+            with CheckpointManager(tmp_path / str(rank)) as checkpoints:
+                checkpoints.start()
+                if rank == rank_with_checkpoint:
+                    checkpoints.save(snapshot(1), wait=True)
+    with pytest.raises(RanksFailedError) as caught:
+        pools[2].run(start_in_own_folder, tmp_path)
+    problem = "1/generations/000000002.json was not written by rank 0 of this launch"
+    assert len(caught.value.errors) == 2 and all(problem in errors for errors in caught.value.errors.values())
+
+
 @given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=8), st.integers(0, 10**6))
 def test_the_lineage_follows_the_checkpoint_that_each_start_resumed_from(
     starts: list[tuple[int, bool]], seed: int

@@ -235,14 +235,21 @@ def read_claims(storage: Storage) -> dict[int, Claim]:
     return claims
 
 
-def wait_for_claim(storage: Storage, generation: int) -> Claim:
-    """Return a launch's claim as soon as this rank sees it; raise DataError after a timeout."""
+def wait_for_claim(storage: Storage, generation: int, token: str) -> Claim:
+    """Return a launch's claim as soon as this rank sees it; raise DataError after a timeout, or if it is another's."""
     file_name = claim_file_name(generation)
     try:
-        return _read_claim(storage, file_name)  # without a listing: all ranks do this at the same time
+        claim = _read_claim(storage, file_name)  # without a listing: all ranks do this at the same time
     except FileNotFoundError:
         wait_for_files(storage, GENERATIONS, [file_name])
-        return _read_claim(storage, file_name)
+        claim = _read_claim(storage, file_name)
+    if claim.token != token:
+        # A folder of this node, with an earlier run: what it resumed from says nothing about this one.
+        raise DataError(
+            f"{storage.location}/{GENERATIONS}/{file_name} was not written by rank 0 of this launch; set run.folder or "
+            "save.to to a place that all nodes share"
+        )
+    return claim
 
 
 def claim_file_name(generation: int) -> str:

@@ -43,6 +43,7 @@ class History:
 
     def __init__(self, storage: Storage, retention: Retention) -> None:
         self.generation = 0  # until `claim`
+        self.token = ""  # of its claim; until then, empty
         self.lineage: list[CheckpointName] = []  # newest first
         self._storage = storage
         self._retention = retention
@@ -83,7 +84,7 @@ class History:
                 token=uuid.uuid4().hex,
             )
         )
-        self.generation = claim.generation
+        self.generation, self.token = claim.generation, claim.token
         self.lineage = lineage({**claims, claim.generation: claim}, names)
         for name in all_checkpoint_names(self._storage):
             if name not in names and name.generation < self.generation:

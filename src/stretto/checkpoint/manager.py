@@ -114,14 +114,17 @@ class CheckpointManager:
         key = f"{self._key_prefix}/start"
         if self.world.is_rank_zero:
             checkpoint = self._claim_generation(resume, allowed_locations, known)
-            self.world.store.set(key, str(self.generation))
+            assert self._history is not None
+            self.world.store.set(key, f"{self.generation} {self._history.token}")
             if checkpoint is not None and not self.world.is_single_rank:
                 self.world.broadcast_bytes(checkpoint.manifest.dump())
             return checkpoint
-        self.generation = int(self._wait_for_first_rank(key))
+        generation, token = self._wait_for_first_rank(key).split()
+        self.generation = int(generation)
         # The message names no path, as anyone may have written it if the ranks have no secret. The first rank's claim
-        # names the checkpoint. We read the claim from our own storage. The manifest is large: one rank reads it.
-        claim = wait_for_claim(self._storage, self.generation)
+        # names the checkpoint. We read the claim from our own storage, and check that it is the same: then this rank
+        # takes part in the broadcast if the first one does. The manifest is large: one rank reads it.
+        claim = wait_for_claim(self._storage, self.generation, token)
         if resume not in ("auto", "never"):
             allowed_locations = (*allowed_locations, split_best(resume)[0])  # the user has named it
         place = find_resumed(self._storage, claim, self._retry_seconds, allowed_locations)
