@@ -80,8 +80,8 @@ def make_engine(
     if head_loss is not None:
         head, embedding = add_vocab_shards(stage, model, mesh, seed, is_tied=splits_embedding)
     stage.to(world.device)
-    mesh.tied_groups = {name: mesh.stage_groups[stages] for name, stages in holders.items() if mesh.stage in stages}
-    tied_weights = TiedWeights(stage, mesh.tied_groups)
+    tied_groups = {name: mesh.stage_groups[stages] for name, stages in holders.items() if mesh.stage in stages}
+    tied_weights = TiedWeights(stage, tied_groups)
     if seed is None:
         tied_weights.copy_from_first_stage()
     if layout.spans > 1:

@@ -18,6 +18,7 @@ from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.stack import Stack
 from stretto.engine.precision import Precision
 from stretto.engine.recorder import ActionRecorder
+from stretto.engine.tied_weights import TiedWeights
 from stretto.mesh.mesh import Mesh
 
 BeforeLastBackward = Callable[[], Sequence[Tensor]]
@@ -88,6 +89,10 @@ class Engine(Protocol):
     @property
     def reads_inputs(self) -> bool:
         """Whether this rank needs a window's inputs: it runs the first block, or has a part of its table."""
+
+    @property
+    def tied_weights(self) -> TiedWeights:
+        """This rank's weights that other stages hold too."""
 
     @property
     def precision(self) -> Precision:

@@ -35,6 +35,7 @@ from stretto.engine.precision import Precision, autocast, check_precision, compu
 from stretto.engine.recorder import ActionRecorder
 from stretto.engine.reset_check import check_resets
 from stretto.engine.strided_targets import stride_window
+from stretto.engine.tied_weights import TiedWeights
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
@@ -63,6 +64,7 @@ class LocalEngine:
         self.num_micro_batches = micro_batches
         self.reads_targets = True
         self.reads_inputs = True
+        self.tied_weights = TiedWeights(stack, {})  # there is one stage
         self.recorder = ActionRecorder(self._device)
         self._loss = as_loss(loss)
         self.row_loss = self._loss if isinstance(self._loss, RowLoss) else None

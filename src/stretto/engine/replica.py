@@ -41,6 +41,7 @@ class ReplicaEngine:
         self.num_micro_batches = engine.num_micro_batches
         self.reads_targets = engine.reads_targets
         self.reads_inputs = engine.reads_inputs
+        self.tied_weights = engine.tied_weights
         self.precision = engine.precision
         self.recorder = engine.recorder
         assert mesh.replica_group is not None

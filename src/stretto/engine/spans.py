@@ -44,6 +44,7 @@ from stretto.engine.recorder import ActionRecorder
 from stretto.engine.reset_check import check_resets
 from stretto.engine.span_model import SpanModel
 from stretto.engine.span_step import SpanStep
+from stretto.engine.tied_weights import TiedWeights
 from stretto.mesh.mesh import Mesh
 
 
@@ -71,6 +72,7 @@ class SpanEngine:
         self.num_micro_batches = layout.micro_batches
         self.reads_targets = True
         self.reads_inputs = True
+        self.tied_weights = TiedWeights(stack, {})  # there is one stage
         self.recorder = ActionRecorder(mesh.world.device)
         self.row_loss = loss if isinstance(loss, RowLoss) else None
         self.has_whole_rows = self.row_loss is not None

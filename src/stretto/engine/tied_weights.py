@@ -41,6 +41,7 @@ class TiedWeights:
     """
 
     def __init__(self, stack: Stack, groups: Mapping[str, StageGroup]) -> None:
+        self.groups = groups
         weights = stack.named_weights() if groups else {}
         self._shared = [(weights[name], group) for name, group in groups.items()]
 

@@ -77,7 +77,6 @@ class Mesh:
         self.backward_channel: Channel | None = None
         self.replica_group: dist.ProcessGroup | None = None
         self.stage_groups: dict[tuple[int, ...], StageGroup] = {}  # by the stages
-        self.tied_groups: dict[str, StageGroup] = {}  # by the name of a weight that other stages hold too
         self.num_groups = 0  # that this rank has created; the same on every rank
         # If a rank has already failed, the barrier raises its published error; new_group would wait for that rank.
         self.world.barrier()

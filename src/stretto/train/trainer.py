@@ -318,7 +318,7 @@ class Trainer:
             if windows.is_stateful and any(name.startswith("lanes.") for name in checkpoint.manifest.tensors()):
                 state = allocate_lane_state(stack, len(windows.lane_indices), mesh.world.device)
                 lanes = lane_shards(stack, state, windows.lane_indices, windows.lanes)
-        untied, tied = split_tied(shared, mesh.tied_groups)
+        untied, tied = split_tied(shared, self.engine.tied_weights.groups)
         restore_tensors(checkpoint, mesh, RankTensors(untied, lanes, tied))
         set_optimizer_state(stack, self.optimizer, optimizer_state)
         self.state, self.step, self.position = state, training_state.step, training_state.position
