@@ -6,9 +6,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from stretto import Run, StepReport, load_config, load_model
+from helpers.rank_pool import RankPools
+from stretto import Run, StepReport, World, load_config, load_model
 from stretto.base.tf32 import fp32_precisions, use_tf32
 from stretto.checkpoint import SaveReport
+from stretto.checkpoint.storage import LocalStorage
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.data import Corpus, TextOptions, prepare_text
@@ -79,6 +81,31 @@ def test_mistakes_are_reported_before_anything_is_written(
         with pytest.raises((ConfigError, DataError), match=reason):
             Run(config_for(byte_corpus, tmp_path / "run", **sections))
     assert not (tmp_path / "run").exists()
+
+
+def count_manifests(world: World, config: RunConfig, resume: str) -> int:
+    """Return how often a rank reads a manifest when it resumes a run."""
+    names: list[str] = []
+    read = LocalStorage.read
+
+    def counting_read(storage: LocalStorage, name: str) -> bytes:
+        names.append(name)
+        return read(storage, name)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(LocalStorage, "read", counting_read)
+        run = Run(config, world, resume)
+        assert run.trainer.step == 6
+        run.close()
+    return sum(name.endswith("manifest.json") for name in names)
+
+
+def test_only_rank_0_reads_the_manifest_to_resume(byte_corpus: Corpus, tmp_path: Path, pools: RankPools) -> None:
+    """It reads it to check the run before anything is written, and to claim the generation."""
+    list(Run(config_for(byte_corpus, tmp_path / "run")).events())
+    for folder, resume in (("run", "auto"), ("other", str(tmp_path / "run"))):
+        config = config_for(byte_corpus, tmp_path / folder, layout={"replicas": 2})
+        assert pools[2].run(count_manifests, config, resume) == [2, 0]
 
 
 def test_a_folder_that_holds_a_run_is_refused(byte_corpus: Corpus, tmp_path: Path) -> None:

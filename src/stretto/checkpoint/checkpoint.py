@@ -129,14 +129,12 @@ def find_resume_point(
     resume: Path | str,
     retry_seconds: float = 300.0,
     allowed_locations: Sequence[str] = (),
-    known: Checkpoint | None = None,
 ) -> ResumePoint:
     """Return where the next launch of a run resumes.
 
     `resume` and `allowed_locations` are as in `CheckpointManager.start`. A scheduler may repeat a command with the same
     path for `resume`; then the run resumes from its own newest checkpoint, if it has saved one since. If the last
-    launch was killed before its first save, the next launch resumes from the same checkpoint as the last one. The
-    manifest of a `known` checkpoint is not read again.
+    launch was killed before its first save, the next launch resumes from the same checkpoint as the last one.
     """
     if resume == "never":
         return ResumePoint(None, None)
@@ -151,8 +149,7 @@ def find_resume_point(
         if not (is_repeated and names):
             return ResumePoint(requested, requested_name)
     if names:
-        is_known = known is not None and known.location == f"{storage.location.rstrip('/')}/{names[0]}"
-        return ResumePoint(known if is_known else Checkpoint.open(storage, str(names[0])), requested_name)
+        return ResumePoint(Checkpoint.open(storage, str(names[0])), requested_name)
     place = None if last_claim is None else find_resumed(storage, last_claim, retry_seconds, allowed_locations)
     return ResumePoint(None if place is None else Checkpoint.open(*place), requested_name)
 

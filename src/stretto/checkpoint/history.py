@@ -63,15 +63,11 @@ class History:
         num_ranks: int,
         retry_seconds: float,
         allowed_locations: Sequence[str] = (),
-        known: Checkpoint | None = None,
     ) -> Checkpoint | None:
-        """Claim the next generation and remove incomplete checkpoints; return the checkpoint to resume from, if any.
-
-        The manifest of a `known` checkpoint is not read again.
-        """
+        """Claim the next generation and remove incomplete checkpoints; return the checkpoint to resume from, if any."""
         claims = read_claims(self._storage)
         names = complete_checkpoint_names(self._storage)
-        checkpoint, requested = find_resume_point(self._storage, resume, retry_seconds, allowed_locations, known)
+        checkpoint, requested = find_resume_point(self._storage, resume, retry_seconds, allowed_locations)
         claim = self._add_claim(
             Claim(
                 generation=max(claims, default=0) + 1,

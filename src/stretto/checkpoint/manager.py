@@ -98,40 +98,40 @@ class CheckpointManager:
     def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         self.close(wait=error is None)
 
-    def start(
-        self,
-        resume: Path | str = "auto",
-        allowed_locations: Sequence[str] = (),
-        *,
-        known: Checkpoint | None = None,
-    ) -> Checkpoint | None:
+    def start(self, resume: Path | str = "auto", allowed_locations: Sequence[str] = ()) -> Checkpoint | None:
         """Claim the next generation; return the checkpoint to resume from, or None to start from the beginning.
 
         `resume` is `auto` (the newest checkpoint of this run), `never`, or the path or URL of a checkpoint or run, or
         `RUN@best`. If the files of a run refer to a checkpoint elsewhere, its URL must be in one of
-        `allowed_locations`. The first rank reads the manifest for all ranks, unless the checkpoint is `known` already.
+        `allowed_locations`. The first rank reads the manifest for all ranks.
         """
         key = f"{self._key_prefix}/start"
+        checkpoint = None
+        place = None  # of the checkpoint to resume from, as another rank than the first finds it
         if self.world.is_rank_zero:
-            checkpoint = self._claim_generation(resume, allowed_locations, known)
+            checkpoint = self._claim_generation(resume, allowed_locations)
             assert self._history is not None
             self.world.store.set(key, f"{self.generation} {self._history.token}")
-            if checkpoint is not None and not self.world.is_single_rank:
-                self.world.broadcast_bytes(checkpoint.manifest.dump())
-            return checkpoint
-        generation, token = self._wait_for_first_rank(key).split()
-        self.generation = int(generation)
-        # The message names no path, as anyone may have written it if the ranks have no secret. The first rank's claim
-        # names the checkpoint. We read the claim from our own storage, and check that it is the same: then this rank
-        # takes part in the broadcast if the first one does. The manifest is large: one rank reads it.
-        claim = wait_for_claim(self._storage, self.generation, token)
-        if resume not in ("auto", "never"):
-            allowed_locations = (*allowed_locations, split_best(resume)[0])  # the user has named it
-        place = find_resumed(self._storage, claim, self._retry_seconds, allowed_locations)
-        if place is None:
-            return None
-        storage, name = place
-        return Checkpoint(storage, name, Manifest.load(self.world.broadcast_bytes(b""), f"{storage.location}/{name}"))
+        else:
+            generation, token = self._wait_for_first_rank(key).split()
+            self.generation = int(generation)
+        with self.world.fail_together("starting"):
+            # The message names no path, as anyone may have written it if the ranks have no secret. The first rank's
+            # claim names the checkpoint. We read the claim from our own storage, and check that it is the same one:
+            # then all ranks agree on whether there is a checkpoint, and so on the next collective.
+            if not self.world.is_rank_zero:
+                claim = wait_for_claim(self._storage, self.generation, token)
+                if resume not in ("auto", "never"):
+                    allowed_locations = (*allowed_locations, split_best(resume)[0])  # the user has named it
+                place = find_resumed(self._storage, claim, self._retry_seconds, allowed_locations)
+        if checkpoint is not None:
+            self.world.broadcast_bytes(b"" if self.world.is_single_rank else checkpoint.manifest.dump())
+        elif place is not None:
+            # The manifest is large: one rank reads it.
+            storage, name = place
+            manifest = Manifest.load(self.world.broadcast_bytes(b""), f"{storage.location}/{name}")
+            checkpoint = Checkpoint(storage, name, manifest)
+        return checkpoint
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
         """Save a step: wait for the previous save, copy this rank's tensors, and write them in the background.
@@ -202,12 +202,10 @@ class CheckpointManager:
         """The step that the run would resume from now; None if from the beginning, and on all ranks but the first."""
         return self._history.lineage[0].step if self._history and self._history.lineage else self._resumed_step
 
-    def _claim_generation(
-        self, resume: Path | str, allowed_locations: Sequence[str], known: Checkpoint | None
-    ) -> Checkpoint | None:
+    def _claim_generation(self, resume: Path | str, allowed_locations: Sequence[str]) -> Checkpoint | None:
         try:
             self._history = History(self._storage, self._retention)
-            checkpoint = self._history.claim(resume, self.world.size, self._retry_seconds, allowed_locations, known)
+            checkpoint = self._history.claim(resume, self.world.size, self._retry_seconds, allowed_locations)
         except OSError as error:
             self.close(wait=False)
             path, reason = error.filename or self.location, error.strerror or str(error)

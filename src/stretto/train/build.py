@@ -28,7 +28,6 @@ from stretto.blocks.row_summary import check_row_summary, find_unsummarized
 from stretto.blocks.stack import Stack
 from stretto.blocks.torch_losses import as_loss
 from stretto.blocks.vocab_check import check_vocab_parallel
-from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.config.layout import Layout
 from stretto.config.model import ModelConfig
 from stretto.config.run import DataConfig, RunConfig, RunSettings
@@ -57,7 +56,6 @@ class RunInputs:
     model: Stack
     loss: Loss
     metrics: RunMetrics
-    checkpoint: Checkpoint | None = None  # to resume from; only rank 0 looks for it
 
 
 def build_inputs(config: RunConfig, *, checks_files: bool = True, ranks_per_node: int | None = None) -> RunInputs:

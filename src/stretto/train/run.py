@@ -101,7 +101,7 @@ class Run:
         self._lock = self._lock_folder() if self.world.is_rank_zero else None
         try:
             # The checkpoint that this launch resumes from, or None.
-            self.resumed = self.checkpoints.start(resume, allowed_locations, known=inputs.checkpoint)
+            self.resumed = self.checkpoints.start(resume, allowed_locations)
             self.changes = self._restore(self.resumed)
             self._unfinished = self._find_unfinished()
         except BaseException:

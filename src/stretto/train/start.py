@@ -1,7 +1,6 @@
 """Checks a run before it starts: its inputs, its folder, and the checkpoint that it resumes from."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from stretto.base.errors import ConfigError, DataError, StrettoError
 from stretto.base.run_folder import RunFolder
@@ -41,7 +40,7 @@ def prepare_run(
         _check_checkpoint(checkpoint, config, inputs)
     elif config.model.weights is not None:
         check_initial_weights(inputs.model, config.model.weights)
-    return replace(inputs, checkpoint=checkpoint)
+    return inputs
 
 
 def check_same_data(inputs: RunInputs, config: RunConfig, world: World) -> None:
