@@ -56,7 +56,10 @@ class Checkpoint:
         return self.name if _is_same_location(self.storage.location, storage.location) else self.location
 
     def read(self, shards: Sequence[TensorShard]) -> None:
-        """Fill the shards' tensors with saved values, from whichever files hold them; nothing else is read."""
+        """Fill the shards' tensors with saved values, from whichever files hold them; nothing else is read.
+
+        Each part is verified before it is copied. After a DataError, some of the tensors may have their new values.
+        """
         read_segments(self.storage, self.name, find_segments(self.manifest.files, shards, self.location))
 
     def read_file(self, name: str) -> bytes | None:

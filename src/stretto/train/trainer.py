@@ -189,6 +189,7 @@ class Trainer:
         self.loss_scale = LossScale(is_dynamic=engine.precision == "fp16")
         self._requests: set[Request] = set()  # by this rank, not yet in `requested`
         self._consecutive_skips = 0
+        self._is_half_restored = False  # whether a restore has failed after it began to change tensors
         self._workers = workers
         self._reader: Iterator[tuple[Window, Position]] | None = None
         # How many targets this epoch has had so far; None if training started in the middle of the epoch.
@@ -266,6 +267,7 @@ class Trainer:
 
     def snapshot(self) -> Snapshot:
         """Return this rank's part of a checkpoint of the last step."""
+        self._check_restored()
         engine, windows = self.engine, self.windows
         shared = weight_shards(engine.stack) + optimizer_shards(engine.stack, self.optimizer) + self._average.shards()
         stage_shards = shards_of_stage(engine.stack, shared)
@@ -294,7 +296,9 @@ class Trainer:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Resume from a checkpoint of any layout, as if this trainer had taken all steps up to it.
 
-        All ranks call this, with the same checkpoint. Each reads a share of it, and gets the rest from the others.
+        All ranks call this, with the same checkpoint. Each reads a share of it, and gets the rest from the others. If
+        the checkpoint is damaged, the weights may be in part those of the checkpoint, and the trainer refuses to train
+        or save until a restore succeeds.
         """
         stack, windows, training_state = self.engine.stack, self.windows, checkpoint.manifest.training_state
         mesh = self.engine.mesh
@@ -309,6 +313,7 @@ class Trainer:
                 )
         state = None
         lanes: list[TensorShard] = []
+        self._is_half_restored = True
         with mesh.world.fail_together("preparing to restore"):
             shared = weight_shards(stack)
             optimizer_state = allocate_optimizer_state(stack, self.optimizer, checkpoint)
@@ -327,9 +332,11 @@ class Trainer:
         self.improvement, self.num_reductions = training_state.improvement, training_state.num_reductions
         self.loss_scale.restore(training_state.loss_scale, training_state.num_finite_steps)
         self._reader = None
+        self._is_half_restored = False
 
     def advance(self) -> StepReport:
         """Take one step and return its report."""
+        self._check_restored()
         if self.is_recording:
             self.engine.recorder.start()
         wait_timer = self.engine.mesh.world.wait_timer
@@ -374,6 +381,13 @@ class Trainer:
             padding=1 - totals.num_valid / totals.num_elements,
             waiting_seconds=waiting_seconds,
         )
+
+    def _check_restored(self) -> None:
+        if self._is_half_restored:
+            raise ConfigError(
+                "the last restore() failed, so the weights may be of two different steps; restore a different "
+                "checkpoint, or make a new engine and Trainer"
+            )
 
     def _all_reduce(self, window: Window, result: StepResult) -> _StepTotals:
         world = self.engine.mesh.world
