@@ -17,7 +17,7 @@ from stretto.base.run_folder import BEST, CHECKPOINTS, CONFIG, RunFolder, split_
 from stretto.checkpoint.best import best_name, read_scores
 from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, damaged_error
-from stretto.checkpoint.segments import OnBytes, check_digest, find_segments, read_segments, segments_of
+from stretto.checkpoint.segments import OnBytes, find_segments, read_adjacent, read_segments, segments_of
 from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.storage import Storage, open_storage
 
@@ -64,29 +64,15 @@ class Checkpoint:
 
     def read_file(self, name: str) -> bytes | None:
         """Return the content of a small file of the checkpoint; None if there is no such file."""
-        file = next((file for file in self.manifest.files if file.name == name), None)
+        file = next((file for file in self.manifest.files if file.name == name and not file.shards), None)
         if file is None:
             return None
-        where = f"{self.location}/{name}"
-        try:
-            content = self.storage.read(f"{self.name}/{name}")
-        except FileNotFoundError:
-            raise damaged_error(where, "it is missing") from None
-        except OSError as error:
-            raise damaged_error(where, f"it can't be read: {error.strerror}") from None
-        if len(content) != file.num_bytes:
-            raise damaged_error(where, f"it has {len(content):,} bytes, not {file.num_bytes:,}")
-        check_digest(content, file.sha256, where)
-        return content
+        return bytes(read_adjacent(self.storage, self.name, segments_of(file)))
 
     def check(self, file: CheckpointFile, on_bytes: OnBytes = lambda count: None) -> str | None:
         """Return an error message if a file of the checkpoint is missing or damaged; None if its checksums match."""
         try:
-            if file.shards:
-                read_segments(self.storage, self.name, segments_of(file), on_bytes)
-            else:
-                self.read_file(file.name)
-                on_bytes(file.num_bytes)
+            read_segments(self.storage, self.name, segments_of(file), on_bytes)
         except DataError as error:
             return str(error)
         return None

@@ -112,26 +112,21 @@ def read_segments(
 
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         for adjacent in _requests(segments):
-            pending.append((adjacent, pool.submit(_read_adjacent, storage, folder, adjacent)))
+            pending.append((adjacent, pool.submit(read_adjacent, storage, folder, adjacent)))
             if len(pending) == 2 * _NUM_THREADS:  # so memory is bounded
                 finish_first()
         while pending:
             finish_first()
 
 
-def check_digest(content: bytearray | bytes | memoryview, sha256: str, where: str) -> None:
-    """Raise DataError if the content, of the file `where`, does not have this digest."""
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise damaged_error(where, "checksum mismatch")
-
-
-def _read_adjacent(storage: Storage, folder: str, segments: Sequence[FileSegment]) -> bytearray:
-    """Read segments of a file that follow each other, and verify them."""
+def read_adjacent(storage: Storage, folder: str, segments: Sequence[FileSegment]) -> bytearray:
+    """Return the bytes of segments of a file that follow each other; raise DataError if one is damaged."""
     file, start, stop = segments[0].file, segments[0].start, segments[-1].stop
     content = storage.read_range(f"{folder}/{file.name}", start, stop, file.num_bytes)
     for segment in segments:
         part = memoryview(content)[segment.start - start : segment.stop - start]
-        check_digest(part, segment.sha256, f"{storage.location.rstrip('/')}/{folder}/{file.name}")
+        if hashlib.sha256(part).hexdigest() != segment.sha256:
+            raise damaged_error(f"{storage.location.rstrip('/')}/{folder}/{file.name}", "checksum mismatch")
     return content
 
 
