@@ -282,7 +282,14 @@ def test_a_file_that_is_smaller_than_its_shards_is_refused(content: bytes, tmp_p
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("digests", []), ("digests", ["0" * 64] * 2), ("digests", ["0"]), ("rows_per_digest", 19), ("rows_per_digest", 0)],
+    [
+        ("digests", []),
+        ("digests", ["0" * 64] * 2),
+        ("digests", ["0"]),
+        ("rows_per_digest", 19),
+        ("rows_per_digest", 0),
+        ("rows_per_digest", 1 << 40),
+    ],
 )
 def test_each_row_has_a_digest(field: str, value: object, tmp_path: Path) -> None:
     save_two(tmp_path)
@@ -373,7 +380,10 @@ def test_a_file_that_is_too_large_is_not_read(name: str, tmp_path: Path) -> None
     os.truncate(path, MAX_READ_BYTES + 1)
     if name == "data_spec.json":
         _forge(newest(tmp_path), lambda tree: None)
-    with pytest.raises(DataError, match=f"{path.name} is larger than 128 MiB, the limit for files of its kind"):
+        problem = f"{path.name} has 134,217,729 bytes that are not of a shard"
+    else:
+        problem = f"{path.name} is larger than 128 MiB, the limit for files of its kind"
+    with pytest.raises(DataError, match=problem):
         read_all(find_checkpoint(tmp_path))
 
 

@@ -1,6 +1,7 @@
 """What ranks do to save a checkpoint and to restore it, and the digests of what they then hold."""
 
 import hashlib
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -11,32 +12,42 @@ from stretto import CheckpointManager, Layout, TrainConfig, Trainer, World, make
 from stretto.base.task import Task
 from stretto.checkpoint.manifest import Manifest
 from stretto.errors import DataError
-from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
+from stretto.nn import LSTM, Block, CrossEntropy, Embedding, Linear, MinGRU, Stack
 
 REPLICAS, GRID, STAGES = Layout(replicas=4), Layout(replicas=2, stages=2), Layout(stages=4)  # of 4 ranks
 MAX_READ = 1.05  # bytes that all ranks together read, over the bytes of the checkpoint
 HeldRows = dict[str, tuple[int, list[str]]]  # by tensor: the index of the first row, and the digest of each row
 
 
-def make_trainer(world: World, layout: Layout, num_tokens: int = NUM_TOKENS, weight_seed: int = 3) -> Trainer:
-    """A model of 4.4 MB, so 13 MB with the state of its optimizer: enough for all ranks to have a share.
+@dataclass(frozen=True)
+class SavedModel:
+    """A model of 4.4 MB, so 13 MB with the state of its optimizer: enough for all ranks to have a share."""
 
-    With a larger vocabulary, the output layer uses the weight of the embedding.
-    """
-    embedding, head = Embedding(num_tokens, 192), Linear(192, num_tokens)
-    if num_tokens > NUM_TOKENS:
+    num_tokens: int = NUM_TOKENS  # if there are more, the output layer uses the weight of the embedding
+    num_lanes: int = 8  # of 5 KB each
+    weight_seed: int = 3
+    has_spans: bool = False  # then it has other blocks, of 3 MB, and no lanes
+
+
+PLAIN_MODEL = SavedModel()
+
+
+def make_trainer(world: World, layout: Layout, model: SavedModel) -> Trainer:
+    embedding, head = Embedding(model.num_tokens, 192), Linear(192, model.num_tokens)
+    if model.num_tokens > NUM_TOKENS:
         head.module.weight = embedding.module.weight
-    blocks = [embedding, LSTM(192, 192), LSTM(192, 256), LSTM(256, 192), head]
-    engine = make_engine(Stack(blocks), CrossEntropy(), layout, world, seed=weight_seed)
-    windows = RandomWindows(Case(num_rows=8, window=4), task=Task.language(num_tokens))
+    hidden: list[Block] = [LSTM(192, 192), LSTM(192, 256), LSTM(256, 192)]
+    if model.has_spans:
+        hidden = [MinGRU(192, 512), MinGRU(512, 192), MinGRU(192, 512), MinGRU(512, 192)]
+    engine = make_engine(Stack([embedding, *hidden, head]), CrossEntropy(), layout, world, seed=model.weight_seed)
+    case = Case(num_rows=model.num_lanes, window=4, model="noncausal" if model.has_spans else "lstm")
+    windows = RandomWindows(case, task=Task.language(model.num_tokens))
     return Trainer(engine, windows, TrainConfig(steps=9, lr=0.01), seed=1)
 
 
-def save(
-    world: World, location: Path | str, layout: Layout, num_tokens: int = NUM_TOKENS, weight_seed: int = 3
-) -> int:
+def save(world: World, location: Path | str, layout: Layout, model: SavedModel = PLAIN_MODEL) -> int:
     """Train and save; return how many bytes of tensors this rank has written."""
-    trainer = make_trainer(world, layout, num_tokens, weight_seed)
+    trainer = make_trainer(world, layout, model)
     with CheckpointManager(location, world) as checkpoints:
         checkpoints.start()
         trainer.advance()
@@ -45,9 +56,9 @@ def save(
     return sum(shard.tensor.nbytes for shard in snapshot.shards)
 
 
-def restore(world: World, location: Path | str, layout: Layout, num_tokens: int = NUM_TOKENS) -> HeldRows:
+def restore(world: World, location: Path | str, layout: Layout, model: SavedModel = PLAIN_MODEL) -> HeldRows:
     """Restore, and return all that this rank holds."""
-    trainer = make_trainer(world, layout, num_tokens)
+    trainer = make_trainer(world, layout, model)
     with CheckpointManager(location, world) as checkpoints:
         checkpoint = checkpoints.start()
         assert checkpoint is not None
@@ -57,12 +68,12 @@ def restore(world: World, location: Path | str, layout: Layout, num_tokens: int 
 
 def held_rows(trainer: Trainer) -> HeldRows:
     stack, state = trainer.engine.stack, trainer.state
-    assert state is not None
+    assert (state is not None) == trainer.windows.is_stateful
     held = {f"weights.{name}": (0, tensor) for name, tensor in stack.named_tensors().items()}
     for name, weight in stack.named_weights().items():
         for key, value in trainer.optimizer.state[weight].items():
             held[f"optimizer.{name}.{key}"] = (0, value)
-    for block, tensors in zip(stack.indices, stack.split_state(state), strict=True):
+    for block, tensors in zip(stack.indices, stack.split_state(state), strict=True) if state is not None else ():
         for number, tensor in enumerate(tensors):
             held[f"lanes.{block}.{number}"] = (trainer.windows.lane_indices.start, tensor)
     return {name: (first, digests(tensor)) for name, (first, tensor) in held.items()}

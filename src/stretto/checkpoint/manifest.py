@@ -7,6 +7,7 @@ from typing import Annotated, Any, Final, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from stretto.base.average_trigger import AverageTrigger
+from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
 from stretto.base.errors import DataError
 from stretto.base.improvement import Improvement
@@ -23,8 +24,8 @@ DTYPES = {
     "int64": ("I64", 8), "bfloat16": ("BF16", 2), "float16": ("F16", 2), "float32": ("F32", 4), "float64": ("F64", 8),
 }  # fmt: skip
 _INT_LIMIT = 2**63  # integers must fit int64
-_MAX_HEADER_BYTES = 100 << 20  # of a safetensors file, about what safetensors itself allows
-_DIGEST_BYTES = 4 << 20  # of a shard that one digest covers: a rank that needs some rows reads little more than these
+# Of a shard that one digest covers, or else one row: a rank that needs some rows reads little more than these.
+MAX_DIGEST_BYTES = 4 << 20
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -45,6 +46,9 @@ class ShardMetadata(StrictModel):
             raise ValueError(f"{self.name} has an invalid shape or dtype: {list(self.shape)} {self.dtype}")
         if self.full_rows is not None and (not self.shape or self.first + self.shape[0] > self.full_rows):
             raise ValueError(f"{self.name}: shard {list(self.shape)} at row {self.first} exceeds {self.full_rows} rows")
+        # Each segment is read at once, into memory.
+        if self.rows_per_digest > 1 and self.rows_per_digest * self.row_bytes > MAX_DIGEST_BYTES:
+            raise ValueError(f"{self.name}: {self.rows_per_digest} rows are too large for one digest")
         if len(self.digests) != -(-len(self.rows) // self.rows_per_digest):
             raise ValueError(f"{self.name}: {len(self.digests)} digests are not one per {self.rows_per_digest} rows")
         return self
@@ -69,11 +73,6 @@ class ShardMetadata(StrictModel):
         return self.row_bytes * len(self.rows)
 
 
-def rows_per_digest(row_bytes: int) -> int:
-    """Return how many rows of a shard one digest covers, when it is saved."""
-    return max(1, _DIGEST_BYTES // row_bytes)
-
-
 class CheckpointFile(StrictModel):
     """A file of a checkpoint: its header, then the shards in it, in this order and with nothing in between.
 
@@ -96,8 +95,8 @@ class CheckpointFile(StrictModel):
     def _check(self) -> Self:
         if self.header_bytes < 0:
             raise ValueError(f"the shards of {self.name} are larger than its {self.num_bytes:,} bytes")
-        if self.shards and self.header_bytes > _MAX_HEADER_BYTES:
-            raise ValueError(f"the shards of {self.name} fill only a part of its {self.num_bytes:,} bytes")
+        if self.header_bytes > MAX_READ_BYTES:
+            raise ValueError(f"{self.name} has {self.header_bytes:,} bytes that are not of a shard")
         return self
 
     @property

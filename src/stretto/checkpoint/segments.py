@@ -60,15 +60,9 @@ class FileSegment:
 
 def segments_of(file: CheckpointFile) -> list[FileSegment]:
     """Return all segments of a file, in order."""
-    position = file.header_bytes
-    segments = [FileSegment(file, 0, position, file.sha256)]
-    for shard in file.shards:
-        starts = range(shard.rows.start, shard.rows.stop, shard.rows_per_digest)
-        for digest, first in zip(shard.digests, starts, strict=True):
-            rows = range(first, min(first + shard.rows_per_digest, shard.rows.stop))
-            stop = position + len(rows) * shard.row_bytes
-            segments.append(FileSegment(file, position, stop, digest, shard, rows))
-            position = stop
+    segments = [FileSegment(file, 0, file.header_bytes, file.sha256)]
+    for shard, start in _starts(file):
+        segments += _segments_of_shard(file, shard, start)
     return segments
 
 
@@ -146,16 +140,36 @@ def _requests(segments: Iterable[FileSegment]) -> Iterator[list[FileSegment]]:
         yield request
 
 
+def _starts(file: CheckpointFile) -> Iterator[tuple[ShardMetadata, int]]:
+    """Yield the shards of a file, and where each starts."""
+    position = file.header_bytes
+    for shard in file.shards:
+        yield shard, position
+        position += shard.num_bytes
+
+
+def _segments_of_shard(file: CheckpointFile, shard: ShardMetadata, position: int) -> Iterator[FileSegment]:
+    starts = range(shard.rows.start, shard.rows.stop, shard.rows_per_digest)
+    for digest, first in zip(shard.digests, starts, strict=True):
+        rows = range(first, min(first + shard.rows_per_digest, shard.rows.stop))
+        stop = position + len(rows) * shard.row_bytes
+        yield FileSegment(file, position, stop, digest, shard, rows)
+        position = stop
+
+
 def _segments_with_targets(file: CheckpointFile, targets: dict[str, list[TensorShard]]) -> list[FileSegment]:
-    header, *others = segments_of(file)
     segments = []
-    for segment in others:
-        assert segment.shard is not None
-        own = [target for target in targets.get(segment.shard.name, ()) if _overlap(segment.rows, target.rows)]
-        if own:
-            segments.append(replace(segment, targets=tuple(own)))
+    for shard, start in _starts(file):
+        # Most files of lanes have none of a rank's rows: don't look at each of their segments.
+        of_shard = [target for target in targets.get(shard.name, ()) if _overlap(shard.rows, target.rows)]
+        for segment in _segments_of_shard(file, shard, start) if of_shard else ():
+            own = tuple(target for target in of_shard if _overlap(segment.rows, target.rows))
+            if own:
+                segments.append(replace(segment, targets=own))
+    if not segments or segments[0].start != file.header_bytes:
+        return segments
     # Nothing in the header is used. But whoever reads what follows it can verify it at no cost.
-    return [header, *segments] if segments and segments[0].start == header.stop else segments
+    return [FileSegment(file, 0, file.header_bytes, file.sha256), *segments]
 
 
 def _check_saved(saved_shards: Sequence[ShardMetadata], target: TensorShard, where: str) -> None:

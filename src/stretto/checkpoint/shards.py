@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from stretto.checkpoint.even_split import EvenSplit
-from stretto.checkpoint.manifest import ShardMetadata, rows_per_digest
+from stretto.checkpoint.manifest import MAX_DIGEST_BYTES, ShardMetadata
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class TensorShard:
     tensor: Tensor
     first: int = 0  # index of the shard's first row in the full tensor
     full_rows: int | None = None  # of the full tensor; None if this is all of it
+    digest_bytes: int = MAX_DIGEST_BYTES  # that one digest covers when it is saved; fewer if each rank reads some rows
 
     @property
     def rows(self) -> range:
@@ -38,6 +39,11 @@ class TensorShard:
     def dtype(self) -> str:
         """The name of its dtype, such as `float32`."""
         return str(self.tensor.dtype).removeprefix("torch.")
+
+    @property
+    def rows_per_digest(self) -> int:
+        """How many rows one digest covers when it is saved."""
+        return max(1, self.digest_bytes * len(self.rows) // self.tensor.nbytes)
 
     def part(self, rows: range) -> Tensor:
         """Return some of its rows, which are numbered as in the full tensor; a view."""
@@ -58,7 +64,7 @@ class TensorShard:
             shape=tuple(self.tensor.shape),
             first=self.first,
             full_rows=self.full_rows,
-            rows_per_digest=rows_per_digest(self.tensor.nbytes // len(self.rows)),
+            rows_per_digest=self.rows_per_digest,
             digests=tuple(digests),
         )
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import DataError
-from stretto.checkpoint.manifest import DTYPES, CheckpointFile, ShardMetadata, rows_per_digest
+from stretto.checkpoint.manifest import DTYPES, CheckpointFile, ShardMetadata
 from stretto.checkpoint.shards import TensorShard
 
 
@@ -32,7 +32,7 @@ def save_shards(folder: Path, rank: int, shards: Iterable[TensorShard]) -> list[
         written: list[ShardMetadata] = []
         for shard in ordered:
             content = _bytes_of(shard.tensor)
-            step = rows_per_digest(len(content) // len(shard.rows)) * len(content) // len(shard.rows)
+            step = shard.rows_per_digest * len(content) // len(shard.rows)
             digests = []
             for start in range(0, len(content), step):
                 segment = content[start : start + step]

@@ -17,10 +17,13 @@ from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.stack import Stack
 from stretto.checkpoint.checkpoint import Checkpoint
+from stretto.checkpoint.manifest import MAX_DIGEST_BYTES
 from stretto.checkpoint.shards import TensorShard
 from stretto.mesh.stage_group import StageGroup
 
 Optimizer = torch.optim.Optimizer
+# A digest of lanes covers at least so many bytes, and more if a tensor, of all replicas, would have more digests.
+_MIN_LANE_DIGEST_BYTES, _MAX_LANE_DIGESTS = 16 << 10, 1 << 14
 
 
 def weight_shards(stack: Stack) -> list[TensorShard]:
@@ -55,11 +58,15 @@ def optimizer_shard(stack: Stack, name: str, key: str, value: Tensor) -> TensorS
 
 def lane_shards(stack: Stack, state: State, lane_indices: range, num_lanes: int) -> list[TensorShard]:
     """Return the hidden state of the lanes `lane_indices`, out of `num_lanes` in all replicas together, as shards."""
-    return [
-        TensorShard(f"lanes.{block}.{number}", tensor, lane_indices.start, num_lanes)
-        for block, block_state in zip(stack.indices, stack.split_state(state), strict=True)
-        for number, tensor in enumerate(block_state)
-    ]
+    shards = []
+    for block, block_state in zip(stack.indices, stack.split_state(state), strict=True):
+        for number, tensor in enumerate(block_state):
+            full_bytes = tensor.nbytes * num_lanes // max(len(lane_indices), 1)
+            # Another number of replicas cuts the lanes elsewhere, and two of them read the digest's bytes at each cut.
+            digest_bytes = min(max(_MIN_LANE_DIGEST_BYTES, full_bytes // _MAX_LANE_DIGESTS), MAX_DIGEST_BYTES)
+            name = f"lanes.{block}.{number}"
+            shards.append(TensorShard(name, tensor, lane_indices.start, num_lanes, digest_bytes))
+    return shards
 
 
 def shards_of_stage(stack: Stack, shards: Iterable[TensorShard]) -> list[TensorShard]:
