@@ -1,5 +1,6 @@
 """A long log is continued in a new file, without reading or copying it, and is read as if it were one file."""
 
+import errno
 import json
 import shutil
 import tempfile
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stretto import Run
-from stretto.base.log_segments import header_line, list_segments, segment_lines, segment_path
+from stretto.base.log_segments import add_segment, header_line, list_segments, segment_lines, segment_path
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
 from stretto.data import Corpus
@@ -71,6 +72,62 @@ def test_an_earlier_launch_writes_to_the_end_of_a_segment_that_nobody_reads(
     assert steps_of(log) == [*range(1, 13)]
 
 
+def test_a_launch_removes_only_segments_of_the_log_that_it_replaces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "_MAX_COPIED_BYTES", 100)
+    log = tmp_path / "log.jsonl"
+    others = {"log-20261117.jsonl", "log-00007.jsonl", "log-1.jsonl"}
+    for name in others:
+        (tmp_path / name).write_text("of somebody else\n")
+    for first_step in (0, 20, 40):
+        with open_log(log, first_step) as file:
+            for step in range(first_step + 1, first_step + 21):
+                LogWriter(file).write("step", {"step": step})
+    segments = {"log-00008.jsonl", "log-00009.jsonl"}
+    assert {path.name for path in tmp_path.iterdir()} == {*others, *segments, "log.jsonl"}
+    assert steps_of(log) == [*range(1, 61)]
+    open_log(log, 0).close()
+    assert {path.name for path in tmp_path.iterdir()} == {*others, "log.jsonl"} and not steps_of(log)
+    assert all((tmp_path / name).read_text() == "of somebody else\n" for name in others)
+
+
+def test_a_segment_of_a_launch_that_was_killed_before_it_replaced_the_log_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_log, "_MAX_COPIED_BYTES", 100)
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f'{{"kind": "step", "step": {step}}}\n' for step in range(1, 20)))
+    assert add_segment(log) == 1
+    open_log(log, 15).close()
+    assert {path.name for path in tmp_path.iterdir()} == {"log-00001.jsonl", "log.jsonl"}
+    assert steps_of(log) == [*range(1, 16)]
+
+
+def test_the_report_and_a_restart_say_that_the_beginning_of_a_log_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(run_log, "_MAX_COPIED_BYTES", 100)
+    log = tmp_path / "log.jsonl"
+    for first_step in (0, 20):
+        with open_log(log, first_step) as file:
+            for step in range(first_step + 1, first_step + 21):
+                LogWriter(file).write("step", {"step": step})
+    segment = segment_path(log, 1).rename(tmp_path / "elsewhere")
+    for _ in range(2):
+        record = read_record(tmp_path)
+        assert record.num_unreadable_lines == 1 and record.steps.last_step == 40
+        caplog.clear()
+        open_log(log, 40).close()
+        assert "log.jsonl is in log-00001.jsonl, which is missing; put it back" in caplog.text
+        assert not has_evaluation(log, 40) and steps_of(log) == [*range(20, 41)]
+        if not segment_path(log, 1).is_symlink():
+            segment_path(log, 1).symlink_to(segment)
+    # A file that was put back is read again.
+    segment.replace(segment_path(log, 1))
+    assert steps_of(log) == [*range(1, 41)] and not read_record(tmp_path).num_unreadable_lines
+
+
 def test_a_header_that_names_no_earlier_segment_ends_the_log(tmp_path: Path) -> None:
     log = tmp_path / "log.jsonl"
     line = b'{"kind": "step", "step": 1}\n'
@@ -96,11 +153,25 @@ def test_without_hard_links_a_long_log_is_copied(tmp_path: Path, monkeypatch: py
     log.write_text("".join(f'{{"kind": "step", "step": {step}}}\n' for step in range(1, 100)))
 
     def refuse(*_: object) -> None:
-        raise PermissionError("no hard links")
+        raise OSError(errno.EPERM, "no hard links")
 
     monkeypatch.setattr("os.link", refuse)
     open_log(log, 90).close()
     assert steps_of(log) == [*range(1, 91)] and [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
+
+
+def test_a_full_disk_is_an_error_and_not_a_reason_to_copy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_log, "_MAX_COPIED_BYTES", 10)
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(f'{{"kind": "step", "step": {step}}}\n' for step in range(1, 100)))
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "the disk is full")
+
+    monkeypatch.setattr("os.link", refuse)
+    with pytest.raises(OSError, match="the disk is full"):
+        open_log(log, 90)
+    assert steps_of(log) == [*range(1, 100)] and [path.name for path in tmp_path.iterdir()] == ["log.jsonl"]
 
 
 def transferred_bytes() -> int:

@@ -9,7 +9,7 @@ from pathlib import Path
 from stretto.base.errors import ConfigError
 
 # `os.link` raises one of these on filesystems where a file can't have a second name.
-_NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 
 def fsync_folder(folder: Path) -> None:
@@ -48,7 +48,7 @@ def link_or_rename(temporary: Path, path: Path) -> bool:
     except FileExistsError:
         return False
     except OSError as error:
-        if error.errno not in _NO_HARD_LINK_ERRORS:
+        if error.errno not in NO_HARD_LINK_ERRORS:
             raise
         # Without hard links, reserve the name with an empty file, then replace it. A crash in between leaves it empty.
         try:

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from stretto.base.bounded_read import bounded_lines, parse_json
+from stretto.base.disk import NO_HARD_LINK_ERRORS
 
 _KIND = "continues"
 _MAX_HEADER_BYTES = 1000
-_NAME = re.compile(r"-(\d{5,9})")
+_NAME = re.compile(r"-(\d{5})")
+_MAX_NUMBER = 99_999
 
 
 class LogSegment(NamedTuple):
@@ -29,25 +31,33 @@ class LogSegment(NamedTuple):
     path: Path
     start: int
     stop: int
+    is_missing: bool = False  # whether the log refers to this file, but it does not exist or is a symbolic link
 
 
 def list_segments(log: Path) -> list[LogSegment]:
-    """Return the segments of a log, from the first; an empty list if the log does not exist."""
+    """Return the segments of a log, from the first, which may be missing; an empty list if the log does not exist."""
     segments: list[LogSegment] = []
-    path, stop, limit = log, sys.maxsize, sys.maxsize
+    path, stop, limit = log, sys.maxsize, _MAX_NUMBER + 1
     while path.is_file():
         start, number, num_bytes = _read_header(path)
         segments.append(LogSegment(path, start, min(stop, path.stat().st_size)))
-        # Numbers decrease, so this ends, whatever the files say.
-        if not 0 < number < limit or segment_path(log, number).is_symlink():
+        if start == 0:
             break
-        path, stop, limit = segment_path(log, number), num_bytes, number
+        path = segment_path(log, number)
+        # Numbers decrease, so this ends, whatever the files say.
+        if not 0 < number < limit or path.is_symlink() or not path.is_file():
+            segments.append(LogSegment(path, 0, 0, is_missing=True))
+            break
+        stop, limit = num_bytes, number
     return segments[::-1]
 
 
 def segment_lines(segments: Sequence[LogSegment]) -> Iterator[bytes | None]:
-    """Yield the lines of segments; None in place of a line that is too long."""
+    """Yield the lines of segments; None in place of a line that is too long, or of a segment that is missing."""
     for segment in segments:
+        if segment.is_missing:
+            yield None
+            continue
         with segment.path.open("rb") as file:
             position = file.seek(segment.start)
             for line in bounded_lines(file):
@@ -70,24 +80,37 @@ def segment_number(log: Path, path: Path) -> int:
 
 def add_segment(log: Path) -> int:
     """Make a segment of a log, which keeps its name too; return its number, 0 if the filesystem has no hard links."""
-    number = 1 + max((segment_number(log, path) for path in log.parent.iterdir()), default=0)
-    try:
-        os.link(log, segment_path(log, number))
-    except OSError:
-        return 0
-    return number
+    paths = [path for path in log.parent.iterdir() if segment_number(log, path)]
+    for path in paths:
+        if path.is_file() and path.samefile(log):
+            return segment_number(log, path)  # an earlier launch made it, and was killed before it replaced the log
+    paths += [segment.path for segment in list_segments(log)]  # also one that is missing, and may be put back
+    for number in range(1 + max(segment_number(log, path) for path in paths), _MAX_NUMBER + 1):
+        try:
+            os.link(log, segment_path(log, number))
+        except FileExistsError:
+            continue  # another launch has just made it
+        except OSError as error:
+            if error.errno not in NO_HARD_LINK_ERRORS:
+                raise
+            return 0
+        return number
+    return 0
 
 
-def remove_repeated_lines(log: Path) -> None:
-    """Remove the segments that a log does not refer to, and from the others the bytes after the lines that it does."""
+def remove_repeated_lines(log: Path, replaced: Sequence[LogSegment]) -> None:
+    """Remove what a log does not refer to of the segments of the log that it replaced.
+
+    Other files are left alone: `log-20261117.jsonl` may be somebody's backup.
+    """
     segments = list_segments(log)
     for segment in segments[:-1]:
-        if segment.path.stat().st_size > segment.stop:
+        if not segment.is_missing and segment.path.stat().st_size > segment.stop:
             os.truncate(segment.path, segment.stop)
-    used = {segment.path for segment in segments}
-    for path in log.parent.iterdir():
-        if segment_number(log, path) and path not in used:
-            path.unlink(missing_ok=True)
+    used = {log, *(segment.path for segment in segments)}
+    for segment in replaced:
+        if segment.path not in used and not segment.is_missing:
+            segment.path.unlink(missing_ok=True)
 
 
 def header_line(number: int, num_bytes: int, step: int) -> bytes:

@@ -75,7 +75,7 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
         f"had non-finite values in {pluralize(steps.num_nonfinite, 'step')}": steps.num_nonfinite,
         f"had {pluralize(saves.num_failed, 'failed save')}": saves.num_failed,
         f"stopped at step {steps.last_step + 1:,} because of non-finite values": record.status.startswith("stopped"),
-        f"left {unreadable} in its log, as happens when it is killed while writing": record.num_unreadable_lines,
+        f"left {unreadable} in its log: it was killed while writing, or a log-*.jsonl of it is missing": record.num_unreadable_lines,
     }
     events = [event for event, has_happened in possible_events.items() if has_happened]
     if not events:

@@ -84,7 +84,10 @@ def open_log(path: Path, step: int) -> TextIO:
     """
     last_step: tuple[LogSegment, int] | None = None  # where the line of the last step to keep begins
     kept_lines = []
-    for segment, start, line in _lines_backwards(list_segments(path)):
+    segments = list_segments(path)
+    for missing in (segment for segment in segments if segment.is_missing):
+        _log.warning("the beginning of %s is in %s, which is missing; put it back", path, missing.path.name)
+    for segment, start, line in _lines_backwards(segments):
         kind, line_step = _parse(line)
         if line_step <= step:
             kept_lines.append(line.rstrip(b"\n") + b"\n")
@@ -97,7 +100,7 @@ def open_log(path: Path, step: int) -> TextIO:
         log.writelines(reversed(kept_lines))
         log.flush()
         os.fsync(log.fileno())
-    remove_repeated_lines(path)
+    remove_repeated_lines(path, segments)
     return path.open("a", encoding="utf-8", buffering=1)
 
 
@@ -138,7 +141,7 @@ def has_evaluation(path: Path, step: int) -> bool:
 
 def _lines_backwards(segments: Sequence[LogSegment]) -> Iterator[tuple[LogSegment, int, bytes]]:
     """Yield the lines of a log from the last to the first, with the segment and the position of each."""
-    for segment in reversed(segments):
+    for segment in reversed([segment for segment in segments if not segment.is_missing]):
         for start, line in _segment_backwards(segment):
             yield segment, start, line
 
