@@ -103,6 +103,60 @@ def test_matrices_are_channels(kind: str, tmp_path: Path) -> None:
     assert rows_of(sequences) == [row.tolist() for row in rows]
 
 
+def write_tensors(path: Path, field: pyarrow.Field, column: pyarrow.Array) -> None:
+    pyarrow.parquet.write_table(pyarrow.table([column], schema=pyarrow.schema([field])), path)
+
+
+def test_a_transposed_matrix_is_refused(tmp_path: Path) -> None:
+    """Arrow stores it with a permutation: without that, time and channels are swapped."""
+    path, options = tmp_path / "a.parquet", SequenceOptions(sequence="tokens", read_as="channels")
+    matrices = np.arange(16.0, dtype=np.float32).reshape(4, 2, 2)
+    refused = r"a\.parquet can't be read \(a tensor has the permutation \[1, 0\] and is not in row-major order\)"
+    column = pyarrow.FixedShapeTensorArray.from_numpy_ndarray(matrices.transpose(0, 2, 1))
+    write_tensors(path, pyarrow.field("tokens", column.type), column)
+    with pytest.raises(DataError, match=refused):
+        prepare_sequences(path, tmp_path / "out", options)
+    field, storage = extension("arrow.fixed_shape_tensor", '{"shape": [2, 2], "permutation": [1, 0]}', column.storage)
+    with pytest.raises(ValueError, match="a tensor has the permutation"):
+        batch_rows(pyarrow.record_batch([storage], schema=pyarrow.schema([field])))
+    # The same function in row-major order.
+    column = pyarrow.FixedShapeTensorArray.from_numpy_ndarray(matrices)
+    write_tensors(path, pyarrow.field("tokens", column.type), column)
+    (sequences,) = prepare_sequences(path, tmp_path / "out", options)
+    assert rows_of(sequences) == matrices.tolist()
+
+
+def test_ragged_tensors_with_a_permutation_are_refused() -> None:
+    column = pyarrow.array([{"data": [1, 2, 3, 4], "shape": [2, 2]}])
+    for permutation, is_refused in ("[1, 0]", True), ("1", True), ("[0, 1]", False), ("null", False):
+        field, _ = extension("arrow.variable_shape_tensor", f'{{"permutation": {permutation}}}', column)
+        batch = pyarrow.record_batch([column], schema=pyarrow.schema([field]))
+        if is_refused:
+            with pytest.raises(ValueError, match="permutation"):
+                batch_rows(batch)
+        else:
+            assert batch_rows(batch) == [{"tokens": [[1, 2], [3, 4]]}]
+
+
+SHAPES = pyarrow.list_(pyarrow.int64())
+DAMAGED = {
+    "no data": pyarrow.array([{"data": None, "shape": [3]}], pyarrow.struct([("data", SHAPES), ("shape", SHAPES)])),
+    "no shape": pyarrow.array([{"data": [3], "shape": None}], pyarrow.struct([("data", SHAPES), ("shape", SHAPES)])),
+    "not lists": pyarrow.array([{"data": 3, "shape": 1}]),
+    "other fields": pyarrow.array([{"values": [1, 2, 3]}]),
+    "a list": pyarrow.array([[1, 2, 3]]),
+    "many dims": pyarrow.array([{"data": [1], "shape": [1] * 2000}]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_column_of_ragged_tensors_is_an_error(damage: str, tmp_path: Path) -> None:
+    field, column = extension("ray.data.arrow_variable_shaped_tensor", "1", DAMAGED[damage])
+    write_tensors(tmp_path / "a.parquet", field, column)
+    with pytest.raises(DataError, match=r"a\.parquet can't be read \(a tensor has .*\); copy or write it again"):
+        prepare_sequences(tmp_path / "a.parquet", tmp_path / "out", SequenceOptions(sequence="tokens"))
+
+
 class PickledType(pyarrow.ExtensionType):  # type: ignore[misc]
     """A type that Ray registers: its values are pickles, which a reader must not load."""
 
@@ -145,7 +199,7 @@ def test_a_tensor_whose_shape_does_not_fit_is_an_error(shape: list[int], tmp_pat
             prepare_sequences(tmp_path / "a.parquet", tmp_path / "out", SequenceOptions(sequence="tokens"))
 
 
-@pytest.mark.parametrize("metadata", ["", "3", "[1.5, 2]", '["3"]', "{}", '{"shape": 3}'])
+@pytest.mark.parametrize("metadata", ["", "3", "[1.5, 2]", '["3"]', "{}", '{"shape": 3}', "[" * 9999])
 def test_a_tensor_type_without_a_shape_is_an_error(metadata: str, tmp_path: Path) -> None:
     field, column = extension("ray.data.arrow_tensor", metadata, pyarrow.array([[1, 2, 3]]))
     pyarrow.parquet.write_table(pyarrow.table([column], schema=pyarrow.schema([field])), tmp_path / "a.parquet")
