@@ -98,10 +98,16 @@ def test_a_rank_of_a_slow_node_is_named_whichever_of_its_ranks_is_the_slowest() 
 
 def test_a_slow_node_is_told_from_a_slow_rank(tmp_path: Path) -> None:
     even = [1.0] * 16
-    for slow, whole_node in ({8, 9, 10}, True), ({8, 9}, False), ({9, 13}, False):
-        check = StragglerCheck(Topology(num_replicas=16, num_stages=1), ranks_per_node=4)
+    block, cyclic = [7.0 + rank // 4 for rank in range(16)], [7.0 + rank % 4 for rank in range(16)]
+    cases = [
+        ({8, 9, 10}, block, True), ({8, 9}, block, False), ({9, 13}, block, False), ({8, 9, 10}, cyclic, False),
+        ({1, 9, 13}, cyclic, True), ({1, 9, 13}, block, False), ({1, 9, 13}, [], False),
+        ({3}, [1.0] * 3 + [2.0] + [1.0] * 12, False),
+    ]  # fmt: skip
+    for slow, nodes, whole_node in cases:
+        check = StragglerCheck(Topology(num_replicas=16, num_stages=1))
         busy = [seconds + (0.5 if rank in slow else 0.0) for rank, seconds in enumerate(even)]
-        straggler = [check.add(step, 1.5, busy) for step in (1, 2, 3)][-1]
+        straggler = [check.add(step, 1.5, busy, nodes) for step in (1, 2, 3)][-1]
         assert straggler is not None and straggler.rank in slow and straggler.whole_node == whole_node
         fields = replace(make_report(16, 3), straggler=straggler).log_fields()
         (tmp_path / "log.jsonl").write_text(json.dumps({"kind": "ranks", **fields}) + "\n")

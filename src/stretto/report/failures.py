@@ -12,6 +12,7 @@ from stretto.report.page import figure, note, section, table
 from stretto.report.record import Record, SaveHistory, read_int, read_number, read_str
 
 _MAX_ROWS = 20  # launches in the table, and checkpoints in the list
+_UNREADABLE_CAUSES = "as happens when it is killed while writing, or when a file log-NNNNN.jsonl is missing"
 _MAX_ERRORS = 8  # failed saves in the table, and files of non-finite batches in the list
 _LAUNCH_HEADERS = ("launch", "time", "host", "ranks", "layout", "resumed from", "changes")
 
@@ -75,7 +76,7 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
         f"had non-finite values in {pluralize(steps.num_nonfinite, 'step')}": steps.num_nonfinite,
         f"had {pluralize(saves.num_failed, 'failed save')}": saves.num_failed,
         f"stopped at step {steps.last_step + 1:,} because of non-finite values": record.status.startswith("stopped"),
-        f"left {unreadable} in its log: it was killed while writing, or a log-*.jsonl of it is missing": record.num_unreadable_lines,
+        f"left {unreadable} in its log, {_UNREADABLE_CAUSES}": record.num_unreadable_lines,
     }
     events = [event for event, has_happened in possible_events.items() if has_happened]
     if not events:

@@ -80,7 +80,7 @@ class RankMonitor:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._straggler_check = StragglerCheck(engine.mesh.topology, engine.mesh.world.local_size)
+        self._straggler_check = StragglerCheck(engine.mesh.topology)
         self._last_step_report: StepReport | None = None
         self._first_step = 1  # since the last call to gather
         self._node_number = float(node_number())
@@ -120,10 +120,10 @@ class RankMonitor:
         return self._report_all(step, rows) if world.is_rank_zero else None, _report_node(step, rows, world.rank)
 
     def _report_all(self, step: int, rows: Tensor) -> RankReport:
-        _, seconds, waiting, _, memory = (tuple(column) for column in rows.T.tolist())
+        nodes, seconds, waiting, _, memory = (tuple(column) for column in rows.T.tolist())
         busy = _subtract(seconds, waiting)
         mean_seconds = fmean(seconds)
-        straggler = self._straggler_check.add(self._first_step, mean_seconds, busy)
+        straggler = self._straggler_check.add(self._first_step, mean_seconds, busy, nodes)
         ranks_per_node = self._engine.mesh.world.local_size
         return RankReport(step, mean_seconds, busy, waiting, tuple(map(int, memory)), ranks_per_node, straggler)
 

@@ -24,13 +24,16 @@ class Straggler:
 class StragglerCheck:
     """Compares the ranks of each stage, which have the same work, from report to report."""
 
-    def __init__(self, topology: Topology, ranks_per_node: int = 1) -> None:
-        self._topology, self._ranks_per_node = topology, ranks_per_node
+    def __init__(self, topology: Topology) -> None:
+        self._topology = topology
         self._slow_since: dict[int, tuple[int, int]] = {}  # by slow rank: its first step, and the number of reports
 
-    def add(self, first_step: int, seconds: float, busy: Sequence[float]) -> Straggler | None:
+    def add(
+        self, first_step: int, seconds: float, busy: Sequence[float], nodes: Sequence[float] = ()
+    ) -> Straggler | None:
         """Add the busy times of all ranks since `first_step`; `seconds` is the time of a step.
 
+        `nodes` has the number of each rank's node, if known: launchers may place ranks on nodes in any order.
         All ranks of a slow node are slow, each a bit more than the others now and then, so each counts for itself.
         """
         slow = {rank: excess for excess, rank in self._excesses(busy) if excess >= _MIN_FRACTION * seconds}
@@ -40,13 +43,12 @@ class StragglerCheck:
         if not stragglers:
             return None
         rank = max(stragglers, key=lambda rank: slow[rank])
-        return Straggler(rank, self._slow_since[rank][0], slow[rank], self._is_node_slow(rank, len(busy)))
+        return Straggler(rank, self._slow_since[rank][0], slow[rank], self._is_node_slow(rank, nodes))
 
-    def _is_node_slow(self, rank: int, num_ranks: int) -> bool:
+    def _is_node_slow(self, rank: int, nodes: Sequence[float]) -> bool:
         """Whether most ranks of a rank's node are slow."""
-        first = rank - rank % self._ranks_per_node
-        node = range(first, min(first + self._ranks_per_node, num_ranks))
-        return len(node) > 1 and 2 * sum(peer in self._slow_since for peer in node) > len(node)
+        node_ranks = [peer for peer, node in enumerate(nodes) if node == nodes[rank]]
+        return len(node_ranks) > 1 and 2 * sum(peer in self._slow_since for peer in node_ranks) > len(node_ranks)
 
     def _excesses(self, busy: Sequence[float]) -> list[tuple[float, int]]:
         """Return each rank, and how much longer it takes than the median of its stage."""
