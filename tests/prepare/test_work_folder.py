@@ -1,4 +1,5 @@
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,8 +11,10 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from helpers.prepared_files import content, make_preparation
+from stretto.data import TextOptions, prepare_text
 from stretto.errors import DataError
 from stretto.prepare import work_folder
+from stretto.prepare.prepare_job import Progress
 from stretto.prepare.work_folder import RemoteWorkFolder, WorkFolder, open_work_folder
 
 
@@ -42,6 +45,45 @@ def test_only_one_of_many_creates_a_file_and_nobody_sees_it_empty(folder: WorkFo
         created = list(threads.map(create, range(4)))
     assert [sum(column) for column in zip(*created, strict=True)] == [1] * 50
     assert folder.sizes("parts") == dict.fromkeys(map(str, range(50)), 1)
+
+
+def test_small_files_are_read_together_and_missing_ones_left_out(
+    folder: WorkFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(work_folder, "_FILES_AT_ONCE", 3)
+    names = [f"parts/{number}" for number in range(8)]
+    for name in names:
+        folder.write(name, name.encode())
+    assert list(folder.read_many([])) == []
+    assert list(folder.read_many([*names[:2], "parts/missing", *names[2:]])) == [name.encode() for name in names]
+
+
+def test_outdated_results_are_read_and_removed_many_at_a_time(
+    memory_url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "a.txt").write_text("one two three\n" * 200)
+    num_requests: Counter[str] = Counter()
+    request = RemoteWorkFolder._request_if_exists
+
+    def stop(progress: Progress) -> None:
+        if progress.phase.startswith("writing") and progress.done == progress.total:
+            raise KeyboardInterrupt
+
+    def count(folder: RemoteWorkFolder, function: Any) -> Any:  # noqa: ANN401
+        num_requests[function.__qualname__.split(".")[1]] += 1
+        return request(folder, function)
+
+    monkeypatch.setattr(RemoteWorkFolder, "_request_if_exists", count)
+    for shard_bytes in (100, 200):
+        num_requests.clear()
+        with pytest.raises(KeyboardInterrupt), ThreadPoolExecutor(1) as executor:
+            prepare_text(
+                tmp_path / "a.txt", memory_url, TextOptions(shard_bytes=shard_bytes),
+                executor=executor, on_progress=stop,
+            )  # fmt: skip
+    assert num_requests["_remove"] < 10, num_requests
+    names = [name for name in content(f"{memory_url}.partial") if "part-" in name]
+    assert len(names) == 14
 
 
 def test_a_server_without_conditional_writes_is_an_error_and_not_an_existing_file(
@@ -97,7 +139,7 @@ def test_files_are_copied_in_batches_that_are_retried_one_by_one(
             raise ConnectionError("reset by peer")
         copy(filesystem, sources, targets)
 
-    monkeypatch.setattr(work_folder, "_COPIED_AT_ONCE", 4)
+    monkeypatch.setattr(work_folder, "_FILES_AT_ONCE", 4)
     monkeypatch.setattr(MemoryFileSystem, "copy", copy_at_the_second_try)
     preparation.run(memory_url)
     assert content(memory_url) == content(tmp_path / "plain")

@@ -8,7 +8,8 @@ import os
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,7 @@ from stretto.store.pages import PagedFile
 _RETRY_SECONDS = 60.0
 _READ_BYTES = 1 << 20  # per request
 _CREATE_PAUSES = (0.1, 0.2, 0.5, 1.0, 2.0)  # in seconds, on average
-_COPIED_AT_ONCE = 500  # files
+_FILES_AT_ONCE = 500  # are copied or read
 PARTS = "parts"  # the subfolder of results, and of half-written files: a late writer leaves none of them in a store
 LEADER = f"{PARTS}/leader"  # of the process that writes the folder, see `leader_lock`
 _COPYING = f"{PARTS}/copying"
@@ -45,6 +46,12 @@ class LocalWorkFolder:
     def read(self, name: str) -> bytes:
         """Return the content of a file; raise FileNotFoundError if it does not exist."""
         return (self.path / name).read_bytes()
+
+    def read_many(self, names: Sequence[str]) -> Iterator[bytes]:
+        """Yield the contents of those of some small files that can be read."""
+        for name in names:
+            with suppress(FileNotFoundError):
+                yield self.read(name)
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file; it replaces one of the same name."""
@@ -154,6 +161,12 @@ class RemoteWorkFolder:
             raise FileNotFoundError(name)
         return content
 
+    def read_many(self, names: Sequence[str]) -> Iterator[bytes]:
+        for start in range(0, len(names), _FILES_AT_ONCE):
+            paths = [self._path(name) for name in names[start : start + _FILES_AT_ONCE]]
+            contents = self._request(partial(_read_those_that_exist, paths))
+            yield from map(bytes, contents.values())
+
     def write(self, name: str, content: bytes) -> None:
         self._request(lambda filesystem: filesystem.pipe_file(self._path(name), content))
 
@@ -206,8 +219,8 @@ class RemoteWorkFolder:
         self.write(_COPYING, b"")
         # The server copies them, many at a time. The parts stay until the store is complete. A missing one is an error.
         target, names = self._open()[1], list(new_names)
-        for start in range(0, len(names), _COPIED_AT_ONCE):  # each batch has its own retries
-            batch = names[start : start + _COPIED_AT_ONCE]
+        for start in range(0, len(names), _FILES_AT_ONCE):  # each batch has its own retries
+            batch = names[start : start + _FILES_AT_ONCE]
             sources, targets = [self._path(name) for name in batch], [join(target, new_names[name]) for name in batch]
             self._request(partial(_copy, sources, targets))
 
@@ -288,6 +301,10 @@ class RemoteWorkFolder:
 
 
 WorkFolder = LocalWorkFolder | RemoteWorkFolder
+
+
+def _read_those_that_exist(paths: list[str], filesystem: Any) -> dict[str, Any]:  # noqa: ANN401 - fsspec has no types
+    return dict(filesystem.cat(paths, on_error="omit"))
 
 
 def _copy(sources: list[str], targets: list[str], filesystem: Any) -> None:  # noqa: ANN401 - fsspec has no types
