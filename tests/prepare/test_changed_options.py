@@ -179,6 +179,23 @@ def test_after_a_bad_row_is_found_only_its_part_is_read_again_to_skip_it(records
     records.finish(options)
 
 
+def test_a_tokenizer_that_has_read_no_bad_row_is_not_trained_again_to_skip_them(
+    records: Attempts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stretto.prepare.tokenizer._MAX_TRAINING_BYTES", 100)  # not up to the end of a file
+    options = SequenceOptions(tokenizer="bpe:260", sequence="text")
+    records.files[2].write_text(records.files[2].read_text() + "damaged\n")
+    with pytest.raises(DataError, match=r"c\.jsonl, row 10: .*bad_rows=skip"):
+        records._run(options, records.folder / "out")
+    assert records._counts() == {"tokenizer": 1, "write": 3}
+    assert records.interrupt(replace(options, bad_rows="skip")) == {"write": 1}
+    # But one that may have skipped a row is, if bad rows are an error now.
+    records.files[0].write_text("damaged\n" + records.files[0].read_text())
+    assert records.interrupt(replace(options, bad_rows="skip"))["tokenizer"] == 1
+    with pytest.raises(DataError, match=r"a\.jsonl, row 1: .*bad_rows=skip"):
+        records._run(options, records.folder / "out")
+
+
 def test_options_of_series_redo_only_what_they_touch(tmp_path: Path, num_run: Counter[str]) -> None:
     files = [tmp_path / f"{name}.csv" for name in "abc"]
     for path in files:

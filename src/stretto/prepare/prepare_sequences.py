@@ -356,8 +356,12 @@ def _train_subwords(job: Job, parts: Sequence[RecordPart], settings: _SequenceSe
     if parser.value_type != "text" or not isinstance(num_tokens, int):
         return settings
     numbered = list(enumerate(parts))
-    read = _RecordLines(settings.parser, settings.options.bad_rows, settings.split)
-    vocabulary = train_tokenizer(job, numbered, [part.size for part in parts], read, num_tokens)
+    read, sizes = (
+        _RecordLines(settings.parser, settings.options.bad_rows, settings.split),
+        [part.size for part in parts],
+    )
+    may_skip_rows = settings.options.bad_rows == "skip"
+    vocabulary = train_tokenizer(job, numbered, sizes, read, num_tokens, may_skip_rows=may_skip_rows)
     return replace(settings, vocabulary=vocabulary)
 
 
@@ -366,7 +370,7 @@ class _RecordLines:
     """Reads the lines of each text of a part that is not for validation."""
 
     parser: RecordParser
-    bad_rows: BadRowPolicy
+    bad_rows: BadRowPolicy = field(repr=False)  # see `train_tokenizer`
     split: RandomSplit
 
     def __call__(self, numbered: tuple[int, RecordPart], /) -> Iterator[list[str]]:

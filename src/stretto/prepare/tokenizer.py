@@ -49,10 +49,13 @@ def train_tokenizer(
     sizes: Sequence[int],
     read: LineReader[Part],
     num_tokens: int,
+    *,
+    may_skip_rows: bool = False,
 ) -> SavedVocabulary:
     """Save a BPE that is trained on the lines of all parts, in order.
 
     Of a large text, it is trained on the beginnings of parts that are evenly spaced, in proportion to their sizes.
+    One that was trained before is used again, unless it may have skipped bad rows, and may not now.
     """
     chosen, shares = list(parts), [_MAX_TRAINING_BYTES] * len(parts)
     if sum(sizes) > _MAX_TRAINING_BYTES:
@@ -65,8 +68,12 @@ def train_tokenizer(
         job.on_progress(Progress(phase, min(num_bytes, total), total))
 
     # One task, because a merge depends on all counts. As a task of the job, it is not repeated after an interruption.
-    task = _TrainTokenizer(read, num_tokens, tuple(shares), on_bytes)
-    result = job.run("tokenizer", task, [tuple(chosen)], [total], phase, _only_result, is_local=True)
+    task = _TrainTokenizer(read, num_tokens, tuple(shares), may_skip_rows, on_bytes)
+
+    def is_valid(result: PartResult) -> bool:
+        return may_skip_rows or not result["may_skip_rows"]
+
+    result = job.run("tokenizer", task, [tuple(chosen)], [total], phase, _only_result, is_valid=is_valid, is_local=True)
     return save_vocabulary(job, lambda: SubwordVocabulary(result["tokenizer"]))
 
 
@@ -82,10 +89,12 @@ class _TrainTokenizer(Generic[Part]):
     read: LineReader[Part]
     num_tokens: int
     shares: tuple[int, ...]  # bytes of each part to use
+    may_skip_rows: bool = field(repr=False)  # as `read` does
     on_bytes: Callable[[int], None] = field(repr=False)  # runs in this process, or in that of rank 0
 
     def __call__(self, parts: tuple[Part, ...], number: int, folder: WorkFolder, /) -> PartResult:
-        return {"tokenizer": train_bpe(self._read_lines(parts), self.num_tokens).tokenizer_json}
+        vocabulary = train_bpe(self._read_lines(parts), self.num_tokens)
+        return {"tokenizer": vocabulary.tokenizer_json, "may_skip_rows": self.may_skip_rows}
 
     def _read_lines(self, parts: tuple[Part, ...]) -> Iterator[str]:
         done = 0
