@@ -62,8 +62,9 @@ def prepare_text(
     with open_job(folder, paths, options.to_dict(), workers, on_progress, executor, names) as job:
         texts = TextFiles.open(paths, _packed_sizes(job, paths))
         splits = _split(texts, folder, options.validation_fraction)
-        saved = _save_vocabulary(job, vocabulary, texts, next(iter(splits.values())), level, options)
-        _write(job, {split: _cut(texts, splits[split], options.shard_bytes) for split in splits}, saved)
+        parts = {split: _cut(texts, splits[split], options.shard_bytes) for split in splits}
+        saved = _save_vocabulary(job, vocabulary, texts, next(iter(parts.values())), level, options)
+        _write(job, parts, saved)
     return [Corpus.open(join_location(folder, split)) for split in splits]
 
 
@@ -122,15 +123,16 @@ def _save_vocabulary(
     job: Job,
     vocabulary: Vocabulary | None,
     texts: TextFiles,
-    training_range: TextRange,
+    training_parts: Sequence[TextPart],
     level: Level,
     options: TextOptions,
 ) -> SavedVocabulary:
     """Save the given vocabulary for the tasks, or one that is built from the training text."""
     if vocabulary is not None or level == "byte":
         return save_vocabulary(job, lambda: vocabulary or ByteVocabulary())
-    # Not cut by `shard_bytes`: the counts stay the same if that changes.
-    parts = _cut(texts, training_range, _COUNTED_BYTES)
+    parts = training_parts
+    if parts and options.shard_bytes != _COUNTED_BYTES:  # counts stay the same if `shard_bytes` changes
+        parts = _cut(texts, (parts[0].start, parts[-1].stop), _COUNTED_BYTES)
     if level == "subword":
         num_tokens = open_tokenizer(options.tokenizer)
         assert isinstance(num_tokens, int), "a tokenizer from a file is a given vocabulary"
