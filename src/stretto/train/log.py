@@ -1,7 +1,7 @@
 """A run's log: one JSON line per event, also sent to trackers. A resumed run drops the lines of steps it repeats.
 
 Only the end of a log is read, however long it is: before the line of a step, all lines are of that step or earlier. A
-long log is not copied either, see `log_segments`.
+long log is not copied either, see `log_segments`; a short one is. Some trackers read the whole log, in their threads.
 """
 
 import json
