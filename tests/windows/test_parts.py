@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.made_up_stores import CHANNELS, UniformPages, sequences
 from helpers.small_sections import small_sections
 from helpers.stores import write_series, write_tokens
 from stretto.data import Batches, ForecastTransform, Position, SlidingWindows
@@ -141,6 +142,16 @@ def test_the_parts_that_start_between_two_units_are_found(
                 assert len(source.rows(0, start, stop)[0]) <= math.ceil((stop - start) * most)
         assert items.shard_sizes == (len(expected),) and items.parts.approximate_count == len(expected)
         assert items.lengths(0, 0, len(expected)).tolist() == list(expected.values())
+
+
+def test_windows_of_a_series_of_billions_of_time_steps_are_found() -> None:
+    num_steps = 4 * 10**9
+    stored = sequences(num_steps, num_steps, UniformPages(num_steps), values=CHANNELS, num_shards=1, shard_rows=1)
+    rows = SlidingWindows(stored, ForecastTransform.from_sequences(stored, 24), 96).parts
+    source, num_rows = StepUnits(rows, -1, is_spread=True), num_steps - 119
+    for start in (0, 3_100_000_000, num_steps - 1001):
+        first, last = (-(-unit * num_rows // (num_steps - 1)) for unit in (start, start + 1000))
+        assert source.rows(0, start, start + 1000)[0].tolist() == list(range(first, last))
 
 
 def test_a_share_reads_the_parts_of_its_own_sections_only() -> None:

@@ -75,14 +75,20 @@ class StepUnits:
         if stride is None:
             return np.arange(first, last), self.source.row_lengths(np.diff(boundaries))
         lengths = np.diff(boundaries)
-        units, counts = boundaries[:-1] + self.per_sequence * np.arange(first, last), self.source.counts(lengths)
-        # A row every `widths / divisors` units: of sequence i, rows `firsts[i]` to `lasts[i]` are between the two.
-        widths, divisors = np.full_like(lengths, stride), np.ones_like(lengths)
-        if self.is_spread:
-            widths, divisors = np.maximum(lengths + self.per_sequence, 1), counts
-        firsts, lasts = (np.clip(-((units - unit) * divisors // widths), 0, counts) for unit in (start, stop))
+        counts = self.source.counts(lengths)
+        firsts, lasts = np.zeros_like(counts), counts.copy()
+        # Of the sequences in between, all rows start between the two units.
+        for index, numbers, unit in ((0, firsts, start), (-1, lasts, stop)) if last > first else ():
+            offset = unit - int(boundaries[:-1][index]) - self.per_sequence * range(first, last)[index]
+            numbers[index] = self._count_before(offset, int(lengths[index]), int(counts[index]))
         counts = lasts - firsts
         owners = np.repeat(np.arange(last - first), counts)
         numbers = np.arange(len(owners)) - np.repeat(counts.cumsum() - counts - firsts, counts)
         starts = boundaries[owners] + numbers * stride
         return starts, self.source.row_lengths(boundaries[owners + 1] - starts)
+
+    def _count_before(self, offset: int, length: int, count: int) -> int:
+        """Return how many of a sequence's `count` rows start less than `offset` units after it does."""
+        # A row every `width / divisor` units. With billions of time steps, the product needs more than 64 bits.
+        width, divisor = (max(1, length + self.per_sequence), count) if self.is_spread else (self.source.stride or 1, 1)
+        return min(max(0, -(-offset * divisor // width)), count)
