@@ -5,19 +5,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from helpers.stores import write_tokens
 from stretto.data import Position
 from stretto.errors import DataError
 from stretto.store.sequences import IntArray
 from stretto.windows.batch_order import BatchLimits, BatchOrder, _log_bound, count_batches, pack
 from stretto.windows.document_order import DocumentOrder
-from stretto.windows.row_units import RowUnits
+from stretto.windows.row_units import RowUnits, StepUnits
 from stretto.windows.sections import Division, count_sections
+from stretto.windows.sequence_rows import SequenceRows
 from stretto.windows.shuffle import permutation
 from stretto.windows.shuffle_pools import RowTable, ShufflePools
 
@@ -297,3 +301,16 @@ def test_orders_whose_sections_would_disagree_are_refused() -> None:
 def test_the_bound_of_a_logarithm_is_close_and_above(ratio: Fraction) -> None:
     bound = _log_bound(ratio)
     assert 0 <= float(bound) - math.log(ratio) < 0.05
+
+
+def test_a_section_without_rows_in_a_pool_names_one_of_its_own(tmp_path: Path) -> None:
+    stored = write_tokens(tmp_path / "store", [[[0] * 100, *[[0]] * 50, [0] * 50]], 9)
+    pools = ShufflePools(StepUnits(SequenceRows(stored)), 1, 10, num_sections=2, max_runs=1)
+    assert pools.num_pools == 10
+    for pool in range(10):
+        assert pools.any_row(0, pool, 0).row_ids() == [(0, 0)], "the only one that starts in section 0"
+        assert pools.any_row(0, pool, 1).row_ids()[0][1] > 0
+    num_read = []
+    with patch.object(StepUnits, "rows", lambda *arguments: num_read.append(arguments)):
+        pools.any_row(0, 9, 0)
+    assert not num_read, "a pool's batches all take the same"

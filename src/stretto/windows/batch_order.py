@@ -102,16 +102,11 @@ class BatchOrder:
         ]
 
     def any_row(self, position: Position) -> RowTable:
-        """Return a row, of the own sections and the pool at a position if there is one."""
+        """Return a row, of the own sections and the pool at a position if there is one, else from nearby."""
         for rows in self._pool_at(position).rows:
             if len(rows.lengths):
                 return rows.take(slice(1)).expand()
-        for section in (*self.sections, *range(self.pools.num_sections)):
-            for pool in range(self.pools.num_pools):
-                rows = self.pools.rows(position.epoch, pool, section)
-                if len(rows.lengths):
-                    return rows.take(slice(1))
-        raise DataError("the data has no rows; use data with at least one row")
+        return self.pools.any_row(position.epoch, position.pool, self.sections.start)
 
     def next_position(self, position: Position) -> Position:
         """Return the position of the batch after the one at `position`."""

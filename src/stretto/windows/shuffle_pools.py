@@ -72,6 +72,7 @@ class ShufflePools:
     max_runs: int = 64  # the number of runs of a section in a pool, if it has as many units
     group_units: int | None = None  # the approximate size of a group; None: a section is one group
     _shards: LruCache[tuple[IntArray, IntArray]] = lru_cache_field(2)  # by epoch: the result of `_arrange_shards`
+    _any_rows: LruCache[RowTable] = lru_cache_field(4)  # by (epoch, pool, section): the result of `any_row`
     _shuffled: LruCache[IntArray] = lru_cache_field(4)  # by (epoch, section, group): the order of its runs
 
     def __post_init__(self) -> None:
@@ -124,6 +125,19 @@ class ShufflePools:
             edges = [start + (stop - start) * number // num_runs for number in (run, run + 1)]
             tables += self._read(epoch, *edges)
         return RowTable.concatenate(tables)
+
+    def any_row(self, epoch: int, pool: int, section: int) -> RowTable:
+        """Return a row of a section, from the nearest pool that has one; of another section if it has none."""
+        return self._any_rows.get((epoch, pool, section), lambda: self._find_row(epoch, pool, section))
+
+    def _find_row(self, epoch: int, pool: int, section: int) -> RowTable:
+        sections = (section, *(other for other in range(self.num_sections) if other != section))
+        for candidate in sections:
+            for other_pool in sorted(range(self.num_pools), key=lambda other: abs(other - pool)):
+                rows = self.rows(epoch, other_pool, candidate)
+                if len(rows.lengths):
+                    return rows.take(slice(1))
+        raise DataError("the data has no rows; use data with at least one row")
 
     def next_position(self, position: Position, num_windows: int) -> Position:
         """Return the position after `position`, which is in a pool of `num_windows` windows."""
