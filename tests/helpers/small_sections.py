@@ -15,6 +15,7 @@ def small_sections(is_on: bool = True) -> Iterator[None]:
         batch_sizes: {
             "_BATCHES_PER_POOL": 2, "_SECTION_BATCHES_PER_POOL": 3, "_MIN_ROWS_PER_SECTION": 1, "_MIN_ROWS_PER_RUN": 1,
             "_MIN_SECTION_BATCHES_PER_POOL": 1, "_MIN_ROWS": 1, "_MIN_DENSITY": 0, "GROUP_BYTES": 2000,
+            "_MAX_BATCH_EXCESS": 100,
         },
         document_order: {
             "_MIN_WINDOWS_PER_DOCUMENT": 0, "_MIN_DOCUMENTS_PER_SECTION": 1, "_MIN_LANES_PER_SECTION": 1,

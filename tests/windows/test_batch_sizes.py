@@ -1,9 +1,14 @@
 """How large data is cut into sections and pools: figures that follow from the index alone."""
 
+from dataclasses import dataclass
+
+import numpy as np
 import pytest
 
-from helpers.made_up_stores import CHANNELS, NUM_SHARDS, SHARD_ROWS, NoPages, UniformPages, sequences
+from helpers.made_up_stores import CHANNELS, NUM_SHARDS, SHARD_ROWS, TOKENS, NoPages, UniformPages, sequences
 from stretto.data import Batches, DocumentLanes, ForecastTransform, LabeledItems, Position, SlidingWindows, WindowSource
+from stretto.store.pages import ByteArray
+from stretto.windows.items import PartItems
 from stretto.windows.labeled_items import CutLabeledItems
 
 
@@ -45,6 +50,56 @@ def test_without_a_budget_sections_divide_the_batch_size(max_rows: int) -> None:
     assert (order.pools.num_sections == 1) == (max_rows % 2 == 1)
 
 
+@pytest.mark.parametrize("max_rows", [1 << 16, 1 << 18])
+@pytest.mark.parametrize(("length", "longest"), [(100, 100), (1000, 1000), (9000, 9000), (240, 1000)])
+@pytest.mark.parametrize("is_cut", [True, False])
+def test_without_a_budget_batches_of_parts_have_the_size_that_was_set(
+    max_rows: int, length: int, longest: int, is_cut: bool
+) -> None:
+    stored = sequences(length, longest, UniformPages(length), values=TOKENS if is_cut else CHANNELS, per_step=is_cut)
+    if is_cut:
+        parts: PartItems = CutLabeledItems(stored, context=100)
+    else:
+        parts = SlidingWindows(stored, ForecastTransform.from_sequences(stored, 4), 96)
+    order = Batches(parts, max_rows=max_rows).order
+    assert order.limits.max_rows * order.pools.num_sections == max_rows
+    if length == longest == 9000:
+        assert order.pools.num_sections == 512
+    if order.pools.num_sections > 1:
+        assert order.num_batches is not None
+        num_batches = parts.parts.approximate_count / max_rows
+        assert order.num_batches * order.pools.num_pools <= 1.06 * num_batches
+
+
+@dataclass
+class SortedPages(UniformPages):
+    """In each shard, the first 99 of 100 sequences have one time step, and the others are long."""
+
+    def _read(self, name: str, start: int, stop: int) -> ByteArray:
+        numbers = np.arange(start // 8 + 1, stop // 8 + 1)
+        num_short = SHARD_ROWS * 99 // 100
+        content: ByteArray = (
+            (numbers + (self.length - 1) * np.maximum(0, numbers - num_short)).astype("<u8").view(np.uint8)
+        )
+        return content
+
+
+@pytest.mark.parametrize("length", [101, 1001, 100_001])
+def test_pools_fit_into_memory_even_if_the_sampled_series_have_no_windows(length: int) -> None:
+    stored = sequences((99 + length) // 100, length, SortedPages(length), values=CHANNELS)
+    items = SlidingWindows(stored, ForecastTransform.from_sequences(stored, 4), 96)
+    num_rows = NUM_SHARDS * SHARD_ROWS // 100 * (length - 99)
+    order = Batches(items, 96 * 512).order
+    assert num_rows / order.pools.num_pools <= 1.05 * 16 * 64 * 513
+
+
+def test_parts_in_many_shards_are_not_counted_one_by_one() -> None:
+    pages = UniformPages(10_000)
+    stored = sequences(10_000, 10_000, pages, values=CHANNELS, num_shards=60_000, shard_rows=16)
+    data = Batches(SlidingWindows(stored, ForecastTransform.from_sequences(stored, 24), 96), 4096 * 4096)
+    assert read_first(data, pages) > 20
+
+
 def read_first(windows: WindowSource, pages: UniformPages) -> int:
     """Read the first window as one of 4,096 replicas does; return the number of its rows."""
     share = windows.share(1234, 4096)
@@ -52,7 +107,7 @@ def read_first(windows: WindowSource, pages: UniformPages) -> int:
     share.next_position(Position())
     # In total, there are 8 GB of ends in 1,000 files.
     assert pages.num_bytes < 48 << 20
-    assert len(pages.files) < 16
+    assert len(pages.files) < 32
     return int((window.lengths > 0).sum())
 
 
@@ -90,7 +145,7 @@ def test_the_first_batch_of_a_billion_sequences_that_are_cut_takes_few_of_their_
 
 @pytest.mark.parametrize("lanes", [1_000_000, 1_000_001])
 @pytest.mark.parametrize(
-    ("length", "longest", "most"), [(20, 20, 1.1), (65, 65, 1.1), (100, 400, 1.35), (3500, 14_000, 1.1)]
+    ("length", "longest", "most"), [(20, 20, 1.1), (65, 65, 1.1), (100, 400, 1.5), (3500, 14_000, 1.1)]
 )
 def test_a_million_lanes_have_sections_whatever_the_length_of_their_documents(
     lanes: int, length: int, longest: int, most: float
@@ -108,6 +163,8 @@ def test_a_million_lanes_have_sections_whatever_the_length_of_their_documents(
 
 
 def test_fewer_lanes_of_short_documents_have_one_section() -> None:
+    # Sections would need nearly twice as many windows as the documents have.
+    assert DocumentLanes(sequences(65, 500, UniformPages(65)), 10**6, 64).order.pools.num_sections == 1
     assert DocumentLanes(sequences(100, 100, NoPages()), 1 << 17, 64).order.pools.num_sections == 1
     assert DocumentLanes(sequences(1100, 1100, NoPages()), 1 << 17, 64).order.pools.num_sections == 512
     assert DocumentLanes(sequences(1100, 1100, NoPages()), 1000, 64).order.pools.num_sections == 16

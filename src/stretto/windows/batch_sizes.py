@@ -17,6 +17,8 @@ _BATCHES_PER_POOL = 64
 # A pool is packed as a whole, so it has at most about this many rows, or _MIN_BATCHES_PER_POOL batches if that is more.
 _MAX_ROWS_PER_POOL = 1 << 18
 _MIN_BATCHES_PER_POOL = 4
+# If the number of rows is estimated, a pool has at most this many times as many as planned, however wrong that is.
+_MAX_POOL_EXCESS = 16
 # The runs of a pool, in all sections together: from so many places of the data its rows come.
 _RUNS_PER_POOL = 512
 _MAX_RUN_ROWS = 1024
@@ -41,6 +43,8 @@ _MIN_ROWS_PER_RUN = 128
 # much smaller than they could be. It may be less if batches are too large for each rank to plan all of them.
 _MIN_DENSITY = 0.85
 _MIN_DENSITY_OF_LARGE_BATCHES = 0.25
+# Without a budget, there are at most this many times as many batches as there would be full ones.
+_MAX_BATCH_EXCESS = 1.06
 
 
 def arrange_batches(items: Items, limits: BatchLimits, seed: int, *, has_budget: bool) -> BatchOrder:
@@ -49,7 +53,11 @@ def arrange_batches(items: Items, limits: BatchLimits, seed: int, *, has_budget:
     if rows is not None:
         num_sections = _count_sections(items, rows, limits, has_budget=has_budget)
         if num_sections > 1:
-            return _many_sections(items, rows, limits, seed, num_sections, has_budget=has_budget)
+            order = _many_sections(items, rows, limits, seed, num_sections, has_budget=has_budget)
+            # Without a budget, `max_rows` is the batch size, so batches must be nearly full.
+            max_rows = _MAX_BATCH_EXCESS * rows.approximate_count
+            if has_budget or (order.num_batches or 1) * order.pools.num_pools * limits.max_rows <= max_rows:
+                return order
     return _one_section(items, rows, limits, seed)
 
 
@@ -164,6 +172,9 @@ def _one_section(items: Items, rows: SequenceRows | None, limits: BatchLimits, s
         # The number of parts of sequences is known approximately.
         source = _part_units(items, rows)
         pool_units = -(-pool_rows * sum(source.shard_units) // rows.approximate_count)
+        if isinstance(items, SlidingWindows) and not rows.is_counted:
+            # If the estimate is far too low, a pool must still fit into memory.
+            pool_units = min(pool_units, math.ceil(_MAX_POOL_EXCESS * pool_rows / rows.max_density))
     num_units = sum(source.shard_units)
     group_units = _SHARDS_PER_GROUP * num_units // len(source.shard_units)
     if isinstance(items, StoredItems):

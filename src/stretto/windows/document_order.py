@@ -8,7 +8,8 @@
 A rank reads and arranges only the documents of its own lanes' sections. Sections must agree on the number of windows in
 a pool without each other's lengths. They have the same size, so they share an upper bound, which counts a whole window
 for the last one of each document. It is close if documents are much longer than a window, or all shorter. If they are
-not, there is one section, whose windows are counted, unless there are too many lanes to arrange in one place.
+not, there is one section, whose windows are counted, unless there are too many lanes to arrange in one place and the
+bound is at most 1.5 times what is needed.
 """
 
 from dataclasses import dataclass
@@ -36,6 +37,8 @@ _MAX_DOCUMENTS_PER_POOL = 1 << 18
 _MAX_DOCUMENTS_OF_SECTIONS = 1 << 25
 # For sections, documents have at least this many windows on average, or a pool would not have enough documents,
 _MIN_WINDOWS_PER_DOCUMENT = 16
+# unless there are so many lanes; even then, the bound on the windows is at most so many times their number,
+_MAX_WINDOW_EXCESS = 1.5
 # a section's part of a pool has at least this many times the time steps of the longest document,
 _MIN_DOCUMENTS_PER_SECTION = 64
 # and a section has at least this many lanes, unless all sections have equally many.
@@ -94,7 +97,14 @@ class DocumentOrder:
         while num_sections > 1 and lanes % num_sections and lanes // num_sections < _MIN_LANES_PER_SECTION:
             num_sections //= 2
         has_short_documents = sequences.mean_length < _MIN_WINDOWS_PER_DOCUMENT * window
-        if num_sections == 1 or (has_short_documents and 2 * lanes <= _MAX_DOCUMENTS_PER_POOL):
+        if num_sections > 1 and has_short_documents:
+            windows = SequenceRows(sequences, window, min_steps=2)
+            if (
+                2 * lanes <= _MAX_DOCUMENTS_PER_POOL
+                or num_units * units.num_steps > _MAX_WINDOW_EXCESS * windows.approximate_count * window
+            ):
+                num_sections = 1
+        if num_sections == 1:
             pool_rows = int(WINDOWS_PER_POOL * lanes * window / sequences.mean_length) + 1
             pool_rows = min(pool_rows, max(_MAX_DOCUMENTS_PER_POOL, 2 * lanes))
             group_rows = GROUP_BYTES * num_documents // num_bytes + 1
@@ -183,7 +193,7 @@ class DocumentOrder:
         key = derive_key(self.pools.seed, "epoch", epoch, "pool", pool, "section", section)
         rows = rows.take(permutation(key, len(rows.lengths)))
         if not len(rows.lengths):
-            rows = RowTable(*(np.zeros(1, np.int64) for _ in rows))  # nothing of any document
+            rows = self.pools.any_row(epoch, pool, section)._replace(lengths=np.zeros(1, np.int64))
         windows_before = np.concatenate([[0], (-(-rows.lengths // self.window)).cumsum()])
         return _SectionDocuments(rows.compact(), windows_before)
 

@@ -12,8 +12,10 @@ from stretto.store.lru_cache import LruCache, lru_cache_field
 from stretto.store.sequences import IntArray, Sequences, StepRange
 
 _SEQUENCES_PER_READ = 1 << 16  # how many sequences' lengths are read at once to count their rows
-_MAX_COUNTED = 1 << 20  # with more sequences, the number of rows is estimated,
-_SAMPLED_SHARDS = 4  # from a part of so many shards: a page of each, which every node fetches
+_MAX_COUNTED = 1 << 20  # with more sequences,
+_MAX_SHARDS_COUNTED = 64  # or in more shards, the number of rows is estimated,
+_NUM_SAMPLES = 16  # from so many places of the data: a page of each, which every node fetches,
+_SAMPLE_SEQUENCES = 1 << 12  # and so many sequences there
 _SHARDS_IN_MEMORY = 8  # for how many shards it is kept where each sequence starts
 
 
@@ -62,21 +64,28 @@ class SequenceRows:
     @property
     def is_counted(self) -> bool:
         """Whether `approximate_count` is exact."""
-        return self.stride is None or self.sequences.num_sequences <= _MAX_COUNTED
+        has_few_shards = len(self.sequences.shard_sizes) <= _MAX_SHARDS_COUNTED
+        return self.stride is None or (has_few_shards and self.sequences.num_sequences <= _MAX_COUNTED)
 
     @cached_property
     def approximate_count(self) -> int:
-        """The number of rows; for large data it is estimated, from some sequences of a few shards."""
-        if self.is_counted:
+        """The number of rows; for large data it is estimated, from sequences at places all over the data."""
+        if self.is_counted or self.stride is None:
             return sum(self.shard_sizes)
-        num_shards = len(self.sequences.shard_sizes)
+        shards = self.sequences.fields.shards
+        edges = np.array([0, *accumulate(shard.num_sequences for shard in shards)])
         num_rows = num_steps = 0
-        for shard in range(0, num_shards, -(-num_shards // _SAMPLED_SHARDS)):
-            size = min(self.sequences.shard_sizes[shard], _SEQUENCES_PER_READ)
-            boundaries = self.sequences.boundaries(shard, 0, size)
-            num_rows += int(self.counts(np.diff(boundaries)).sum())
-            num_steps += int(boundaries[-1])
-        return max(1, num_rows * self.sequences.num_steps // num_steps)
+        for number in range(_NUM_SAMPLES):
+            place = self.sequences.num_sequences * (2 * number + 1) // (2 * _NUM_SAMPLES)
+            shard = int(np.searchsorted(edges, place, side="right")) - 1
+            start = place - int(edges[shard])
+            stop = min(start + _SAMPLE_SEQUENCES, shards[shard].num_sequences)
+            lengths = np.diff(self.sequences.boundaries(shard, start, stop))
+            num_rows += int(self.counts(lengths).sum())
+            num_steps += int(lengths.sum())
+        # A sequence has (length - min_steps + 1) / stride rows or more, so this is the least that shards can have.
+        least = sum(max(0, size.num_steps - (self.min_steps - 1) * size.num_sequences) for size in shards)
+        return max(1, -(-least // self.stride), num_rows * self.sequences.num_steps // num_steps)
 
     def has_rows(self, count: int) -> bool:
         """Return whether there are `count` rows or more; only as many lengths are read as that takes."""
