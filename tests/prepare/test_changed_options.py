@@ -190,10 +190,11 @@ def test_a_tokenizer_that_has_read_no_bad_row_is_not_trained_again_to_skip_them(
     assert records._counts() == {"tokenizer": 1, "write": 3}
     assert records.interrupt(replace(options, bad_rows="skip")) == {"write": 1}
     # But one that may have skipped a row is, if bad rows are an error now.
-    records.files[0].write_text("damaged\n" + records.files[0].read_text())
+    records.files[0].write_text(records.files[0].read_text().replace("\n", "\ndamaged\n", 1))
     assert records.interrupt(replace(options, bad_rows="skip"))["tokenizer"] == 1
-    with pytest.raises(DataError, match=r"a\.jsonl, row 1: .*bad_rows=skip"):
+    with pytest.raises(DataError, match=r"a\.jsonl, row 2: .*bad_rows=skip"):
         records._run(options, records.folder / "out")
+    assert records._counts() == {"tokenizer": 1}
 
 
 def test_options_of_series_redo_only_what_they_touch(tmp_path: Path, num_run: Counter[str]) -> None:

@@ -28,12 +28,10 @@ class StragglerCheck:
         self._topology = topology
         self._slow_since: dict[int, tuple[int, int]] = {}  # by slow rank: its first step, and the number of reports
 
-    def add(
-        self, first_step: int, seconds: float, busy: Sequence[float], nodes: Sequence[float] = ()
-    ) -> Straggler | None:
+    def add(self, first_step: int, seconds: float, busy: Sequence[float], nodes: Sequence[float]) -> Straggler | None:
         """Add the busy times of all ranks since `first_step`; `seconds` is the time of a step.
 
-        `nodes` has the number of each rank's node, if known: launchers may place ranks on nodes in any order.
+        `nodes` has the number of each rank's node: launchers may place ranks on nodes in any order.
         All ranks of a slow node are slow, each a bit more than the others now and then, so each counts for itself.
         """
         slow = {rank: excess for excess, rank in self._excesses(busy) if excess >= _MIN_FRACTION * seconds}
