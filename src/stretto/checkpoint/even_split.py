@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-_MIN_SHARE_BYTES = 1 << 20  # thousands of ranks must not write thousands of tiny files
+_MIN_SHARE_BYTES = 1 << 20  # thousands of ranks must not cut a small model into tiny pieces
 
 
 @dataclass(frozen=True)
