@@ -3,6 +3,7 @@
 import json
 import math
 import multiprocessing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -11,17 +12,18 @@ import numpy as np
 import pytest
 import torch
 
+from helpers.made_up_stores import NoPages, sequences
 from helpers.paged_store import write_store
 from helpers.stores import write_series, write_tokens
 from stretto import Layout, Run, StepReport, StrettoError, TrainConfig, Trainer, load_model, make_engine
 from stretto.config.toml import parse_config
-from stretto.data import Corpus, DocumentLanes, ForecastTransform, Position, TextOptions, prepare_text
+from stretto.data import Corpus, DocumentLanes, ForecastTransform, Lanes, Position, TextOptions, prepare_text
 from stretto.errors import ConfigError, DataError
 from stretto.nn import LSTM, Linear, SquaredError, Stack, initialize
 from stretto.store.cache import Cache
 from stretto.store.remote import RemotePages
 from stretto.train import EvaluationReport
-from stretto.train.feed import open_feeds
+from stretto.train.feed import _needed_bytes, open_feeds
 
 
 @pytest.fixture
@@ -132,27 +134,54 @@ def test_more_micro_batches_than_rows_are_refused(rows: list[list[int]], tmp_pat
         Run(config(tmp_path, {"budget": 60}, layout={"micro_batches": 61}))
 
 
-def test_the_cache_has_room_for_the_lanes_of_a_node_and_a_smaller_one_is_refused(tmp_path: Path) -> None:
-    url = f"file://{write_store(tmp_path / 'store')}"
-    data = {"train": url, "valid": None, "feed": "lanes", "window": 5, "cache": str(tmp_path)}
+@pytest.mark.parametrize("is_corpus", [True, False])
+def test_the_cache_has_room_for_the_lanes_of_a_node_and_a_smaller_one_is_refused(
+    is_corpus: bool, tmp_path: Path
+) -> None:
+    if is_corpus:
+        (tmp_path / "text").write_text("a" * (24 << 20))
+        prepare_text(tmp_path / "text", tmp_path / "store", TextOptions())
+    else:
+        write_store(tmp_path / "store", num_steps=6_000_000, num_sequences=100_000)
+    data = {"train": f"file://{tmp_path / 'store'}", "valid": None, "feed": "lanes", "window": 5}
+    stores = []
 
-    def open_with(lanes: int, ranks_per_node: int | None, **fields: int) -> int:
-        changed = config(tmp_path, {**data, "lanes": lanes, **fields}).data
-        feed, _ = open_feeds(changed, Layout(replicas=4), 1, ranks_per_node=ranks_per_node)
-        windows = feed.windows
-        assert isinstance(windows, DocumentLanes) and isinstance(windows.sequences.store.pages, RemotePages)
-        return windows.sequences.store.pages._cache.max_bytes
+    def open_with(lanes: int, ranks_per_node: int | None, layout: Layout, **fields: int) -> int:
+        changed = config(tmp_path, {**data, "cache": str(tmp_path), "lanes": lanes, **fields}).data
+        feed, _ = open_feeds(changed, layout, 1, ranks_per_node=ranks_per_node)
+        assert isinstance(feed.windows, Lanes | DocumentLanes)
+        store = feed.windows.corpus.store if isinstance(feed.windows, Lanes) else feed.windows.sequences.store
+        stores.append(store)
+        assert isinstance(store.pages, RemotePages)
+        return store.pages._cache.max_bytes
 
-    assert open_with(10, 1) == 1 << 30, "the default"
+    # Documents have a page of values and one of ends; and a tenth of all pages is evicted at a time.
+    pages_per_lane = 1 if is_corpus else 2
+    replicas, stages = Layout(replicas=4), Layout(replicas=4, stages=4)
+    assert open_with(10, 1, replicas) == 1 << 30, "the default"
     with patch.object(Cache, "max_bytes", 8 << 20):
-        # Two files of two datasets, and a tenth of the pages is evicted at a time.
-        assert open_with(10, 1) == int(3 * 4 * (1 << 20) / 0.9)
-        assert open_with(10, 2) == int(5 * 4 * (1 << 20) / 0.9)
-        assert open_with(10, 8) == int(10 * 4 * (1 << 20) / 0.9), "four replicas are all there are"
-    assert open_with(40, 2, cache_bytes=22 << 20) == 22 << 20
-    with pytest.raises(ConfigError, match=r"data\.cache_bytes=8,388,608 is too small for the 10 lanes of a node"):
-        open_with(40, 1, cache_bytes=8 << 20)
-    assert open_with(40, None, cache_bytes=8 << 20) == 8 << 20, "a process that is not a rank of a run"
+        for lanes, ranks_per_node, layout, node_lanes in [
+            (24, 2, replicas, 12),
+            (20, 8, replicas, 20),  # four replicas are all there are
+            (40, 4, stages, 10),  # a node has one replica,
+            (40, 6, stages, 20),  # or a part of two
+            (20, 4, stages.model_copy(update={"adjacent": "replicas"}), 20),
+        ]:
+            assert open_with(lanes, ranks_per_node, layout) == int(node_lanes * pages_per_lane * (1 << 20) / 0.9)
+        num_bytes = sum(file.num_bytes for file in stores[0].files)
+        assert open_with(5000, 4, replicas) == int(num_bytes / 0.9), "no more than the whole store"
+    assert open_with(16, 2, replicas, cache_bytes=18 << 20) == 18 << 20
+    problem = r"data\.cache_bytes=8,388,608 is too small for a node's share of data\.lanes=40"
+    with pytest.raises(ConfigError, match=problem):
+        open_with(40, 1, replicas, cache_bytes=8 << 20)
+    assert open_with(40, None, replicas, cache_bytes=8 << 20) == 8 << 20, "a process that is not a rank of a run"
+
+
+def test_many_lanes_of_documents_need_only_the_documents_of_a_pool_in_the_cache() -> None:
+    stored = sequences(1000, 1000, NoPages())
+    stored = replace(stored, store=replace(stored.store, location="s3://bucket/data"))
+    # A pool has 256 windows of 64 tokens per lane, each of two bytes. A page per lane would be 10 GB.
+    assert 256 * 10_000 * 64 * 2 < _needed_bytes(DocumentLanes(stored, 10_000, 64), Layout(), 1) < 1 << 30
 
 
 def test_a_batch_without_targets_changes_no_weight_and_the_run_continues(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """Feed: a dataset cut into windows as a config says, with the spec of that data."""
 
 from dataclasses import dataclass, replace
-from functools import partial
+from math import gcd
 from pathlib import Path
 
 from stretto.base.errors import ConfigError, DataError, StrettoError
@@ -52,18 +52,24 @@ def open_feeds(
 ) -> tuple[Feed, Feed | None]:
     """Return the feeds of the training and the validation data, checked against each other.
 
-    `checks_files` is as in `Store.open`. The cache has room for the lanes of `ranks_per_node` ranks; None: not a run.
+    `checks_files` is as in `Store.open`. The cache has room for what the lanes of `ranks_per_node` ranks
+    need; None: not a run.
     """
     if data.factory is not None:
         return _factory_feeds(data.factory, data, layout, seed)
     assert data.train is not None
-    open_one = partial(open_feed, checks_files=checks_files, ranks_per_node=ranks_per_node)
-    train = open_one("data.train", data.train, data, layout, seed)
-    if data.valid is None:
-        return train, None
-    valid = open_one("data.valid", data.valid, data, layout, seed, is_validation=True)
-    check_same_spec(train.data_spec, valid.data_spec, f"data.train={data.train}", f"data.valid={data.valid}")
-    return train, valid
+    train, valid = open_feed("data.train", data.train, data, layout, seed, checks_files=checks_files), None
+    if data.valid is not None:
+        valid = open_feed("data.valid", data.valid, data, layout, seed, is_validation=True, checks_files=checks_files)
+        check_same_spec(train.data_spec, valid.data_spec, f"data.train={data.train}", f"data.valid={data.valid}")
+    windows = [feed.windows for feed in (train, valid) if feed is not None]
+    needed = sum(_needed_bytes(source, layout, ranks_per_node) for source in windows) if ranks_per_node else 0
+    if needed <= (data.cache_bytes or Cache.max_bytes):
+        return train, valid
+    if data.cache_bytes is not None:
+        problem = f"data.cache_bytes={data.cache_bytes:,} is too small for a node's share of data.lanes={data.lanes:,}"
+        raise ConfigError(f"{problem}; use at least {needed:,}, or leave it out")
+    return open_feeds(data.model_copy(update={"cache_bytes": needed}), layout, seed, checks_files=False)
 
 
 def _factory_feeds(factory: str, data: DataConfig, layout: Layout, seed: int) -> tuple[Feed, Feed | None]:
@@ -125,12 +131,9 @@ def open_feed(
     *,
     is_validation: bool = False,
     checks_files: bool = True,
-    ranks_per_node: int | None = None,
 ) -> Feed:
     """Return the feed of the data at `location`; a DataError begins with `field`."""
-    # No process but a run's ranks reads many windows one after another.
-    num_lanes = _lanes_per_node(data.lanes, layout, ranks_per_node or 0)
-    cache = Cache(data.cache, data.cache_bytes or _cache_bytes(num_lanes), data.retry_seconds)
+    cache = Cache(data.cache, data.cache_bytes or Cache.max_bytes, data.retry_seconds)
     # Validation windows shrink until this many lanes fit. None: training data, where too little data is an error.
     min_rows = layout.num_global_micro_batches if is_validation else None
     try:
@@ -141,8 +144,6 @@ def open_feed(
             feed = _sequence_feed(Sequences.from_store(store), data, seed, min_rows)
         if not is_validation:
             _check_num_rows(feed.windows, layout)
-        if is_remote(location) and data.cache_bytes is not None:
-            _check_cache(store, _lanes_per_node(feed.windows.lanes, layout, ranks_per_node or 0), data.cache_bytes)
     except DataError as error:
         is_relative = not is_remote(location) and not Path(location).is_absolute()
         where = f" (in {Path.cwd()})" if is_relative else ""
@@ -162,23 +163,30 @@ def _check_num_rows(windows: WindowSource, layout: Layout) -> None:
         )
 
 
-def _lanes_per_node(lanes: int, layout: Layout, ranks_per_node: int) -> int:
-    """Return how many lanes the ranks of a node read at most."""
-    return -(-lanes * min(layout.replicas, ranks_per_node) // layout.replicas)
+def _needed_bytes(windows: WindowSource, layout: Layout, ranks_per_node: int) -> int:
+    """Return the size of a cache that keeps what a node's lanes read again: pages, each for many windows."""
+    if not isinstance(windows, Lanes | DocumentLanes):
+        return 0
+    store = windows.corpus.store if isinstance(windows, Lanes) else windows.sequences.store
+    if not is_remote(store.location):
+        return 0
+    num_bytes = sum(file.num_bytes for file in store.files)
+    replicas = _replicas_per_node(layout, ranks_per_node)
+    needed = -(-windows.lanes * replicas // layout.replicas) * PAGE_BYTES
+    if isinstance(windows, DocumentLanes):
+        # All lanes read documents of one pool: its runs, which start and end within a page of values and one of ends.
+        pools = windows.order.pools
+        num_sections = min(pools.num_sections, -(-pools.num_sections * replicas // layout.replicas) + 1)
+        pool_bytes = num_bytes // (pools.num_sections * pools.num_pools) + 4 * pools.num_runs * PAGE_BYTES
+        needed = min(2 * needed, num_sections * pool_bytes)
+    return int(min(needed, num_bytes) / KEPT_FRACTION)
 
 
-def _cache_bytes(num_lanes: int) -> int:
-    """Return the default size of a cache: each lane reads pages of its own, for many windows, and finds them there."""
-    # A page of values and one of ends, of the training and of the validation data.
-    return max(Cache.max_bytes, int(4 * num_lanes * PAGE_BYTES / KEPT_FRACTION))
-
-
-def _check_cache(store: Store, num_lanes: int, cache_bytes: int) -> None:
-    """Raise if a cache has less than a page for each lane: each window would fetch nearly all of them again."""
-    needed = int(min(num_lanes * PAGE_BYTES, sum(file.num_bytes for file in store.files)) / KEPT_FRACTION)
-    if needed > cache_bytes:
-        problem = f"data.cache_bytes={cache_bytes:,} is too small for the {num_lanes:,} lanes of a node"
-        raise ConfigError(f"{problem}; use at least {needed:,}, or leave it out")
+def _replicas_per_node(layout: Layout, ranks_per_node: int) -> int:
+    """Return of how many replicas a node has ranks, at most."""
+    size = layout.num_ranks // layout.replicas if layout.adjacent == "stages" else 1
+    # The first rank of a node is at most `size - gcd` ranks after the first one of its replica.
+    return min(layout.replicas, -(-(ranks_per_node + size - gcd(ranks_per_node, size)) // size))
 
 
 def _check_unused_fields(data: DataConfig, kind: str, has_channels: bool, has_values: bool = False) -> None:
