@@ -3,17 +3,39 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+import pytest
 import torch
 from torch import Tensor
 
 from helpers.rank_pool import RankPools
 from helpers.resumed_training import resume_and_train
 from helpers.small_sections import small_sections
-from helpers.stores import write_tokens
+from helpers.stores import write_series, write_tokens
 from stretto import Layout, TrainConfig, Trainer, World, make_engine
-from stretto.data import Batches, LabeledItems, Position, Sequences
-from stretto.nn import LSTM, BidirectionalLSTM, CrossEntropy, Dropout, Embedding, FinalStates, Linear, Stack
+from stretto.data import (
+    Batches,
+    DocumentLanes,
+    ForecastTransform,
+    LabeledItems,
+    Position,
+    Sequences,
+    SlidingWindows,
+    WindowSource,
+)
+from stretto.nn import (
+    LSTM,
+    BidirectionalLSTM,
+    CrossEntropy,
+    Dropout,
+    Embedding,
+    FinalStates,
+    Linear,
+    SquaredError,
+    Stack,
+)
 from stretto.testing import Verification, verify
+from stretto.windows.labeled_items import CutLabeledItems
 
 LAYOUT = Layout(replicas=3, stages=2, micro_batches=3, chunks=2)
 SPANS = Layout(replicas=3, spans=2, micro_batches=2)
@@ -87,3 +109,43 @@ def test_a_step_on_sections_equals_the_unsplit_step_and_a_run_resumes_in_any_lay
     torch.testing.assert_close(resumed, losses, rtol=1e-9, atol=1e-12, equal_nan=True)
     assert second.position == whole.position != Position()
     torch.testing.assert_close(second.weights, whole.weights, rtol=1e-7, atol=1e-10)
+
+
+def windows_of(folder: Path, kind: str) -> WindowSource:
+    """Return windows of data in sections: lanes of documents, or parts of sequences."""
+    sequences = Sequences.open(folder)
+    data: DocumentLanes | Batches
+    if kind == "lanes":
+        data = DocumentLanes(sequences, 18, 4)
+    elif kind == "cut":
+        data = Batches(CutLabeledItems(sequences, context=5), 120)
+    else:
+        data = Batches(SlidingWindows(sequences, ForecastTransform.from_sequences(sequences), 4), 96)
+    assert data.order.pools.num_sections > 1
+    return data
+
+
+def verify_kind(world: World, folder: Path, kind: str) -> Verification:
+    with small_sections():
+        data = windows_of(folder, kind)
+        first = Linear(1, 6) if kind == "sliding" else Embedding(7, 6)
+        num_outputs = {"lanes": 7, "cut": 3, "sliding": 1}[kind]
+        stack = Stack([first, LSTM(6, 6), Dropout(0.3), LSTM(6, 5), Linear(5, num_outputs)]).double()
+        loss = SquaredError() if kind == "sliding" else CrossEntropy()
+        return verify(stack, loss, data, LAYOUT, world, num_steps=3)
+
+
+@pytest.mark.parametrize("kind", ["lanes", "cut", "sliding"])
+def test_a_step_on_lanes_or_parts_in_sections_equals_the_unsplit_step(
+    kind: str, pools: RankPools, tmp_path: Path
+) -> None:
+    if kind == "sliding":
+        series = [np.sin(np.arange(20 + row % 3, dtype=np.float32) + row)[:, None] for row in range(100)]
+        write_series(tmp_path / "data", [series[:40], series[40:]])
+    else:
+        rows = [[token % 7 for token in range(1 + row * row % 13)] for row in range(300)]
+        labels = [[token % 3 for row in shard for token in row] for shard in (rows[:100], rows[100:])]
+        has_labels = kind == "cut"
+        write_tokens(tmp_path / "data", [rows[:100], rows[100:]], 7, labels if has_labels else (), has_labels)
+    for verification in pools[6].run(verify_kind, tmp_path / "data", kind):
+        assert verification.is_equal, (verification.verdict, verification.blocks)

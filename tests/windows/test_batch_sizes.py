@@ -67,7 +67,7 @@ def test_without_a_budget_batches_of_parts_have_the_size_that_was_set(
         assert order.pools.num_sections == 512
     if order.pools.num_sections > 1:
         assert order.num_batches is not None
-        num_batches = parts.parts.approximate_count / max_rows
+        num_batches = parts.sequence_rows.approximate_count / max_rows
         assert order.num_batches * order.pools.num_pools <= 1.06 * num_batches
 
 

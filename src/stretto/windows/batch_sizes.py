@@ -72,9 +72,9 @@ def has_parts(items: Items) -> TypeGuard[PartItems]:
 def _sequence_rows(items: Items) -> SequenceRows | None:
     """Return where the rows of known kinds of items start, from which alone sections can be made."""
     if has_parts(items):
-        return items.parts
+        return items.sequence_rows
     if isinstance(items, LabeledItems | NextTokenItems) and type(items) in (LabeledItems, NextTokenItems):
-        return SequenceRows(items.sequences, num_ahead=isinstance(items, NextTokenItems))
+        return SequenceRows(items.sequences, num_ahead=int(isinstance(items, NextTokenItems)))
     return None
 
 

@@ -96,8 +96,8 @@ class Batches:
         # More rows than time steps are no limit.
         if self.max_rows is not None and (self.budget is None or self.max_rows < self.budget):
             sizes.append(f"{self.max_rows:,} rows")
-        if has_parts(self.items) and not self.items.parts.is_counted:
-            num_rows = f"about {self.items.parts.approximate_count:,}"
+        if has_parts(self.items) and not self.items.sequence_rows.is_counted:
+            num_rows = f"about {self.items.sequence_rows.approximate_count:,}"
         else:
             num_rows = f"{self.num_rows:,}"
         return f"{num_rows} rows in batches of at most {' and '.join(sizes)}"
@@ -112,7 +112,7 @@ class Batches:
 
     def has_rows(self, count: int) -> bool:
         """Return whether an epoch has `count` rows or more; unlike `num_rows`, it is fast for parts of sequences."""
-        return self.items.parts.has_rows(count) if has_parts(self.items) else self.num_rows >= count
+        return self.items.sequence_rows.has_rows(count) if has_parts(self.items) else self.num_rows >= count
 
     @property
     def task(self) -> Task:

@@ -280,7 +280,7 @@ class PartItems(Items):
 
     @property
     @abstractmethod
-    def parts(self) -> SequenceRows:
+    def sequence_rows(self) -> SequenceRows:
         """Where the rows start."""
 
     @abstractmethod
@@ -290,14 +290,14 @@ class PartItems(Items):
     @property
     def shard_sizes(self) -> Sequence[int]:
         """The number of rows in each shard. It takes the lengths of all sequences, so training doesn't need it."""
-        return self.parts.shard_sizes
+        return self.sequence_rows.shard_sizes
 
     def lengths(self, shard: int, start: int, stop: int) -> IntArray:
-        return self.parts.lengths(shard, start, stop)
+        return self.sequence_rows.lengths(shard, start, stop)
 
     def read(self, rows: Sequence[RowId], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         """Return the rows and their targets."""
-        return self.read_parts(self.parts.step_ranges(rows), num_steps, inputs=inputs, targets=targets)
+        return self.read_parts(self.sequence_rows.step_ranges(rows), num_steps, inputs=inputs, targets=targets)
 
 
 @dataclass(frozen=True)
@@ -329,7 +329,7 @@ class SlidingWindows(PartItems, StoredItems, Items):
         return self.forecast.task
 
     @cached_property
-    def parts(self) -> SequenceRows:
+    def sequence_rows(self) -> SequenceRows:
         return SequenceRows(self.sequences, self.stride, self.context + self.forecast.horizon, self.context)
 
     @property
@@ -360,9 +360,9 @@ class SlidingWindows(PartItems, StoredItems, Items):
         """Return (series index, index of the context's last time step, values with the horizon) for each window."""
         series_before = [0, *accumulate(self.sequences.shard_sizes)]
         windows = []
-        all_values = self._read_values(self.parts.step_ranges(rows))
+        all_values = self._read_values(self.sequence_rows.step_ranges(rows))
         for (shard, index), values in zip(rows, all_values, strict=True):
-            series, number = self.parts.locate(shard, index)
+            series, number = self.sequence_rows.locate(shard, index)
             windows.append((series_before[shard] + series, number * self.stride + self.context - 1, values))
         return windows
 

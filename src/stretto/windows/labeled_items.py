@@ -89,7 +89,7 @@ class CutLabeledItems(PartItems, LabeledItems):
             )
 
     @cached_property
-    def parts(self) -> SequenceRows:
+    def sequence_rows(self) -> SequenceRows:
         return SequenceRows(self.sequences, self.context, max_steps=self.context)
 
     @property
@@ -98,10 +98,10 @@ class CutLabeledItems(PartItems, LabeledItems):
 
     @cached_property
     def mean_length(self) -> float:
-        return self.sequences.num_steps / self.parts.approximate_count
+        return self.sequences.num_steps / self.sequence_rows.approximate_count
 
     def step_ranges(self, rows: Sequence[RowId]) -> list[StepRange]:
-        return self.parts.step_ranges(rows)
+        return self.sequence_rows.step_ranges(rows)
 
     def read_parts(self, step_ranges: Sequence[StepRange], num_steps: int, *, inputs: bool, targets: bool) -> Payload:
         arrays = self.sequences.read_step_targets(step_ranges) if targets else None
