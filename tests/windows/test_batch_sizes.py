@@ -107,7 +107,7 @@ def read_first(windows: WindowSource, pages: UniformPages) -> int:
     share.next_position(Position())
     # In total, there are 8 GB of ends in 1,000 files.
     assert pages.num_bytes < 48 << 20
-    assert len(pages.files) < 32
+    assert len(pages.files) < 16
     return int((window.lengths > 0).sum())
 
 

@@ -14,8 +14,8 @@ from stretto.store.sequences import IntArray, Sequences, StepRange
 _SEQUENCES_PER_READ = 1 << 16  # how many sequences' lengths are read at once to count their rows
 _MAX_COUNTED = 1 << 20  # with more sequences,
 _MAX_SHARDS_COUNTED = 64  # or in more shards, the number of rows is estimated,
-_NUM_SAMPLES = 16  # from so many places of the data: a page of each, which every node fetches,
-_SAMPLE_SEQUENCES = 1 << 12  # and so many sequences there
+_NUM_SAMPLES = 5  # from so many places of the data: a page of each, which every node fetches,
+_SAMPLE_SEQUENCES = 1 << 14  # and so many sequences there
 _SHARDS_IN_MEMORY = 8  # for how many shards it is kept where each sequence starts
 
 
