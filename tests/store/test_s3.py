@@ -19,7 +19,7 @@ from stretto.errors import DataError
 from stretto.store.cache import Cache
 from stretto.store.index import Store
 from stretto.store.pages import PAGE_BYTES, ByteRange
-from stretto.windows import sections
+from stretto.windows import batch_sizes, sections
 
 pytestmark = [pytest.mark.s3, pytest.mark.timeout(240)]
 
@@ -143,7 +143,7 @@ def test_each_of_several_nodes_reads_little_more_than_its_share(server: S3Server
     S3FileSystem().mkdir("large")
     S3FileSystem().put(f"{folder}/", "s3://large/store/", recursive=True)
     num_bytes = sum(path.stat().st_size for path in folder.iterdir())
-    with patch.multiple(sections, _MIN_SECTION_BYTES=8 << 20, _MIN_ROWS=8):
+    with patch.object(sections, "_MIN_SECTION_BYTES", 8 << 20), patch.object(batch_sizes, "_MIN_ROWS", 8):
         for count in (1, 2, 4):
             num_rows = 0
             for index in range(count):
