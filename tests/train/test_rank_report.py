@@ -79,10 +79,10 @@ def test_a_rank_that_stays_slow_is_a_straggler_and_one_that_was_slow_once_is_not
     check = StragglerCheck(Topology(num_replicas=4, num_stages=2))
     even = [1.0, 5.0] * 4  # the second stage has more to do, which is not a rank's fault
     slow = [seconds + (0.9 if rank == 5 else 0.0) for rank, seconds in enumerate(even)]
-    times = [even, slow, even, slow, slow, slow, slow, even]
+    times = [even, slow, even, slow, slow, slow, even, slow, even, even, even, slow]
     stragglers = [check.add(10 * number + 1, 6.0, busy, range(8)) for number, busy in enumerate(times)]
     assert [None if found is None else (found.rank, found.since) for found in stragglers] == [
-        None, None, None, None, None, (5, 31), (5, 31), None,
+        None, None, None, None, None, (5, 31), (5, 31), (5, 31), (5, 31), (5, 31), None, None,
     ]  # fmt: skip
     few = StragglerCheck(Topology(num_replicas=2, num_stages=1))
     assert not any(few.add(step, 1.0, [0.5, 1.0], [0.0, 0.0]) for step in range(9))

@@ -233,9 +233,11 @@ def open_job(
         raise
     except OSError as error:
         reason = error.strerror or error
-        raise DataError(
-            f"{error.filename or without_secrets(str(target))}: {reason}; check its permissions and the free space"
-        ) from None
+        is_no_folder = isinstance(error, NotADirectoryError)
+        remedy = (
+            "choose a different folder for the data" if is_no_folder else "check its permissions and the free space"
+        )
+        raise DataError(f"{error.filename or without_secrets(str(target))}: {reason}; {remedy}") from None
 
 
 def source_fingerprint(inputs: Sequence[Path], options: Mapping[str, Any]) -> str:

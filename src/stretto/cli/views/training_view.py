@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.live import Live
 
 from stretto.base.task import target_name
-from stretto.base.units import format_loss, pluralize
+from stretto.base.units import format_loss, format_seconds, pluralize
 from stretto.checkpoint.manager import SaveReport
 from stretto.cli.views.console import make_console
 from stretto.cli.views.live_view import LiveView
@@ -209,4 +209,6 @@ def _format_figures(recent: list[StepReport], ranks: RankReport, target_name: st
         parts.append(f"padding {padding:.0%}")
     if len(ranks.busy) > 1:
         parts.append(f"bubble {ranks.bubble:.0%}")
+    if ranks.straggler is not None:
+        parts.append(f"straggler rank {ranks.straggler.rank} (+{format_seconds(ranks.straggler.seconds)})")
     return "  ".join(parts)

@@ -103,7 +103,8 @@ class OtlpMetrics:
         self._log_filter.reason = "no answer"
         self._reader.collect()
         if self._exporter.has_failed:
-            raise OSError(errno.EIO, f"can't push to {self._shown_url}: {self._log_filter.reason}")
+            problem = f"can't push to {self._shown_url}: {self._log_filter.reason}"
+            raise OSError(errno.EIO, f"{problem}; check logging.otlp_endpoint and the collector")
 
     def _observe(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
         for attribute, value in self._gauges[name].items():
