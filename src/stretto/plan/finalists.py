@@ -52,10 +52,6 @@ def choose_by_trials(plan: Plan, trials: Sequence[Trial]) -> Plan:
     return replace(plan, best=(*chosen, *others), trials=tuple(trials))
 
 
-def _kind(layout: Layout) -> str:
-    """Return what kind of parallelism a layout uses; replicas of stages or spans count as these."""
-    if layout.spans > 1:
-        return "spans"
-    if layout.stages > 1:
-        return "stages"
-    return "replicas" if layout.replicas > 1 else "one device"
+def _kind(layout: Layout) -> tuple[bool, bool, bool]:
+    """Return what kind of parallelism a layout uses: replicas, stages or spans, replicas of these, or none."""
+    return layout.replicas > 1, layout.stages > 1, layout.spans > 1
