@@ -21,7 +21,7 @@ from stretto.data import Corpus
 from stretto.errors import ConfigError, DataError
 from stretto.train import log as run_log
 from stretto.train.config_changes import find_changes
-from stretto.train.log import LogWriter, has_evaluation, open_log
+from stretto.train.log import LogWriter, has_line, open_log
 from stretto.train.start import prepare_run
 
 
@@ -147,7 +147,7 @@ def test_reading_a_logs_end_gives_what_reading_all_of_it_gives(kinds: list[str],
         patch.setattr(run_log, "_BLOCK_BYTES", block)
         path = Path(folder) / "log.jsonl"
         path.write_text("".join(lines) + '{"kind": "step", "st')
-        assert has_evaluation(path, resumed) == is_evaluated
+        assert has_line(path, "evaluation", resumed) == is_evaluated
         open_log(path, resumed).close()
         assert path.read_text() == "".join(expected)
 
@@ -169,7 +169,7 @@ def test_of_a_long_log_only_the_end_is_parsed_and_an_earlier_launch_no_longer_wr
     monkeypatch.setattr(run_log, "_parse", count)
     with path.open("a", buffering=1) as earlier:
         writer = LogWriter(earlier)
-        assert not has_evaluation(path, 49_990)
+        assert not has_line(path, "evaluation", 49_990)
         with open_log(path, 49_990) as now:
             writer.write("step", {"step": 50_000, "note": "from an earlier launch " * 20})
             LogWriter(now).write("step", {"step": 49_991})
@@ -193,7 +193,7 @@ def test_a_long_log_is_read_line_by_line(tmp_path: Path) -> None:
         log.write('{"kind": "evaluation", "step": 29999, "loss": 1.0}\n{"kind": "step", "st')
     tracemalloc.start()
     try:
-        assert has_evaluation(path, 29_999) and not has_evaluation(path, 29_998)
+        assert has_line(path, "evaluation", 29_999) and not has_line(path, "evaluation", 29_998)
         with open_log(path, 29_999):
             pass
         assert tracemalloc.get_traced_memory()[1] < 1e6 < path.stat().st_size / 5

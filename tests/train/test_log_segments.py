@@ -17,7 +17,7 @@ from stretto.config.toml import parse_config
 from stretto.data import Corpus
 from stretto.report.record_reader import read_record
 from stretto.train import log as run_log
-from stretto.train.log import LogWriter, has_evaluation, open_log, read_lines
+from stretto.train.log import LogWriter, has_line, open_log, read_lines
 
 
 def steps_of(log: Path) -> list[int]:
@@ -34,7 +34,7 @@ def test_launches_that_continue_a_log_give_the_lines_of_one_file(launches: list[
         for num_steps, num_repeated in launches:
             step = max(0, step - num_repeated)
             expected = [line for line in expected if line[1] <= step]
-            assert has_evaluation(log, step) == (("evaluation", step) in expected)
+            assert has_line(log, "evaluation", step) == (("evaluation", step) in expected)
             with open_log(log, step) as file:
                 for _ in range(num_steps):
                     step += 1
@@ -120,7 +120,7 @@ def test_the_report_and_a_restart_say_that_the_beginning_of_a_log_is_missing(
         caplog.clear()
         open_log(log, 40).close()
         assert "log.jsonl is in log-00001.jsonl, which is missing; put it back" in caplog.text
-        assert not has_evaluation(log, 40) and steps_of(log) == [*range(20, 41)]
+        assert not has_line(log, "evaluation", 40) and steps_of(log) == [*range(20, 41)]
         if not segment_path(log, 1).is_symlink():
             segment_path(log, 1).symlink_to(segment)
     # A file that was put back is read again.

@@ -16,6 +16,8 @@ from stretto.config.run import RunConfig
 from stretto.launch.parent_exit import exit_when_launcher_dies
 from stretto.mesh.join import world
 from stretto.mesh.launch_info import find_launch_info
+from stretto.mesh.live_world import LiveWorld, live_world
+from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.train.build import build_inputs, fit_to_ranks
 from stretto.train.start import newest_checkpoint_name, newest_checkpoint_step
@@ -35,6 +37,7 @@ class RankCommand:
     secret_folder: Path | None = None  # for the ranks' secret, see `world`
     saves_plan: bool = False  # write the plan of an automatic layout to the run's folder
     resumes: bool = False  # the same command resumes from the run's newest checkpoint
+    live_function: Callable[[LiveWorld, RunConfig], None] | None = None  # with run.recovery = "live"
 
 
 def run_on_ranks(config: RunConfig, command: RankCommand) -> None:
@@ -66,6 +69,7 @@ def _launch(config: RunConfig, command: RankCommand) -> None:
             max_restarts=_DEFAULT_RESTARTS if command.max_restarts is None else command.max_restarts,
             progress=command.progress or (lambda: newest_checkpoint_name(config)),
             on_message=lambda message: print(f"stretto: {message}", file=sys.stderr, flush=True),
+            is_live=_is_live(config, command),
         )
     except LostPeerError as error:
         step = newest_checkpoint_step(config) if command.resumes else None
@@ -81,6 +85,13 @@ def _run_as_rank(config: RunConfig, command: RankCommand) -> None:
     exit_when_launcher_dies()
     num_ranks = None if config.layout.auto else config.layout.num_ranks
     timeout = timedelta(seconds=config.run.timeout)
+    if command.live_function is not None and _is_live(config, command):
+        layout = config.layout
+        topology = Topology(layout.replicas, layout.stages, layout.adjacent, layout.spans)
+        device, folder = config.run.device, command.secret_folder
+        with live_world(topology, device=device, timeout=timeout, secret_folder=folder) as live:
+            command.live_function(live, config)
+        return
     with (
         world(num_ranks, device=config.run.device, timeout=timeout, secret_folder=command.secret_folder) as joined,
         exit_on_error(joined),
@@ -88,3 +99,8 @@ def _run_as_rank(config: RunConfig, command: RankCommand) -> None:
         if config.layout.auto:
             config = choose_layout_on_ranks(config, joined, saves_plan=command.saves_plan)
         command.function(joined, config)
+
+
+def _is_live(config: RunConfig, command: RankCommand) -> bool:
+    """Return whether ranks go on when others are lost."""
+    return command.live_function is not None and config.run.recovery == "live" and config.layout.num_ranks > 1

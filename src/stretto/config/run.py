@@ -126,6 +126,13 @@ class RunSettings(StrictModel):
     """Steps between evaluations; by default there is only one, after the last step."""
     timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
     """Seconds that a rank waits for another rank before it reports that rank as lost."""
+    recovery: Literal["restart", "live"] = "restart"
+    """After a rank is lost: `restart` starts all ranks again from the newest checkpoint. With `live` and several
+    replicas, the others go on at once, in the same processes, with its rows of the batches; a new process takes its
+    place and joins them."""
+    copy_every: int = Field(0, ge=0)
+    """With `recovery = "live"`: steps between copies of each rank's state, which that rank and another keep in memory.
+    If a stage is lost that no other replica has, all ranks go back to the last copy; 0: to a checkpoint."""
     max_restarts: int | None = Field(None, ge=0)
     """Maximum number of restarts after a lost rank; a new checkpoint resets the count. By default 3 if `stretto train`
     launches several ranks, else 0."""

@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from stretto.base.errors import FencedError, LostPeerError, StrettoError
 from stretto.base.scratch import make_scratch_folder
 from stretto.launch.elastic_agent import ElasticAgent
+from stretto.launch.live_agent import LiveAgent, rank_command
 from stretto.launch.loopback import LoopbackRendezvous
 from stretto.launch.parent_exit import PREEMPTED_EXIT_CODE
 from stretto.mesh.join import check_backend_variable
@@ -46,30 +46,36 @@ def launch_local(
     max_restarts: int = 0,
     progress: Callable[[], object] = lambda: None,
     on_message: Callable[[str], None] = lambda message: None,
+    is_live: bool = False,
 ) -> None:
     """Run `stretto ARGUMENTS` on `num_ranks` ranks of this machine; return when all are done.
 
     When a rank is lost, all ranks are restarted, and `on_message` is called with the reason. After `max_restarts`
-    restarts in a row without progress (a new value from `progress`), losing a rank again ends the run.
+    restarts in a row without progress (a new value from `progress`), losing a rank again ends the run. With `is_live`,
+    only the lost rank is replaced, as often, and the others go on meanwhile.
     """
     check_backend_variable()
     # The agent logs each failure at length; `on_message` and our errors say what the user needs to know.
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    spec = WorkerSpec(
-        role="stretto",
-        local_world_size=num_ranks,
-        entrypoint=sys.executable,
-        # -P: ranks must not import modules from the current folder, such as an `argparse.py` that lies beside the run.
-        args=("-P", "-m", "stretto", *arguments),
-        rdzv_handler=LoopbackRendezvous(),
-        max_restarts=max_restarts,
-        monitor_interval=0.1,
-    )
-    policy = _RestartPolicy(max_restarts, progress, on_message)
-    # No log files: the ranks share our output.
-    agent = ElasticAgent(spec, DefaultLogsSpecs(os.devnull), policy, grace_seconds=GRACE_SECONDS)
+    command = rank_command(arguments)
+    policy = _RestartPolicy(max_restarts, progress, on_message, is_live=is_live)
+    agent: ElasticAgent | LiveAgent
+    if is_live:
+        agent = LiveAgent(num_ranks, command, policy, max_restarts, _FORWARDED_SIGNALS, grace_seconds=GRACE_SECONDS)
+    else:
+        spec = WorkerSpec(
+            role="stretto",
+            local_world_size=num_ranks,
+            entrypoint=command[0],
+            args=tuple(command[1:]),
+            rdzv_handler=LoopbackRendezvous(),
+            max_restarts=max_restarts,
+            monitor_interval=0.1,
+        )
+        # No log files: the ranks share our output.
+        agent = ElasticAgent(spec, DefaultLogsSpecs(os.devnull), policy, grace_seconds=GRACE_SECONDS)
     try:
         # Temporary files of killed ranks are removed with this folder.
         with (
@@ -132,8 +138,11 @@ def _restore_signal_handlers() -> Iterator[None]:
 class _RestartPolicy:
     """Limits restarts without progress, and allows none after a preemption or an error that a restart can't fix."""
 
-    def __init__(self, max_restarts: int, progress: Callable[[], object], on_message: Callable[[str], None]) -> None:
+    def __init__(
+        self, max_restarts: int, progress: Callable[[], object], on_message: Callable[[str], None], *, is_live: bool
+    ) -> None:
         self._max_restarts, self._progress, self._on_message = max_restarts, progress, on_message
+        self._action = "the others go on, and it is started again" if is_live else "restarting all ranks"
         self._last_progress = progress()
 
     def __call__(self, result: RunResult, remaining: int) -> int:
@@ -147,7 +156,7 @@ class _RestartPolicy:
         if remaining > 0:
             rank, failure = _root_cause(result)
             cause = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else "failed"
-            self._on_message(f"rank {rank} {cause}; restarting all ranks (restarts left: {remaining - 1})")
+            self._on_message(f"rank {rank} {cause}; {self._action} (restarts left: {remaining - 1})")
         return remaining
 
 

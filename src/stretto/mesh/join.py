@@ -74,19 +74,15 @@ def _join_ranks(
     launch_info: LaunchInfo, device: str, timeout: timedelta, secret_folder: Path | None
 ) -> Iterator[World]:
     """Join several ranks; leave them when the context ends."""
-    local_rank, local_size = launch_info.local_rank, launch_info.local_size
-    rank_device = find_device(device, local_rank, local_size, has_own_devices=launch_info.has_own_devices)
-    _touch(rank_device)
-    secret = find_secret(os.environ, secret_folder, launch_info.rank, timeout)
-    backend = _find_backend(rank_device)
-    run_store = _open_run_store(launch_info, timeout, secret)
+    rank_device, backend = find_rank_device(launch_info, device)
+    run_store = open_run_store(launch_info, timeout, find_secret(os.environ, secret_folder, launch_info.rank, timeout))
     launch_id = rendezvous(run_store, launch_info.rank, launch_info.size, timeout)
     store = run_store.in_scope(launch_id)
-    joined = _join(store, launch_info, rank_device, timeout, has_watchdog=backend != dist.Backend.GLOO)
+    joined = connect_ranks(store, launch_info, rank_device, timeout, has_watchdog=backend != dist.Backend.GLOO)
     assert joined.liveness is not None
     says_goodbye = False
     try:
-        _initialize_process_groups(joined, store, backend)
+        initialize_process_groups(joined, store, backend)
         delete_keys(run_store, launch_info.rank, launch_id)
         joined.liveness.tree.delete_keys()
         yield joined
@@ -130,14 +126,17 @@ def _find_backend(device: torch.device) -> str:
     return STRICT
 
 
-def _open_run_store(launch_info: LaunchInfo, timeout: timedelta, secret: bytes | None) -> SignedStore:
+def find_rank_device(launch_info: LaunchInfo, device: str) -> tuple[torch.device, str]:
+    """Return the device of a rank, which was used once, and the backend for it."""
+    local_rank, local_size = launch_info.local_rank, launch_info.local_size
+    rank_device = find_device(device, local_rank, local_size, has_own_devices=launch_info.has_own_devices)
+    _touch(rank_device)
+    return rank_device, _find_backend(rank_device)
+
+
+def open_run_store(launch_info: LaunchInfo, timeout: timedelta, secret: bytes | None) -> SignedStore:
     """Return the store of this run, which may hold keys of earlier launches."""
-    if secret is None and launch_info.rank == 0:
-        _log.warning(
-            "the ranks have no secret to sign their messages with, so whoever can connect to %s port %d can end this "
-            "run; set %s to the same random text on all nodes",
-            launch_info.address, launch_info.port, SECRET_VARIABLE,
-        )  # fmt: skip
+    warn_without_secret(launch_info, secret)
     torch_store = open_store(launch_info, timeout)
     if launch_info.rank == 0:
         # Under torchrun the store outlives a restart. NCCL leaves this key after an error, and would end the next run.
@@ -145,10 +144,26 @@ def _open_run_store(launch_info: LaunchInfo, timeout: timedelta, secret: bytes |
     return SignedStore(torch_store, secret).in_scope(f"stretto/{launch_info.run_id}")
 
 
-def _join(
-    store: SignedStore, launch_info: LaunchInfo, device: torch.device, timeout: timedelta, *, has_watchdog: bool
+def warn_without_secret(launch_info: LaunchInfo, secret: bytes | None) -> None:
+    """Warn, on rank 0, if the messages in the store are not signed."""
+    if secret is None and launch_info.rank == 0:
+        _log.warning(
+            "the ranks have no secret to sign their messages with, so whoever can connect to %s port %d can end this "
+            "run; set %s to the same random text on all nodes",
+            launch_info.address, launch_info.port, SECRET_VARIABLE,
+        )  # fmt: skip
+
+
+def connect_ranks(
+    store: SignedStore,
+    launch_info: LaunchInfo,
+    device: torch.device,
+    timeout: timedelta,
+    *,
+    has_watchdog: bool,
+    is_live: bool = False,
 ) -> World:
-    """Return this rank's world; `store` is that of this launch."""
+    """Return this rank's world; `store` is that of this launch. With `is_live`, the watchdog does not end this rank."""
     # A connection of our own: torch's process groups may wait on the first one.
     own_store = store.clone()
     liveness = Liveness(own_store, launch_info, timeout, store_rank=None if launch_info.has_agent_store else 0)
@@ -164,7 +179,7 @@ def _join(
     if launcher is not None and not launcher.has_ended:  # a rank may pass the variables on to ranks of its own
         joined = replace(joined, launcher=launcher)
     if has_watchdog:
-        joined = replace(joined, watchdog=Watchdog(joined.find_fatal_error))
+        joined = replace(joined, watchdog=Watchdog(joined.find_fatal_error, raises=is_live))
     return joined
 
 
@@ -177,7 +192,7 @@ def _touch(device: torch.device) -> None:
         raise MeshError(f"run.device={device} can't be used ({reason}); check it with nvidia-smi") from error
 
 
-def _initialize_process_groups(joined: World, store: SignedStore, backend: str) -> None:
+def initialize_process_groups(joined: World, store: SignedStore, backend: str) -> None:
     """Connect all ranks; the watchdog runs already, since NCCL would wait forever for a rank that fails meanwhile."""
     joined.set_status(f"{WAITING} for all ranks to initialize {backend}")
     dist.init_process_group(

@@ -35,6 +35,10 @@ class RankStore:
         """Return the value of a key; None if it has none, or one that no rank of this run has signed."""
         return self._call(lambda: self._store.get(key))
 
+    def get_all(self, keys: list[str]) -> list[str | None]:
+        """Return the values of keys that all have one, in one call; None for those that no rank has signed."""
+        return self._call(lambda: self._store.get_all(keys)) if keys else []
+
     def set(self, key: str, value: str) -> None:
         """Set the value of a key."""
         self._call(lambda: self._store.set(key, value))

@@ -9,10 +9,12 @@ Register it with `register_strict_backend`; `STRETTO_BACKEND=strict` makes all r
 - Nothing is complete until the host has waited for it: polling an operation never tells that it has ended.
 - `synchronize`, like a device synchronization, waits for the operations of all communicators.
 - An operation with a lost rank never ends and raises nothing; signal handlers don't run while the host waits for it.
+- Only an abort, from another thread, ends what the host waits for; it then raises an error.
 """
 
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from queue import SimpleQueue
 
@@ -78,7 +80,8 @@ class StrictProcessGroup(dist.ProcessGroup):
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._gloo = open_gloo(store, rank, size, _FOREVER)
-        self._queue: SimpleQueue[tuple[Callable[[], object], StrictWork]] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Callable[[], object], StrictWork] | None] = SimpleQueue()
+        self._pending: set[StrictWork] = set()
         self._last: StrictWork | None = None
         self._connected: set[int] = set()
         if StrictProcessGroup.groups:
@@ -91,6 +94,19 @@ class StrictProcessGroup(dist.ProcessGroup):
         """Wait for the operations posted so far."""
         if self._last is not None:
             self._last.wait()
+
+    def abort(self) -> None:
+        """End what the host waits for, with an error."""
+        for work in list(self._pending):
+            with suppress(RuntimeError):  # it has just ended
+                work.future.set_exception(RuntimeError("the communicator was aborted"))  # type: ignore[arg-type]
+        self.shutdown()
+
+    def shutdown(self) -> None:
+        """End the thread; connections close when the last reference to this group is gone."""
+        self._queue.put(None)
+        if self in StrictProcessGroup.groups:
+            StrictProcessGroup.groups.remove(self)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return STRICT
@@ -149,15 +165,17 @@ class StrictProcessGroup(dist.ProcessGroup):
     def _post(self, run: Callable[[], object], tensors: list[Tensor]) -> StrictWork:
         work = StrictWork(tensors)
         self._last = work
+        self._pending.add(work)
         self._queue.put((run, work))
         return work
 
     def _run(self) -> None:
-        while True:
-            run, work = self._queue.get()
+        while (posted := self._queue.get()) is not None:
+            run, work = posted
             try:
                 run()
+                self._pending.discard(work)
+                work.future.set_result(work.tensors)
             except RuntimeError:
                 # A rank is lost. On a GPU, the kernel would wait for it forever, and so would all that are queued.
                 return
-            work.future.set_result(work.tensors)

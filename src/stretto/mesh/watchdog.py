@@ -4,7 +4,8 @@ With gloo, a connection to a lost rank breaks, and the call that uses it raises 
 host waits for a kernel that never ends, and not even signal handlers run. So each rank has a thread that watches
 whether a failure was reported, and how long the main thread has been waiting for other ranks.
 
-If there is a reason to give up, the thread prints it, aborts the process groups and ends the process.
+If there is a reason to give up, the thread aborts the process groups. Then it prints the reason and ends the process; a
+rank that can go on without the lost one instead raises the reason in its main thread.
 """
 
 import os
@@ -25,11 +26,14 @@ _ABORT_SECONDS = 2.0
 class Watchdog:
     """Runs the thread that ends this rank if it waits for a lost rank, or after an error on another rank.
 
-    `find_error` is called a few times per second; it returns the error that ends this rank, or None.
+    `find_error` is called a few times per second; it returns the error that ends this rank, or None. With `raises`, the
+    thread only aborts what the main thread waits for, which then raises the error.
     """
 
-    def __init__(self, find_error: Callable[[], StrettoError | None]) -> None:
+    def __init__(self, find_error: Callable[[], StrettoError | None], *, raises: bool = False) -> None:
         self.find_error = find_error
+        self._raises = raises
+        self._error: StrettoError | None = None
         self._stopped = threading.Event()
         self._is_ending = False
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -41,16 +45,23 @@ class Watchdog:
         self._thread.join(_PERIOD_SECONDS)
 
     def block_if_ending(self) -> None:
-        """Never return if this process is about to end: operations were aborted, so their results are not valid."""
+        """Don't return if operations were aborted, as their results are not valid: raise, or wait for the end."""
+        if self._raises and self._error is not None:
+            raise self._error
         while self._is_ending:
             time.sleep(_PERIOD_SECONDS)
 
     def _watch(self) -> None:
         while not self._stopped.wait(_PERIOD_SECONDS):
             error = self.find_error()
-            if error is not None and not self._stopped.is_set():
-                self._is_ending = True
-                _exit(error)
+            if error is None or self._stopped.is_set():
+                continue
+            self._error = error
+            if self._raises:
+                _abort()
+                return
+            self._is_ending = True
+            _exit(error)
 
 
 def _exit(error: StrettoError) -> None:
@@ -61,8 +72,12 @@ def _exit(error: StrettoError) -> None:
                 sys.stderr.write(f"stretto: error: {error}\n")
             sys.stdout.flush()
             sys.stderr.flush()
-        # NCCL's kernels end, so that the GPU is free; an abort may itself wait for something, so it has a time limit.
-        with suppress(Exception):
-            call_with_timeout(_ABORT_SECONDS, abort_process_groups)
+        _abort()
     finally:
         os._exit(error.exit_code)
+
+
+def _abort() -> None:
+    """End NCCL's kernels, so that the GPU is free; an abort may itself wait for something, so it has a time limit."""
+    with suppress(Exception):
+        call_with_timeout(_ABORT_SECONDS, abort_process_groups)

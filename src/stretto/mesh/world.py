@@ -95,10 +95,10 @@ class World:
         for _ in range(num_groups):
             self.new_group([self.rank])
 
-    def new_group(self, ranks: Iterable[int]) -> dist.ProcessGroup:
+    def new_group(self, ranks: Iterable[int], backend: str | None = None) -> dist.ProcessGroup:
         """Create a group of ranks. Only its members call this, so no rank waits for groups it is not in."""
-        timeout = group_timeout(dist.get_backend(), self.timeout)
-        group = dist.new_group(list(ranks), timeout=timeout, use_local_synchronization=True)
+        timeout = group_timeout(backend or dist.get_backend(), self.timeout)
+        group = dist.new_group(list(ranks), timeout=timeout, backend=backend, use_local_synchronization=True)
         assert isinstance(group, dist.ProcessGroup)
         return group
 

@@ -128,13 +128,13 @@ def read_lines(segments: Sequence[LogSegment]) -> Iterator[LogLine]:
                 yield values.pop("kind", "line"), values  # `LogWriter` writes no line without a kind
 
 
-def has_evaluation(path: Path, step: int) -> bool:
-    """Return whether a log has the evaluation at `step`; its line comes after that of the step."""
+def has_line(path: Path, kind: str, step: int) -> bool:
+    """Return whether a log has a line of this kind about `step`: that of the step, or one after it."""
     for _, _, line in _lines_backwards(list_segments(path)):
-        kind, line_step = _parse(line)
-        if kind == "evaluation" and line_step == step:
+        line_kind, line_step = _parse(line)
+        if line_kind == kind and line_step == step:
             return True
-        if kind == "step" and line_step < step:
+        if line_kind == "step" and line_step < step:
             return False
     return False
 

@@ -24,8 +24,9 @@ from stretto.train.build import build_engine
 from stretto.train.config_changes import ConfigChange, find_changes
 from stretto.train.data_spec import data_spec_files
 from stretto.train.evaluate import EvaluationInterruptedError, OnWindow, evaluate
-from stretto.train.events import EvaluationReport, Event, PreemptedError, log_line
-from stretto.train.log import LogWriter, has_evaluation, open_log_writer
+from stretto.train.events import EvaluationReport, Event, PreemptedError, RanksChangeError, log_line
+from stretto.train.live_recovery import LiveRecovery
+from stretto.train.log import LogWriter, has_line, open_log_writer
 from stretto.train.node_report import NodeReport
 from stretto.train.plan_check import PlanCheck, predicted_seconds
 from stretto.train.rank_monitor import RankMonitor
@@ -56,7 +57,9 @@ class Run:
     `for event in run.events(): ...` trains, evaluates, saves and logs. With several ranks, each has its own Run and
     must iterate over its events; the first rank writes config, log and weights. `resume` is `auto` (from the newest
     checkpoint of this run, if there is one), `never`, or the path or URL of a checkpoint or run. `allowed_locations`
-    are the URLs and paths where that checkpoint may be, if the files of a run refer to one elsewhere.
+    are the URLs and paths where that checkpoint may be, if the files of a run refer to one elsewhere. With `recovery`,
+    ranks may join: the events then end with `RanksChangeError`. What the ranks have in memory counts more than a
+    checkpoint.
     """
 
     def __init__(
@@ -66,8 +69,12 @@ class Run:
         resume: str = "auto",
         *,
         allowed_locations: Sequence[str] = (),
+        recovery: LiveRecovery | None = None,
     ) -> None:
         self.config = config
+        self._recovery = recovery
+        # Whether it goes on with what the ranks have in memory.
+        self.is_recovered = recovery is not None and recovery.can_restore
         self.folder = RunFolder(config.run.folder)
         self.world = world or World(rank=0, size=1, device=find_device(config.run.device))
         inputs = prepare_run(
@@ -100,9 +107,10 @@ class Run:
         )
         self._lock = self._lock_folder() if self.world.is_rank_zero else None
         try:
+            checkpoint = self.checkpoints.start(resume, allowed_locations)
+            self.changes = self._restore(checkpoint)
             # The checkpoint that this launch resumes from, or None.
-            self.resumed = self.checkpoints.start(resume, allowed_locations)
-            self.changes = self._restore(self.resumed)
+            self.resumed = None if self.is_recovered else checkpoint
             self._unfinished = self._find_unfinished()
         except BaseException:
             self.close()
@@ -174,6 +182,8 @@ class Run:
                 "mode": self.metrics.mode,
             },
         )
+        if self.trainer.report is not None and not has_line(self.folder.log, "step", self.trainer.step):
+            log.write(*log_line(self.trainer.report))  # the rank that was to write it is lost
         with closing(self._train(on_window)) as events:
             for event in events:
                 if isinstance(event, NodeReport):
@@ -207,6 +217,8 @@ class Run:
         traced_step = trainer.step + _TRACED_STEP
         trainer.is_recording = True
         for report in self._steps():
+            if self._recovery is not None:
+                self._recovery.update(trainer)
             yield report
             is_preempted = Request.STOP in trainer.requested
             is_evaluated = (
@@ -239,6 +251,11 @@ class Run:
                 yield from self._evaluate(on_window)
             if self.world.is_rank_zero:
                 self._policy.request_save_if_due(trainer)
+            if Request.REGROUP in trainer.requested and not trainer.is_done:
+                self.checkpoints.close(wait=True)
+                raise RanksChangeError(f"other ranks join after step {report.step}")
+            if self._recovery is not None and self._recovery.live.has_newcomers():
+                trainer.request(Request.REGROUP)
         # No rank exits before all are done: the first rank may host the key-value store, which the others still use.
         self.world.barrier()
         yield from iter(self.checkpoints.poll, None)
@@ -306,11 +323,15 @@ class Run:
     def _restore(self, checkpoint: Checkpoint | None) -> list[ConfigChange]:
         """Load a checkpoint, or without one the initial weights; return the config's changes since the checkpoint."""
         changes: list[ConfigChange] = []
-        if checkpoint is not None:
+        if self.is_recovered:
+            pass  # below
+        elif checkpoint is not None:
             self.trainer.restore(checkpoint)
             changes = find_changes(checkpoint.manifest.run_info.config, self.config)
         elif self.config.model.weights is not None:
             load_initial_weights(self.engine.stack, self.model, self.config.model.weights)
+        if self._recovery is not None:
+            self._recovery.restore(self.trainer)
         # A run that stopped early by another metric continues.
         self.trainer.improvement = self.trainer.improvement.of_metric(self.metrics.monitor, self.metrics.mode)
         return changes
@@ -323,7 +344,7 @@ class Run:
             # A run that depends on evaluations repeats one that its trainer has not counted, unless it is done.
             is_counted = self.trainer.improvement.last_step == step or self.trainer.is_done
             is_counted |= not self.config.train.uses_evaluations
-            is_unevaluated = is_evaluation_due and not (is_counted and has_evaluation(self.folder.log, step))
+            is_unevaluated = is_evaluation_due and not (is_counted and has_line(self.folder.log, "evaluation", step))
             flags = [float(not self.folder.is_finished), float(is_unevaluated)]
         return _Unfinished(*map(bool, self.world.all_reduce(flags)))
 

@@ -10,7 +10,7 @@ from stretto.base.average_trigger import AverageTrigger
 from stretto.base.foreach import interpolate_all
 from stretto.base.score import Score
 from stretto.blocks.stack import Stack
-from stretto.checkpoint.checkpoint import Checkpoint
+from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
 from stretto.config.train import TrainConfig
 
@@ -62,10 +62,10 @@ class WeightAverage:
         rows_of = self._stack.rows_of
         return [TensorShard(f"average.{name}", tensor, *rows_of(name)) for name, tensor in self.tensors.items()]
 
-    def allocate(self, checkpoint: Checkpoint) -> list[TensorShard]:
-        """Prepare to continue the averages in a checkpoint: return shards to read them into."""
-        self.num_averaged = 0 if self._config.average == "none" else checkpoint.manifest.training_state.num_averaged
-        self.trigger = checkpoint.manifest.training_state.average_trigger
+    def allocate(self, training_state: TrainingState) -> list[TensorShard]:
+        """Prepare to continue saved averages: return shards to read them into."""
+        self.num_averaged = 0 if self._config.average == "none" else training_state.num_averaged
+        self.trigger = training_state.average_trigger
         self.tensors = {}
         if self.num_averaged:
             self.tensors = {name: torch.zeros_like(parameter) for name, parameter in self._parameters.items()}

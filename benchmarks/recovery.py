@@ -1,0 +1,202 @@
+"""What a lost replica costs: `run.recovery = "live"` against a restart, and what the copies of lanes cost each step.
+
+    python benchmarks/recovery.py [--quick]
+
+Runs of `stretto train` take turns: one of two replicas is killed (SIGKILL) in the middle of the run, with live recovery
+and with a restart from the newest checkpoint; and a run without a fault. Seconds are counted from the SIGKILL to the
+end of the next step that is new, less the time of a step. `run.timeout` is 2 s. Then two ranks take steps with and
+without copies of the lanes, in turns.
+"""
+
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import torch.distributed as dist
+from rich.console import Console
+from rich.progress import track
+
+from stretto import Layout, TrainConfig, Trainer, World, make_engine
+from stretto.data import Corpus, Lanes, prepare_text
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
+from timing import WIKITEXT, parse_quick, show
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from helpers.rank_pool import RankPool
+
+CONFIG = """
+[data]
+train = "{data}"
+lanes = 16
+window = 64
+[model]
+layers = 2
+hidden = 256
+[layout]
+replicas = 2
+[train]
+steps = {steps}
+[save]
+every = 40
+minutes = 0
+[run]
+timeout = 2
+log_every = 1000
+"""
+STEPS, KILLED_AT = 100, 60
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What the log of a run shows."""
+
+    step_seconds: float
+    seconds_lost: float = 0.0
+    steps_lost: int = 0
+
+
+def train(folder: Path, data: Path, recovery: str, *, is_killed: bool) -> Outcome:
+    """Train a run, kill a rank if asked to, and watch the log."""
+    config = folder / "run.toml"
+    config.write_text(CONFIG.format(data=data, steps=STEPS))
+    run_folder = Path(tempfile.mkdtemp(dir=folder))
+    command = [
+        sys.executable, "-m", "stretto", "train", str(config), "--run.folder", str(run_folder),
+        "--run.recovery", recovery,
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    times: list[tuple[float, int]] = []  # when each step was in the log
+    killed_at, killed_step = 0.0, 0
+    lowest = 10**9  # the lowest step after the kill
+    while process.poll() is None:
+        step = last_step(run_folder / "log.jsonl")
+        if step and (not times or step != times[-1][1]):
+            times.append((time.perf_counter(), step))
+        if killed_at and step:
+            lowest = min(lowest, step)
+        if is_killed and not killed_at and step >= KILLED_AT:
+            time.sleep(0.4 * statistics.median(b[0] - a[0] for a, b in pairwise(times[-20:])))
+            killed_step = last_step(run_folder / "log.jsonl")
+            victim = ranks_of(process.pid)[-1]
+            killed_at = time.perf_counter()
+            os.kill(victim, signal.SIGKILL)
+        time.sleep(0.002)
+    assert process.returncode == 0 and times[-1][1] == STEPS, "the run must end"
+    before = [later[0] - earlier[0] for earlier, later in pairwise(times) if later[1] <= KILLED_AT]
+    step_seconds = statistics.median(before)
+    if not is_killed:
+        return Outcome(step_seconds)
+    next_step = next(when for when, step in times if when > killed_at and step > killed_step)
+    # The step that was under way is taken again, too.
+    return Outcome(step_seconds, next_step - killed_at - step_seconds, killed_step - min(lowest, killed_step) + 1)
+
+
+def last_step(log: Path) -> int:
+    """Return the last step in a log; 0 if there is none."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 4096))
+            lines = file.read().splitlines()
+    except OSError:
+        return 0
+    for line in reversed(lines):
+        try:
+            values = json.loads(line)
+        except ValueError:
+            continue
+        if values.get("kind") == "step":
+            return int(values["step"])
+    return 0
+
+
+def ranks_of(launcher: int) -> list[int]:
+    """Return the process numbers of the ranks that a launcher has started, by rank."""
+    ranks = {}
+    for pid in map(int, Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split()):
+        variables = dict(
+            item.split("=", 1) for item in Path(f"/proc/{pid}/environ").read_text().split("\0") if "=" in item
+        )
+        if "RANK" in variables:
+            ranks[int(variables["RANK"])] = pid
+    return [ranks[rank] for rank in sorted(ranks)]
+
+
+def copy_overhead(world: World, data: Path, rounds: int) -> float:
+    """Return how much longer a step with copies of lanes takes, as a fraction: the median over pairs of turns."""
+    trainers = []
+    for has_copies in (False, True):
+        model = Stack([Embedding(256, 256), LSTM(256, 256), LSTM(256, 256), Linear(256, 256)])
+        engine = make_engine(model, CrossEntropy(), Layout(replicas=2), world, seed=1)
+        trainer = Trainer(engine, Lanes(Corpus.open(data), 16, 64), TrainConfig(steps=10**6))
+        if has_copies:
+            trainer.copy_lanes()
+        trainers.append(trainer)
+    ratios = []
+    for index in range(rounds + 1):
+        seconds = [0.0, 0.0]
+        for side in (0, 1) if index % 2 else (1, 0):
+            dist.barrier()
+            started = time.perf_counter()
+            for _ in range(5):
+                trainers[side].advance()
+            seconds[side] = time.perf_counter() - started
+        if index:
+            ratios.append(seconds[1] / seconds[0])
+    return statistics.median(ratios) - 1
+
+
+def main() -> None:
+    is_quick = parse_quick(__doc__ or "")
+    live, restart, plain = [], [], []
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        prepare_text([WIKITEXT / "valid.txt"], folder / "data")
+        console = Console(stderr=True)
+        for _ in track(range(1 if is_quick else 5), "runs", console=console, transient=True):
+            live.append(train(folder, folder / "data", "live", is_killed=True))
+            restart.append(train(folder, folder / "data", "restart", is_killed=True))
+            plain.append(train(folder, folder / "data", "live", is_killed=False))
+        pool = RankPool(2)
+        overhead = max(pool.run(copy_overhead, folder / "data", 20 if is_quick else 100, seconds=600))
+        pool.close()
+    rows = [
+        [
+            kind,
+            f"{statistics.median(outcome.step_seconds for outcome in outcomes) * 1e3:.0f}",
+            *(
+                ["", "", ""]
+                if kind == "no fault"
+                else [
+                    f"{statistics.median(outcome.seconds_lost for outcome in outcomes):.2f}",
+                    f"{max(outcome.seconds_lost for outcome in outcomes):.2f}",
+                    str(max(outcome.steps_lost for outcome in outcomes)),
+                ]
+            ),
+        ]
+        for kind, outcomes in (("live", live), ("restart", restart), ("no fault", plain))
+    ]
+    show(
+        "one of two replicas is killed",
+        ["recovery", "ms per step", "seconds lost", "worst", "steps lost"],
+        rows,
+        {
+            "seconds_lost_live": max(outcome.seconds_lost for outcome in live),
+            "seconds_lost_restart": statistics.median(outcome.seconds_lost for outcome in restart),
+            "steps_lost": max(outcome.steps_lost for outcome in live),
+            "steps_lost_restart": max(outcome.steps_lost for outcome in restart),
+            "overhead_of_copies": overhead,
+        },
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,167 @@
+"""LiveAgent: starts the ranks of one machine, and replaces those that are lost while the others go on.
+
+torch's elastic agent ends all its ranks when one is lost. This one starts a new process in the place of the lost rank;
+the others go on without it, and let it join them: see `mesh.rounds`.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+from torch.distributed.elastic.multiprocessing.api import SignalException
+from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
+
+from stretto.launch.elastic_agent import RestartPolicy
+from stretto.launch.loopback import LoopbackRendezvous
+from stretto.mesh.rounds import TOKEN_VARIABLE, new_token, report_dead
+from stretto.mesh.secret import SECRET_VARIABLE
+from stretto.mesh.signed_store import SignedStore
+from stretto.train.signals import SAME_PRESS_SECONDS
+
+_PERIOD_SECONDS = 0.05
+# After one rank has finished the run, or has failed for good, the others end too; after this they are ended.
+_END_SECONDS = 20.0
+
+
+class LiveAgent:
+    """Runs a command in `num_ranks` processes. `restart_policy` says how many more processes may be started."""
+
+    def __init__(
+        self, num_ranks: int, command: Sequence[str], restart_policy: RestartPolicy, max_restarts: int,
+        signals: Sequence[signal.Signals], *, grace_seconds: float,
+    ) -> None:  # fmt: skip
+        self._num_ranks, self._command = num_ranks, command
+        self._restart_policy, self._remaining = restart_policy, max_restarts
+        self._signals, self._grace_seconds = signals, grace_seconds
+        self._rendezvous = LoopbackRendezvous()
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._tokens: dict[int, str] = {}
+        self._num_started = 0
+        self._ended: dict[int, int] = {}  # exit codes of the slots whose process has ended and was not replaced
+
+    def exit_codes(self) -> list[int | None]:
+        """Return the exit codes of the ranks; None for ranks that are still running."""
+        return [self._processes[slot].returncode for slot in sorted(self._processes)]
+
+    def run(self) -> RunResult:
+        """Run until all ranks have ended. After a signal, end them and raise SignalException."""
+        info = self._rendezvous.next_rendezvous()
+        self._store = SignedStore(info.store, os.fsencode(os.environ[SECRET_VARIABLE])).in_scope("stretto/stretto/live")
+        assert info.bootstrap_store_info is not None
+        self._port = info.bootstrap_store_info.master_port
+        try:
+            with self._raise_on_signals():
+                for slot in range(self._num_ranks):
+                    self._start(slot)
+                return self._monitor()
+        except SignalException as error:
+            self._end(signal.Signals(error.sigval), self._grace_seconds)
+            raise
+        finally:
+            self._end(signal.SIGKILL, _END_SECONDS)
+            self._rendezvous.shutdown()
+
+    def _start(self, slot: int) -> None:
+        token = self._tokens[slot] = new_token()
+        environment = {
+            **os.environ,
+            "RANK": str(slot), "LOCAL_RANK": str(slot),
+            "WORLD_SIZE": str(self._num_ranks), "LOCAL_WORLD_SIZE": str(self._num_ranks),
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port),
+            "TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RUN_ID": self._rendezvous.get_run_id(),
+            "TORCHELASTIC_RESTART_COUNT": str(max(0, self._num_started - self._num_ranks + 1)),
+            TOKEN_VARIABLE: token,
+        }  # fmt: skip
+        # In a session of its own, so that Ctrl-C reaches the launcher alone, which passes it on.
+        self._processes[slot] = subprocess.Popen(self._command, env=environment, start_new_session=True)
+        self._num_started += 1
+
+    def _monitor(self) -> RunResult:
+        deadline = float("inf")
+        failures: dict[int, ProcessFailure] = {}
+        while len(self._ended) < self._num_ranks and time.monotonic() < deadline:
+            time.sleep(_PERIOD_SECONDS)
+            for slot, process in list(self._processes.items()):
+                if slot in self._ended or process.poll() is None:
+                    continue
+                report_dead(self._store, self._tokens[slot])
+                code = process.returncode
+                is_finishing = deadline < float("inf")
+                failure = ProcessFailure(slot, process.pid, code, "")
+                if code == 0 or is_finishing or not self._may_restart(failure):
+                    self._ended[slot] = code
+                    if code:
+                        failures[slot] = failure
+                    if not self._can_go_on(code):
+                        deadline = min(deadline, time.monotonic() + _END_SECONDS)
+                else:
+                    self._start(slot)
+        if 0 in self._ended.values():
+            return RunResult(WorkerState.SUCCEEDED)
+        return RunResult(WorkerState.FAILED, failures=failures)
+
+    def _may_restart(self, failure: ProcessFailure) -> bool:
+        """Return whether a new process may take the place of one that has failed."""
+        result = RunResult(WorkerState.FAILED, failures={failure.local_rank: failure})
+        self._remaining = self._restart_policy(result, self._remaining) - 1
+        is_allowed = self._remaining >= 0
+        self._remaining = max(self._remaining, 0)
+        return is_allowed
+
+    def _can_go_on(self, code: int) -> bool:
+        """Return whether other ranks go on after one has ended with this code: it was lost, and not replaced."""
+        return code < 0 or code == 75
+
+    @contextmanager
+    def _raise_on_signals(self) -> Iterator[None]:
+        def raise_signal(number: int, _: object) -> None:
+            raise SignalException(f"received signal {number}", signal.Signals(number))
+
+        handlers = {number: signal.signal(number, raise_signal) for number in self._signals}
+        try:
+            yield
+        finally:
+            for number, handler in handlers.items():
+                if handler is not None:
+                    signal.signal(number, handler)
+
+    def _end(self, number: signal.Signals, seconds: float) -> None:
+        """Send a signal to all ranks that run, and wait for their end; kill them after some seconds, or on Ctrl-C."""
+        running = [process for process in self._processes.values() if process.poll() is None]
+        started = time.monotonic()
+
+        def kill(*_: object) -> None:
+            if time.monotonic() - started > SAME_PRESS_SECONDS:
+                for process in running:
+                    with suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+
+        for process in running:
+            with suppress(ProcessLookupError):
+                process.send_signal(number)
+        handlers = {
+            other: signal.signal(other, kill if other == signal.SIGINT else lambda *_: None) for other in self._signals
+        }
+        try:
+            for process in running:
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(max(0.0, started + seconds - time.monotonic()))
+            started = 0.0
+            kill()
+            for process in running:
+                process.wait()
+        finally:
+            for other, handler in handlers.items():
+                if handler is not None:
+                    signal.signal(other, handler)
+
+
+def rank_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs `stretto ARGUMENTS` as a rank."""
+    # -P: ranks must not import modules from the current folder, such as an `argparse.py` that lies beside the run.
+    return [sys.executable, "-P", "-m", "stretto", *arguments]

@@ -1,0 +1,139 @@
+"""StoreHosts: the key-value store of a run with a launcher per replica; if its host is lost, another one takes over.
+
+Each replica is started by a launcher of its own, such as one torchrun per node, and says where it can host a store:
+
+    STRETTO_HOSTS=node0:29400,node1:29400,node2:29400    the same on all nodes: one address per replica
+    STRETTO_REPLICA=1                                    which of them this is
+
+The first rank of each replica hosts a store there; the ranks use that of the first replica, until it is lost. What was
+in it is not needed any more: the ranks say again which round they were in.
+"""
+
+import socket
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+
+from stretto.base.errors import ConfigError, LostPeerError, MeshError
+from stretto.mesh.c10d import TCPStore
+from stretto.mesh.launch_info import LaunchInfo, find_launch_info
+from stretto.mesh.rounds import read_current
+from stretto.mesh.signed_store import SignedStore
+from stretto.mesh.store import listen_at
+from stretto.mesh.topology import Topology
+
+HOSTS_VARIABLE, REPLICA_VARIABLE = "STRETTO_HOSTS", "STRETTO_REPLICA"
+_CONNECT_SECONDS = 0.5
+_PAUSE_SECONDS = 0.1
+_LOOPBACK = ("127.0.0.1", "::1")  # all replicas are on one machine; a name of loopback may be known elsewhere, too
+_SCOPE = "stretto/hosts/live"
+
+
+@dataclass(frozen=True)
+class HostAddress:
+    host: str
+    port: int
+
+    @staticmethod
+    def parse(text: str) -> "HostAddress":
+        host, _, port = text.strip().rpartition(":")
+        if not host or not port.isdecimal():
+            raise ConfigError(f"{HOSTS_VARIABLE} has {text!r}, which is not host:port; use a host name and a port")
+        return HostAddress(host.strip("[]"), int(port))
+
+    def answers(self) -> bool:
+        """Return whether something listens there."""
+        with suppress(OSError):
+            socket.create_connection((self.host, self.port), _CONNECT_SECONDS).close()
+            return True
+        return False
+
+
+def find_slot(variables: Mapping[str, str], topology: Topology) -> LaunchInfo:
+    """Return the slot of this process, as the rank among all that the layout has."""
+    base = find_launch_info(variables)
+    if HOSTS_VARIABLE not in variables:
+        if base is None:
+            raise MeshError("run.recovery='live' needs several ranks; start them with stretto train or torchrun")
+        return base
+    hosts, replica = variables[HOSTS_VARIABLE].split(","), variables.get(REPLICA_VARIABLE, "")
+    if len(hosts) != topology.num_replicas:
+        raise ConfigError(
+            f"{HOSTS_VARIABLE} has {len(hosts)} addresses, but the layout has {topology.num_replicas} replicas; use "
+            "one for each"
+        )
+    if not replica.isdecimal() or int(replica) >= len(hosts):
+        raise ConfigError(f"{REPLICA_VARIABLE}={replica!r} is not one of 0 to {len(hosts) - 1}; set it on each node")
+    size, column = (1, 0) if base is None else (base.size, base.rank)
+    if size != topology.num_columns:
+        raise MeshError(
+            f"the launcher of replica {replica} started {size} ranks, but a replica has {topology.num_columns}; start "
+            "as many"
+        )
+    first = HostAddress.parse(hosts[0])
+    return LaunchInfo(
+        topology.rank(int(replica), column), topology.size, 0 if base is None else base.local_rank,
+        1 if base is None else base.local_size, first.host, first.port, has_agent_store=True, run_id="hosts",
+    )  # fmt: skip
+
+
+class StoreHosts:
+    """The stores of all replicas, of which `index` is in use."""
+
+    def __init__(self, hosts: str, topology: Topology, slot: int, timeout: timedelta, secret: bytes | None) -> None:
+        self._addresses = [HostAddress.parse(text) for text in hosts.split(",")]
+        self._timeout, self._secret = timeout, secret
+        self.index = 0
+        position = topology.position(slot)
+        self._server = None
+        if position.stage == 0 and not position.span:
+            address = self._addresses[position.replica]
+            listener = listen_at(address.host, address.port, is_single_node=address.host in _LOOPBACK)
+            self._server = TCPStore(
+                address.host, address.port, is_master=True, timeout=timeout, wait_for_workers=False,
+                master_listen_fd=None if listener is None else listener.detach(),
+            )  # fmt: skip
+
+    @property
+    def address(self) -> HostAddress:
+        """That of the store in use."""
+        return self._addresses[self.index]
+
+    def find(self) -> SignedStore:
+        """Return the store where the run is under way, or where it begins; for a new process."""
+        deadline = time.monotonic() + self._timeout.total_seconds()
+        while True:
+            stores = {index: self._open(index) for index, address in enumerate(self._addresses) if address.answers()}
+            rounds = {index: read_current(store) for index, store in stores.items()}
+            self.index = max(rounds, key=lambda index: (rounds[index], -index), default=0)
+            # Without a round, the run begins at the first replica, unless that does not come.
+            if stores and (rounds[self.index] >= 0 or self.index == 0 or time.monotonic() > deadline):
+                return stores[self.index]
+            if time.monotonic() > deadline:
+                raise LostPeerError(
+                    f"no address of {HOSTS_VARIABLE} answers within {self._timeout.total_seconds():.0f} s; check that "
+                    "the replicas were started there"
+                )
+            time.sleep(_PAUSE_SECONDS)
+
+    def move(self) -> SignedStore:
+        """Return the store of the next replica that answers, because the one in use is lost."""
+        for distance in range(1, len(self._addresses)):
+            index = (self.index + distance) % len(self._addresses)
+            if self._addresses[index].answers():
+                self.index = index
+                return self._open(index)
+        raise LostPeerError("no other replica answers; start the run again")
+
+    def has_moved(self) -> bool:
+        """Return whether the run is under way with another store than the one in use."""
+        current = read_current(self._open(self.index))
+        others = [index for index, address in enumerate(self._addresses) if index != self.index and address.answers()]
+        return any(read_current(self._open(index)) > current for index in others)
+
+    def _open(self, index: int) -> SignedStore:
+        address = self._addresses[index]
+        store = TCPStore(address.host, address.port, is_master=False, timeout=self._timeout, wait_for_workers=False)
+        return SignedStore(store, self._secret).in_scope(_SCOPE)

@@ -1,0 +1,117 @@
+"""LiveRecovery: takes the state of a trainer from one round of ranks to the next, in the memory of the ranks."""
+
+import json
+
+from stretto.mesh.copy_ring import CopyRing
+from stretto.mesh.live_world import LiveWorld
+from stretto.mesh.rounds import Round
+from stretto.train.peer_memory import PeerMemory, TrainerMemory
+from stretto.train.stage_copy import KeptCopies, Rollback, StageCopy
+from stretto.train.trainer import Request, StepReport, Trainer
+
+
+class LiveRecovery:
+    """What this rank remembers while the ranks change.
+
+    recovery.regroup()                  the first round: all ranks that were launched
+    trainer = ...                       made for recovery.live.world
+    recovery.restore(trainer)           does nothing in a new run
+    trainer.advance() ...               raises LostPeerError
+    recovery.leave(trainer)             then drop all that has connections
+    recovery.regroup()                  the next round
+    """
+
+    def __init__(self, live: LiveWorld, copy_every: int = 0) -> None:
+        self.live = live
+        self._copy_every = copy_every  # steps between copies of each rank's state; 0: none
+        self._kept = KeptCopies()
+        self._stage_copy: StageCopy | None = None
+        self._trainer: Trainer | None = None  # without its engine: it may have to finish a step
+        self._memory: TrainerMemory | None = None
+        self.requests: set[Request] = set()  # for the next trainer
+        self._step, self._totals = -1, ""
+        self._report: StepReport | None = None  # of that step
+
+    @property
+    def round(self) -> Round:
+        """The present round."""
+        assert self.live.round is not None, "regroup() comes first"
+        return self.live.round
+
+    @property
+    def can_restore(self) -> bool:
+        """Whether the ranks have all that a trainer needs. Otherwise, it starts anew or from a checkpoint."""
+        return self._has_all_stages or self._rollback is not None
+
+    @property
+    def _has_all_stages(self) -> bool:
+        """Whether a rank of each stage has the state after the last step."""
+        grid, holders = self.live.grid, set(self.round.holders)
+        return all(
+            any(grid.rank(replica, column) in holders for replica in range(grid.num_replicas))
+            for column in range(grid.num_stages)
+        )
+
+    @property
+    def _rollback(self) -> Rollback | None:
+        """The step to go back to if a stage is lost; None if there is none."""
+        return Rollback.find(self.round, self.round.holders) if self._copy_every else None
+
+    def leave(self, trainer: Trainer) -> None:
+        """Close a trainer's connections, and keep its state."""
+        self.requests |= {request for request in Request if trainer.is_pending(request)} - {Request.REGROUP}
+        trainer.disconnect()
+        self._stage_copy = None
+        self._trainer, self._step = trainer, trainer.step
+
+    def update(self, trainer: Trainer) -> None:
+        """Copy the trainer's state, if it is time; after each step."""
+        if self._stage_copy is not None:
+            self._stage_copy.update(trainer)
+
+    def regroup(self, *, is_planned: bool = False) -> StepReport | None:
+        """Meet with the others for the next round; return the report of the step that this finishes, if it does."""
+        report = None
+        if self._trainer is not None:
+            self._totals = self._trainer.totals
+        text = json.dumps({"totals": self._totals, "copies": self._kept.describe()})
+        new = self.live.regroup(self._step, text, is_planned=is_planned)
+        trainer, self._trainer = self._trainer, None
+        if self.live.world.rank not in new.holders:
+            # This rank is new, or the others have gone on without it.
+            self._memory, self._step, self._totals, self._report = None, -1, "", None
+        elif trainer is not None:
+            newest = new.newest
+            assert newest is not None, "this rank is a holder"
+            if newest.step > trainer.step:
+                report = trainer.finish_step(json.loads(newest.text)["totals"])
+            self._memory, self._step, self._totals = trainer.memory(), trainer.step, trainer.totals
+            self._report = trainer.report
+        return report
+
+    def restore(self, trainer: Trainer) -> bool:
+        """Give a trainer of this round the state that its ranks have in memory; return whether they have one.
+
+        From then on, each replica keeps a copy of another one's lanes.
+        """
+        mesh = trainer.engine.mesh
+        ring = CopyRing(mesh.world) if self._copy_every and mesh.world.size > 1 else None
+        can_restore = self.can_restore
+        if self._has_all_stages:
+            trainer.restore_from(PeerMemory.find(mesh, self._memory, self.round.holders))
+            trainer.report = self._report
+        elif can_restore:
+            rollback = self._rollback
+            assert rollback is not None and ring is not None
+            memory = rollback.exchange(self._kept, ring, mesh.world.rank)
+            trainer.restore_from(PeerMemory.find(mesh, memory, range(mesh.world.size)))
+        trainer.copy_lanes()
+        if ring is not None:
+            self._kept.slot = self.round.slots[ring.kept]
+            self._stage_copy = StageCopy(ring, self._copy_every, self._kept)
+        mesh.world.barrier()  # all have what they need, so nobody has to keep more
+        self._memory = None
+        for request in self.requests:
+            trainer.request(request)
+        self.requests.clear()
+        return can_restore

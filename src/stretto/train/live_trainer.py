@@ -1,0 +1,145 @@
+"""LiveTrainer: trains like Trainer, and goes on in the same processes when replicas are lost and others join."""
+
+import logging
+from collections.abc import Callable
+from contextlib import ExitStack
+from datetime import timedelta
+from pathlib import Path
+from typing import Self
+
+from stretto.base.errors import LostPeerError, StateLostError
+from stretto.base.units import pluralize
+from stretto.config.layout import Layout
+from stretto.mesh.live_world import live_world
+from stretto.mesh.topology import Topology
+from stretto.mesh.world import TIMEOUT, World
+from stretto.train.live_recovery import LiveRecovery
+from stretto.train.trainer import Request, StepReport, Trainer
+
+_log = logging.getLogger(__name__)
+
+MakeTrainer = Callable[[World, Layout], Trainer]
+"""Builds this rank's engine and trainer for the present ranks; the layout has as many replicas as there are now."""
+
+
+class LiveTrainer:
+    """Takes the steps of a run; if a replica is lost, the others take over its rows of the same batches.
+
+    `for report in trainer: ...` takes all steps, as with `Trainer`. Use it as a context manager:
+
+        with LiveTrainer(make_trainer, Layout(replicas=3)) as trainer:
+            for report in trainer:
+                ...
+
+    `make_trainer` is called again whenever the ranks change. What it returns is at the first step, or at a step that it
+    has restored from a checkpoint; if other ranks have gone further, it gets their weights and states. `layout` is that
+    of all ranks that are launched. `trainer.trainer` and `trainer.world` are the present ones. With `copy_every`, each
+    rank keeps a copy of another one's state after so many steps: a stage that no other replica has is not lost then.
+    """
+
+    def __init__(
+        self,
+        make_trainer: MakeTrainer,
+        layout: Layout,
+        *,
+        device: str = "auto",
+        timeout: timedelta = TIMEOUT,
+        secret_folder: Path | str | None = None,
+        copy_every: int = 0,
+    ) -> None:
+        self._copy_every = copy_every
+        self._make_trainer, self._layout = make_trainer, layout
+        topology = Topology(layout.replicas, layout.stages, layout.adjacent, layout.spans)
+        self._context = live_world(topology, device=device, timeout=timeout, secret_folder=secret_folder)
+        self._exit_stack = ExitStack()
+        self._recovery: LiveRecovery | None = None
+        self._trainer: Trainer | None = None
+        self._report: StepReport | None = None  # of a step that was finished while the ranks changed
+        self._is_planned = False  # all ranks regroup before the next step, to let others join
+
+    def __enter__(self) -> Self:
+        self._recovery = LiveRecovery(self._exit_stack.enter_context(self._context), self._copy_every)
+        self._start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._trainer = None
+        self._exit_stack.__exit__(*error)  # type: ignore[arg-type]
+
+    @property
+    def trainer(self) -> Trainer:
+        """The present trainer; another one after the ranks have changed."""
+        assert self._trainer is not None, "use it in a with statement"
+        return self._trainer
+
+    @property
+    def world(self) -> World:
+        """The present ranks."""
+        return self.trainer.engine.mesh.world
+
+    @property
+    def num_replicas(self) -> int:
+        """The present number of replicas."""
+        return self.trainer.engine.mesh.num_replicas
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> StepReport:
+        if self.trainer.is_done and self._report is None:
+            raise StopIteration
+        return self.advance()
+
+    def advance(self) -> StepReport:
+        """Take one step and return its report; if ranks are lost meanwhile, go on without them."""
+        if self._is_planned:
+            self._change_ranks(is_planned=True)
+        while self._report is None:
+            try:
+                self._report = self._take_step()
+            except StateLostError:
+                raise
+            except LostPeerError as error:
+                _log.warning("%s; going on without it", error)
+            if self._report is None:
+                # Not in the `except` block: there, the error still refers to connections that other ranks wait for.
+                self._change_ranks(is_planned=False)
+        report, self._report = self._report, None
+        return report
+
+    def _take_step(self) -> StepReport:
+        assert self._recovery is not None
+        if self._recovery.live.has_newcomers():
+            self.trainer.request(Request.REGROUP)
+        report = self.trainer.advance()
+        self._recovery.update(self.trainer)
+        self._is_planned = Request.REGROUP in self.trainer.requested
+        return report
+
+    def _change_ranks(self, *, is_planned: bool) -> None:
+        assert self._recovery is not None
+        self._recovery.leave(self.trainer)
+        self._trainer = None
+        self._start(is_planned=is_planned)
+        _log.info("now %s", pluralize(self.num_replicas, "replica"))
+
+    def _start(self, *, is_planned: bool = False) -> None:
+        """Meet with the other ranks, and make a trainer for them; again if a rank is lost meanwhile."""
+        assert self._recovery is not None
+        while self._trainer is None:
+            self._report = self._recovery.regroup(is_planned=is_planned) or self._report
+            is_planned = self._is_planned = False
+            try:
+                self._trainer = self._make_restored()
+            except StateLostError:
+                raise
+            except LostPeerError as error:
+                _log.warning("%s; going on without it", error)
+
+    def _make_restored(self) -> Trainer:
+        assert self._recovery is not None
+        live = self._recovery.live
+        layout = self._layout.model_copy(update={"replicas": live.grid.num_replicas})
+        trainer = self._make_trainer(live.world, layout)
+        self._recovery.restore(trainer)
+        return trainer

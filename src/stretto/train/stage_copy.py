@@ -1,0 +1,101 @@
+"""StageCopy: every few steps, each rank keeps a copy of its training state, and another rank keeps one too.
+
+A stage without replicas is lost with its process. Then all ranks go back to the newest step whose copies are complete:
+the new process gets the lost rank's from the rank that keeps it, and the steps since are taken again.
+
+    rank 0 ───► rank 1 ───► rank 2 ───► rank 0      each keeps its own state, and that of the rank before it
+"""
+
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+from stretto.mesh.copy_ring import CopyRing
+from stretto.mesh.rounds import Round
+from stretto.train.peer_memory import TrainerMemory
+from stretto.train.trainer import Trainer
+
+# The newest copy may be incomplete on some rank, so the one before it is kept.
+_NUM_KEPT = 2
+
+
+@dataclass
+class KeptCopies:
+    """The copies that a rank keeps, as bytes, by step: its own, and those of the rank before it, in slot `slot`."""
+
+    own: dict[int, Tensor] = field(default_factory=dict)
+    other: dict[int, Tensor] = field(default_factory=dict)
+    slot: int = -1
+
+    def describe(self) -> dict[str, object]:
+        """Return what is kept, for the other ranks."""
+        return {"own": sorted(self.own), "other": sorted(self.other), "slot": self.slot}
+
+
+class StageCopy:
+    """Copies a trainer's state after every `every` steps, in the background."""
+
+    def __init__(self, ring: CopyRing, every: int, kept: KeptCopies) -> None:
+        self._ring, self._every, self._kept = ring, every, kept
+        self._thread: threading.Thread | None = None
+
+    def update(self, trainer: Trainer) -> None:
+        """Copy the state after the trainer's last step, if it is time; first wait until the last copy was sent."""
+        if trainer.step % self._every:
+            return
+        if self._thread is not None:
+            self._thread.join()
+        step, content = trainer.step, trainer.memory().dump()
+        _keep(self._kept.own, step, content)
+        self._thread = threading.Thread(target=self._send, args=(step, content), daemon=True)
+        self._thread.start()
+
+    def _send(self, step: int, content: Tensor) -> None:
+        with suppress(Exception):  # a rank is lost, which the main thread notices
+            _keep(self._kept.other, step, self._ring.exchange(content))
+
+
+def _keep(copies: dict[int, Tensor], step: int, content: Tensor) -> None:
+    copies[step] = content
+    for old in sorted(copies)[:-_NUM_KEPT]:
+        del copies[old]
+
+
+@dataclass(frozen=True)
+class Rollback:
+    """The step that all ranks of a round go back to, and which rank has the copy of each rank that is new."""
+
+    step: int
+    keepers: Mapping[int, int]  # by new rank
+
+    @staticmethod
+    def find(current: Round, holders: Sequence[int]) -> "Rollback | None":
+        """Return the newest step of which all copies exist; None if there is none."""
+        notes = {rank: json.loads(current.members[rank].text)["copies"] for rank in holders}
+        new = [rank for rank in range(current.size) if rank not in notes]
+        keepers = {
+            rank: keeper for rank in new for keeper, note in notes.items() if note["slot"] == current.members[rank].slot
+        }
+        if len(keepers) < len(new) or not notes:
+            return None
+        steps = [set(note["own"]) for note in notes.values()] + [
+            set(notes[keeper]["other"]) for keeper in keepers.values()
+        ]
+        common = set.intersection(*steps)
+        return Rollback(max(common), keepers) if common else None
+
+    def exchange(self, kept: KeptCopies, ring: CopyRing, rank: int) -> TrainerMemory:
+        """Return this rank's state after the step; ranks that keep the copy of a new rank send it."""
+        for copies in (kept.own, kept.other):
+            for step in [step for step in copies if step > self.step]:
+                del copies[step]  # of steps that are taken again
+        for new_rank, keeper in self.keepers.items():
+            if rank == keeper:
+                ring.send(kept.other[self.step], new_rank)
+            elif rank == new_rank:
+                kept.own[self.step] = ring.receive(keeper)
+        return TrainerMemory.load(kept.own[self.step])

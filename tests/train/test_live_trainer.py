@@ -1,0 +1,127 @@
+"""LiveTrainer: a replica is lost, the others go on in the same processes with the same curve; a new one joins."""
+
+import random
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from helpers.live_ranks import LiveRanks
+from stretto import Layout, TrainConfig, Trainer, World, make_engine
+from stretto.data import Batches, Corpus, Lanes, from_arrays
+from stretto.nn import LSTM, CrossEntropy, Dropout, Embedding, Linear, SquaredError, Stack
+
+STEPS = 60
+
+
+def make_trainer(world: World, layout: Layout, corpus: Corpus | None, steps: int = STEPS) -> Trainer:
+    """A model with dropout in float64, on lanes of text, or on sequences of different lengths."""
+    config = TrainConfig(steps=steps, lr=0.01, clip=0.5)
+    if corpus is not None:
+        model = Stack([Embedding(256, 12), LSTM(12, 12), Dropout(0.1), LSTM(12, 12), Linear(12, 256)]).double()
+        windows = Lanes(corpus, lanes=7, window=9)
+        return Trainer(make_engine(model, CrossEntropy(), layout, world, seed=3), windows, config, seed=5)
+    model = Stack([LSTM(3, 8), Dropout(0.1), LSTM(8, 8), Linear(8, 1)]).double()
+    random_numbers = np.random.default_rng(1)
+    inputs = [random_numbers.standard_normal((length, 3)) for length in random_numbers.integers(2, 20, size=50)]
+    items = from_arrays(inputs, [values[:, :1] for values in inputs])
+    return Trainer(
+        make_engine(model, SquaredError(), layout, world, seed=3), Batches(items, max_rows=7), config, seed=5
+    )
+
+
+def uninterrupted(corpus: Corpus | None, steps: int = STEPS) -> dict[int, float]:
+    """The losses of one device, by step."""
+    trainer = make_trainer(World(0, 1, torch.device("cpu")), Layout(), corpus, steps)
+    return {report.step: report.loss for report in trainer}
+
+
+@pytest.mark.parametrize("data", ["lanes", "batches"])
+def test_survivors_go_on_and_another_joins(data: str, byte_corpus: Corpus) -> None:
+    corpus = byte_corpus if data == "lanes" else None
+    with LiveRanks(Layout(replicas=3), make_trainer, corpus) as ranks:
+        ranks.wait_for_step(5)
+        ranks.kill(1)
+        ranks.wait_for(lambda: any(line.get("replicas") == 2 for line in ranks.lines))
+        ranks.start(1)
+        ranks.wait_for(lambda: ranks.lines[-1].get("replicas") == 3)
+        ranks.wait_until_done()
+    expected = uninterrupted(corpus)
+    for slot in (0, 2):
+        assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
+        assert len({line["pid"] for line in ranks.lines if line["slot"] == slot and "pid" in line}) == 1
+
+
+@pytest.mark.parametrize("data", ["lanes", "batches"])
+def test_one_rank_of_a_pipeline_is_lost(data: str, byte_corpus: Corpus) -> None:
+    """The other rank of its replica waits, and joins again with the replacement."""
+    corpus = byte_corpus if data == "lanes" else None
+    with LiveRanks(Layout(replicas=2, stages=2, chunks=2), make_trainer, corpus) as ranks:
+        ranks.wait_for_step(5)
+        ranks.kill(1)
+        ranks.wait_for(lambda: any(line.get("replicas") == 1 for line in ranks.lines))
+        ranks.start(1)
+        ranks.wait_for(lambda: ranks.lines[-1].get("replicas") == 2)
+        ranks.wait_until_done()
+    expected = uninterrupted(corpus)
+    for slot in (2, 3):
+        assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
+    assert len({line["pid"] for line in ranks.lines if line["slot"] == 0 and "pid" in line}) == 1
+    joined = min(line["step"] for line in ranks.lines if line.get("pid") == ranks.processes[1].pid and "step" in line)
+    assert ranks.losses(0).items() >= {step: ranks.losses(1)[step] for step in range(joined, STEPS + 1)}.items()
+
+
+def test_lost_stage_comes_back_from_memory(byte_corpus: Corpus) -> None:
+    """There is no replica: all ranks go back to the last step that was copied."""
+    with LiveRanks(Layout(stages=2, chunks=2), make_trainer, byte_corpus, copy_every=4) as ranks:
+        ranks.wait_for_step(11)
+        ranks.kill(1)
+        ranks.start(1)
+        ranks.wait_until_done()
+    assert ranks.losses(0) == pytest.approx(uninterrupted(byte_corpus), rel=1e-9)
+    repeated = [line["step"] for line in ranks.lines if line.get("pid") == ranks.processes[1].pid]
+    assert min(repeated) > 4
+
+
+def test_host_of_the_store_is_lost(byte_corpus: Corpus) -> None:
+    """Each replica has a launcher of its own, and the first one hosts the store."""
+    with LiveRanks(Layout(replicas=3), make_trainer, byte_corpus, has_hosts=True) as ranks:
+        ranks.wait_for_step(5)
+        ranks.kill(0)
+        ranks.wait_for(lambda: any(line.get("replicas") == 2 for line in ranks.lines))
+        ranks.start(0)
+        ranks.wait_for(lambda: ranks.lines[-1].get("replicas") == 3)
+        ranks.wait_until_done()
+    expected = uninterrupted(byte_corpus)
+    for slot in (1, 2):
+        assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.long
+@pytest.mark.faults
+@pytest.mark.parametrize("seed", range(20))
+def test_random_moments(seed: int, byte_corpus: Corpus) -> None:
+    """A rank is killed at a random moment of a step; then a new process joins."""
+    random_numbers = random.Random(seed)
+    corpus = byte_corpus if seed % 2 else None
+    layout = Layout(replicas=2, stages=2, chunks=2) if seed % 5 == 4 else Layout(replicas=3)
+    lost = random_numbers.randrange(layout.num_ranks)
+    with LiveRanks(layout, make_trainer, corpus, timeout=5) as ranks:
+        ranks.wait_for_step(random_numbers.randint(1, 20))
+        time.sleep(random_numbers.uniform(0, 0.03))
+        ranks.kill(lost)
+        killed_after = max(line["step"] for line in ranks.lines if "step" in line)
+        ranks.wait_for_step(killed_after + 2)
+        ranks.start(lost)
+        ranks.wait_until_done()
+    expected = uninterrupted(corpus)
+    num_stages = layout.stages
+    for slot in range(layout.num_ranks):
+        assert len({line["pid"] for line in ranks.lines if line["slot"] == slot and "pid" in line}) <= 1 + (
+            slot == lost
+        )
+        if slot // num_stages != lost // num_stages:
+            assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
+            steps = [line["step"] for line in ranks.lines if line["slot"] == slot and "step" in line]
+            assert steps == list(range(1, STEPS + 1)), "each step counts once"
