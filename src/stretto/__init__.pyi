@@ -25,7 +25,6 @@ from stretto.mesh.world import World as World
 from stretto.planning.choose import choose_layout as choose_layout
 from stretto.train.evaluate import Evaluation as Evaluation
 from stretto.train.evaluate import evaluate as evaluate
-from stretto.train.live_trainer import LiveTrainer as LiveTrainer
 from stretto.train.run import Run as Run
 from stretto.train.trained_model import TrainedModel as TrainedModel
 from stretto.train.trained_model import load_model as load_model

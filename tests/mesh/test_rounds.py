@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -42,7 +43,7 @@ class Job:
 def meet_all(job: Job, processes: Sequence[Rounds], last: Round | None, steps: Sequence[int]) -> list[Round]:
     """All processes meet for the round after `last`."""
     futures = [
-        job.start(lambda rounds=rounds, step=step: rounds.meet(last, step, f"totals of {step}"))
+        job.start(partial(rounds.meet, last, step, f"totals of {step}"))
         for rounds, step in zip(processes, steps, strict=True)
     ]
     return [future.result(20) for future in futures]

@@ -1,4 +1,4 @@
-"""LiveTrainer: a replica is lost, the others go on in the same processes with the same curve; a new one joins."""
+"""LiveTrainer: a replica is lost, the others continue in the same processes with the same curve; a new one joins."""
 
 import random
 import time

@@ -27,7 +27,7 @@ class LostPeerError(MeshError):
 
 
 class StateLostError(LostPeerError):
-    """The ranks that are left don't have all that they need to go on, so the run resumes from a checkpoint."""
+    """The ranks that are left don't have all that they need to continue, so the run resumes from a checkpoint."""
 
 
 class DataError(StrettoError):

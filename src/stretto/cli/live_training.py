@@ -1,4 +1,4 @@
-"""train_live: train a run that goes on, in the same processes, when ranks are lost and others join."""
+"""train_live: train a run that continues, in the same processes, when ranks are lost and others join."""
 
 import sys
 from collections.abc import Sequence
@@ -52,7 +52,7 @@ def _train(
             raise
         except LostPeerError as error:
             if world.is_rank_zero:
-                print(f"stretto: {error}; the others go on", file=sys.stderr, flush=True)
+                print(f"stretto: {error}; the others continue", file=sys.stderr, flush=True)
             if run is not None:
                 run.close()
                 recovery.leave(run.trainer)

@@ -102,5 +102,5 @@ def _run_as_rank(config: RunConfig, command: RankCommand) -> None:
 
 
 def _is_live(config: RunConfig, command: RankCommand) -> bool:
-    """Return whether ranks go on when others are lost."""
+    """Return whether ranks continue when others are lost."""
     return command.live_function is not None and config.run.recovery == "live" and config.layout.num_ranks > 1

@@ -128,7 +128,7 @@ class RunSettings(StrictModel):
     """Seconds that a rank waits for another rank before it reports that rank as lost."""
     recovery: Literal["restart", "live"] = "restart"
     """After a rank is lost: `restart` starts all ranks again from the newest checkpoint. With `live` and several
-    replicas, the others go on at once, in the same processes, with its rows of the batches; a new process takes its
+    replicas, the others continue at once, in the same processes, with its rows of the batches; a new process takes its
     place and joins them."""
     copy_every: int = Field(0, ge=0)
     """With `recovery = "live"`: steps between copies of each rank's state, which that rank and another keep in memory.

@@ -1,7 +1,7 @@
-"""LiveAgent: starts the ranks of one machine, and replaces those that are lost while the others go on.
+"""LiveAgent: starts the ranks of one machine, and replaces those that are lost while the others continue.
 
 torch's elastic agent ends all its ranks when one is lost. This one starts a new process in the place of the lost rank;
-the others go on without it, and let it join them: see `mesh.rounds`.
+the others continue without it, and let it join them: see `mesh.rounds`.
 """
 
 import os
@@ -114,7 +114,7 @@ class LiveAgent:
         return is_allowed
 
     def _can_go_on(self, code: int) -> bool:
-        """Return whether other ranks go on after one has ended with this code: it was lost, and not replaced."""
+        """Return whether other ranks continue after one has ended with this code: it was lost, and not replaced."""
         return code < 0 or code == 75
 
     @contextmanager

@@ -52,7 +52,7 @@ def launch_local(
 
     When a rank is lost, all ranks are restarted, and `on_message` is called with the reason. After `max_restarts`
     restarts in a row without progress (a new value from `progress`), losing a rank again ends the run. With `is_live`,
-    only the lost rank is replaced, as often, and the others go on meanwhile.
+    only the lost rank is replaced, as often, and the others continue meanwhile.
     """
     check_backend_variable()
     # The agent logs each failure at length; `on_message` and our errors say what the user needs to know.
@@ -142,7 +142,7 @@ class _RestartPolicy:
         self, max_restarts: int, progress: Callable[[], object], on_message: Callable[[str], None], *, is_live: bool
     ) -> None:
         self._max_restarts, self._progress, self._on_message = max_restarts, progress, on_message
-        self._action = "the others go on, and it is started again" if is_live else "restarting all ranks"
+        self._action = "the others continue, and it is started again" if is_live else "restarting all ranks"
         self._last_progress = progress()
 
     def __call__(self, result: RunResult, remaining: int) -> int:

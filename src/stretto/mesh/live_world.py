@@ -1,4 +1,4 @@
-"""LiveWorld: the ranks of a job that goes on, in the same processes, when some ranks are lost and others join."""
+"""LiveWorld: the ranks of a job that continues, in the same processes, when some ranks are lost and others join."""
 
 import gc
 import os

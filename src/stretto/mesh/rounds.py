@@ -112,7 +112,7 @@ class Rounds:
         self, store: RankStore, slot: int, size: int, arrange: Arrange, seconds: float, *, token: str, node: str
     ) -> None:
         self.slot, self.token = slot, token
-        self.needs_majority = False  # a round must have most members of the last one: the others may go on, too
+        self.needs_majority = False  # a round must have most members of the last one: the others may continue, too
         self.has_moved: Callable[[], bool] = lambda: False  # whether the run is under way elsewhere
         self._store, self._size, self._node = store, size, node
         self._arrange, self._seconds = arrange, seconds
@@ -135,7 +135,7 @@ class Rounds:
             decided = self._meet(number, arrival, last, frozenset(lost))
             if any(member.token == self.token for member in decided.members):
                 return decided
-            # They went on without this process, so what it has is out of date.
+            # They continued without this process, so what it has is out of date.
             arrival, last, number = Arrival(self.slot, self.token, self._node), None, number + 1
 
     def is_awaited(self, current: Round) -> bool:

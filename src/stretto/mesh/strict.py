@@ -44,6 +44,11 @@ def register_strict_backend() -> None:
         dist.Backend.register_backend(STRICT, StrictProcessGroup, devices=["cpu"])
 
 
+def is_strict() -> bool:
+    """Return whether the ranks use the strict backend."""
+    return dist.is_initialized() and dist.get_backend() == STRICT
+
+
 def synchronize() -> None:
     """Wait for all operations of this rank, as a synchronization of its device would."""
     for group in StrictProcessGroup.groups:

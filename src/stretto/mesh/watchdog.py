@@ -5,7 +5,7 @@ host waits for a kernel that never ends, and not even signal handlers run. So ea
 whether a failure was reported, and how long the main thread has been waiting for other ranks.
 
 If there is a reason to give up, the thread aborts the process groups. Then it prints the reason and ends the process; a
-rank that can go on without the lost one instead raises the reason in its main thread.
+rank that can continue without the lost one instead raises the reason in its main thread.
 """
 
 import os
@@ -17,6 +17,7 @@ from contextlib import suppress
 
 from stretto.base.errors import SHARED_ERRORS, StrettoError
 from stretto.mesh.c10d import abort_process_groups
+from stretto.mesh.strict import is_strict
 from stretto.mesh.timeouts import call_with_timeout
 
 _PERIOD_SECONDS = 0.25
@@ -72,7 +73,8 @@ def _exit(error: StrettoError) -> None:
                 sys.stderr.write(f"stretto: error: {error}\n")
             sys.stdout.flush()
             sys.stderr.flush()
-        _abort()
+        if not is_strict():  # that is in this process, and ends with it
+            _abort()
     finally:
         os._exit(error.exit_code)
 

@@ -19,7 +19,7 @@ from stretto.mesh.launcher_watch import Launcher
 from stretto.mesh.liveness import WAITING, Failure, Liveness
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.signed_store import SignedStore
-from stretto.mesh.strict import STRICT
+from stretto.mesh.strict import is_strict
 from stretto.mesh.topology import Topology
 from stretto.mesh.wait_timer import WaitTimer
 from stretto.mesh.watchdog import Watchdog
@@ -68,7 +68,7 @@ class World:
     @property
     def is_strict(self) -> bool:
         """Whether ranks on the CPU follow NCCL's rules, because of `STRETTO_BACKEND=strict`."""
-        return not self.is_single_rank and dist.get_backend() == STRICT
+        return not self.is_single_rank and is_strict()
 
     @property
     def is_rank_zero(self) -> bool:

@@ -21,7 +21,7 @@ class PreemptedError(StrettoError):
 
 
 class RanksChangeError(LostPeerError):
-    """Other ranks wait to join, and all ranks have taken the same step; they regroup and go on."""
+    """Other ranks wait to join, and all ranks have taken the same step; they regroup and continue."""
 
     ends_all_ranks = True
 

@@ -78,7 +78,7 @@ class LiveRecovery:
         new = self.live.regroup(self._step, text, is_planned=is_planned)
         trainer, self._trainer = self._trainer, None
         if self.live.world.rank not in new.holders:
-            # This rank is new, or the others have gone on without it.
+            # This rank is new, or the others have continued without it.
             self._memory, self._step, self._totals, self._report = None, -1, "", None
         elif trainer is not None:
             newest = new.newest

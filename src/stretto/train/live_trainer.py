@@ -1,4 +1,4 @@
-"""LiveTrainer: trains like Trainer, and goes on in the same processes when replicas are lost and others join."""
+"""LiveTrainer: trains like Trainer, and continues in the same processes when replicas are lost and others join."""
 
 import logging
 from collections.abc import Callable
@@ -91,7 +91,7 @@ class LiveTrainer:
         return self.advance()
 
     def advance(self) -> StepReport:
-        """Take one step and return its report; if ranks are lost meanwhile, go on without them."""
+        """Take one step and return its report; if ranks are lost meanwhile, continue without them."""
         if self._is_planned:
             self._change_ranks(is_planned=True)
         while self._report is None:
@@ -100,7 +100,7 @@ class LiveTrainer:
             except StateLostError:
                 raise
             except LostPeerError as error:
-                _log.warning("%s; going on without it", error)
+                _log.warning("%s; continuing without it", error)
             if self._report is None:
                 # Not in the `except` block: there, the error still refers to connections that other ranks wait for.
                 self._change_ranks(is_planned=False)
@@ -134,7 +134,7 @@ class LiveTrainer:
             except StateLostError:
                 raise
             except LostPeerError as error:
-                _log.warning("%s; going on without it", error)
+                _log.warning("%s; continuing without it", error)
 
     def _make_restored(self) -> Trainer:
         assert self._recovery is not None

@@ -73,7 +73,7 @@ class Run:
     ) -> None:
         self.config = config
         self._recovery = recovery
-        # Whether it goes on with what the ranks have in memory.
+        # Whether it continues with what the ranks have in memory.
         self.is_recovered = recovery is not None and recovery.can_restore
         self.folder = RunFolder(config.run.folder)
         self.world = world or World(rank=0, size=1, device=find_device(config.run.device))

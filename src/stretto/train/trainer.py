@@ -170,14 +170,7 @@ class Trainer:
         start: Position | None = None,
         workers: int = 0,
     ) -> None:
-        check_windows(windows)
-        if windows.is_stateful:
-            _check_lanes(engine)
-        check_inputs(engine.model_input, windows.task)
-        if windows.task.is_per_row:
-            check_row_summary(engine.unsummarized)
-        check_row_loss(engine.row_loss, windows.task, is_stateful=windows.is_stateful, stride=engine.stride)
-        check_window_stride(windows, engine.stride)
+        _check_windows(windows, engine)
         if optimizer is not None:
             reject_unused_fields(config)
         self.engine = engine
@@ -401,7 +394,7 @@ class Trainer:
         return self._finish(self._computed, _StepTotals(*json.loads(totals)))
 
     def memory(self) -> TrainerMemory:
-        """Return this rank's part of the last step, to go on from it in another trainer on this rank or others."""
+        """Return this rank's part of the last step, to continue from it in another trainer on this rank or others."""
         shards = weight_shards(self._stack) + optimizer_shards(self._stack, self.optimizer) + self._average.shards()
         lanes = copy = None
         if self.windows.is_stateful and self.state:
@@ -567,6 +560,18 @@ class Trainer:
                 pin=mesh.world.device.type != "cpu",
             )
         return self._reader
+
+
+def _check_windows(windows: WindowSource, engine: Engine) -> None:
+    """Raise if an engine can't train on these windows."""
+    check_windows(windows)
+    if windows.is_stateful:
+        _check_lanes(engine)
+    check_inputs(engine.model_input, windows.task)
+    if windows.task.is_per_row:
+        check_row_summary(engine.unsummarized)
+    check_row_loss(engine.row_loss, windows.task, is_stateful=windows.is_stateful, stride=engine.stride)
+    check_window_stride(windows, engine.stride)
 
 
 def _check_lanes(engine: Engine) -> None:
