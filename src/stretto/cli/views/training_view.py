@@ -161,9 +161,8 @@ def _describe_save(report: SaveReport) -> str:
 def _print_run_summary(console: Console, run: Run) -> None:
     config = run.config
     if run.is_recovered:
-        console.print(
-            f"resume  after step {run.trainer.step:,}, in memory, with {pluralize(config.layout.replicas, 'replica')}"
-        )
+        replicas = pluralize(config.layout.replicas, "replica")
+        console.print(f"resume  after step {run.trainer.step:,}, from the ranks' memory, with {replicas}")
         return
     num_weights = sum(parameter.numel() for parameter in run.model.parameters())
     names = " > ".join(type(block).__name__ for block in run.model)
