@@ -86,6 +86,7 @@ class RankTree:
         self.missing_children = frozenset(range(rank * _FANOUT + 1, min((rank + 1) * _FANOUT + 1, launch_info.size)))
         self.connect_error: str | None = None
         self._signer, self._store, self._launch_info = store, RankStore(store), launch_info
+        self._connect_seconds = min(_CONNECT_SECONDS, timeout.total_seconds())
         self.max_silence = max(timeout.total_seconds(), _MIN_SILENT_PERIODS * _PERIOD_SECONDS)
         self._status, self._on_message, self._on_lost, self._on_cut_off = status, on_message, on_lost, on_cut_off
         self._key = f"tree/{rank}"
@@ -99,7 +100,7 @@ class RankTree:
         self._wake_up, self._wake_up_receiver = socket.socketpair()
         self._register(self._wake_up_receiver, lambda _: self._wake_up_receiver.recv(64))
         self._server = self._listen() if self.missing_children else None
-        self._children_deadline = time.monotonic() + 2 * _CONNECT_SECONDS
+        self._children_deadline = time.monotonic() + 2 * self._connect_seconds
         if self.parent is not None:
             try:
                 self._add(self._connect(self.parent), self.parent)
@@ -303,12 +304,12 @@ class RankTree:
 
     def _connect(self, parent: int) -> socket.socket:
         key = f"tree/{parent}"
-        if not self._store.wait_for_keys([key], _CONNECT_SECONDS):
-            raise OSError(f"rank {parent} published no address within {_CONNECT_SECONDS:.0f} s")
+        if not self._store.wait_for_keys([key], self._connect_seconds):
+            raise OSError(f"rank {parent} published no address within {self._connect_seconds:.0f} s")
         token, port, host = f"{self._store.get(key) or _NO_ADDRESS}  ".split(" ", 2)
         if not port.isdecimal():
             raise OSError(f"rank {parent} has no address that other nodes can reach")
-        connection = socket.create_connection((host.strip(), int(port)), timeout=_CONNECT_SECONDS)
+        connection = socket.create_connection((host.strip(), int(port)), timeout=self._connect_seconds)
         rank = self._launch_info.rank
         connection.sendall(_line(str(rank), self._signer.sign(f"{key}/{rank}", token)))
         return connection
