@@ -1,6 +1,7 @@
 """LiveTrainer: a replica is lost, the others continue in the same processes with the same curve; a new one joins."""
 
 import random
+import signal
 import time
 
 import numpy as np
@@ -98,7 +99,38 @@ def test_host_of_the_store_is_lost(byte_corpus: Corpus) -> None:
         assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
 
 
-@pytest.mark.long
+@pytest.mark.faults
+def test_frozen_rank_is_left_out_and_joins_again(byte_corpus: Corpus) -> None:
+    with LiveRanks(Layout(replicas=3), make_trainer, byte_corpus, timeout=3) as ranks:
+        ranks.wait_for_step(5)
+        ranks.signal(1, signal.SIGSTOP)
+        ranks.wait_for(lambda: any(line.get("replicas") == 2 for line in ranks.lines))
+        ranks.signal(1, signal.SIGCONT)
+        ranks.wait_for(lambda: ranks.lines[-1].get("replicas") == 3)
+        ranks.wait_until_done()
+    expected = uninterrupted(byte_corpus)
+    for slot in (0, 2):
+        assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
+    assert len({line["pid"] for line in ranks.lines if "pid" in line}) == 3
+
+
+@pytest.mark.faults
+def test_two_of_four_are_killed_at_once(byte_corpus: Corpus) -> None:
+    """Replicas 0 and 2: each has its copy in a replica that is left."""
+    with LiveRanks(Layout(replicas=4), make_trainer, byte_corpus, timeout=5) as ranks:
+        ranks.wait_for_step(5)
+        for slot in (0, 2):
+            ranks.signal(slot, signal.SIGKILL)
+        ranks.wait_for(lambda: any(line.get("replicas") == 2 for line in ranks.lines))
+        for slot in (0, 2):
+            ranks.start(slot)
+        ranks.wait_for(lambda: ranks.lines[-1].get("replicas") == 4)
+        ranks.wait_until_done()
+    expected = uninterrupted(byte_corpus)
+    for slot in (1, 3):
+        assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
+
+
 @pytest.mark.faults
 @pytest.mark.parametrize("seed", range(20))
 def test_random_moments(seed: int, byte_corpus: Corpus) -> None:

@@ -24,7 +24,7 @@ from stretto.checkpoint.checkpoint import (
     read_claims,
 )
 from stretto.checkpoint.lineage import CheckpointName, Claim, checkpoints_to_remove, lineage
-from stretto.checkpoint.lock import FolderLock
+from stretto.checkpoint.lock import FolderLock, try_lock
 from stretto.checkpoint.manifest import MANIFEST, Manifest
 from stretto.checkpoint.storage import Storage
 
@@ -41,7 +41,7 @@ class Retention:
 class History:
     """A run's checkpoints as one launch sees them: those that it builds on, and those that it adds."""
 
-    def __init__(self, storage: Storage, retention: Retention) -> None:
+    def __init__(self, storage: Storage, retention: Retention, *, needs_lock: bool = True) -> None:
         self.generation = 0  # until `claim`
         self.token = ""  # of its claim; until then, empty
         self.lineage: list[CheckpointName] = []  # newest first
@@ -50,7 +50,9 @@ class History:
         # Of evaluations; empty unless `retention.best`. Some may be of steps that are not saved yet.
         self._scores: dict[CheckpointName, Score] = {}
         # Object storage has no locks; there, only generations keep two processes from saving to the same run.
-        self._lock = None if is_remote(storage.location) else FolderLock(Path(storage.location))
+        self._lock = None
+        if not is_remote(storage.location):
+            self._lock = (FolderLock if needs_lock else try_lock)(Path(storage.location))
 
     def release(self) -> None:
         """Release the lock on the folder."""

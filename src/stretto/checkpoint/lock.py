@@ -42,6 +42,14 @@ class FolderLock:
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
+def try_lock(folder: Path) -> FolderLock | None:
+    """Return a lock on a folder; None if another process holds it, which is known to be no longer part of the run."""
+    try:
+        return FolderLock(folder, timeout_seconds=0)
+    except ConfigError:
+        return None
+
+
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -41,6 +41,7 @@ from stretto.checkpoint.tensor_file import save_shards, save_small_file
 from stretto.mesh.world import World
 
 # The errors in a rank's message that end the run, by class name. After any other error, the run can continue.
+_LOST = "lost: "  # before the error of a save that failed because a rank was lost
 _FATAL_ERRORS: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
 
 
@@ -73,12 +74,13 @@ class CheckpointManager:
         keep_every: int | None = None,
         keep_best: bool = False,
         retry_seconds: float = 300.0,
+        needs_lock: bool = True,
     ) -> None:
         self.world = world or World(rank=0, size=1, device=torch.device("cpu"))
         self.location = str(location)
         self.generation = 0  # until `start`
         self._retention = Retention(keep, keep_every, keep_best)
-        self._retry_seconds = retry_seconds
+        self._retry_seconds, self._needs_lock = retry_seconds, needs_lock
         self._storage = open_storage(location, retry_seconds)
         self._history: History | None = None  # None before `start`, and on all ranks but the first
         self._buffers = StagingBuffers()
@@ -164,7 +166,7 @@ class CheckpointManager:
             error = self._wait_for_result(save)
             self._delete_own_messages()
             if error is not None:
-                raise DataError(error)
+                raise (LostPeerError if error.startswith(_LOST) else DataError)(error.removeprefix(_LOST))
 
     def poll(self) -> SaveReport | None:
         """Return the next finished save's report, on the first rank; None if there is none, and on other ranks."""
@@ -204,7 +206,7 @@ class CheckpointManager:
 
     def _claim_generation(self, resume: Path | str, allowed_locations: Sequence[str]) -> Checkpoint | None:
         try:
-            self._history = History(self._storage, self._retention)
+            self._history = History(self._storage, self._retention, needs_lock=self._needs_lock)
             checkpoint = self._history.claim(resume, self.world.size, self._retry_seconds, allowed_locations)
         except OSError as error:
             self.close(wait=False)
@@ -303,7 +305,9 @@ class CheckpointManager:
         )
         if files:  # then all ranks have begun this save, and none needs the result of the previous one
             self.world.store.delete(f"{self._key_prefix}/{save.number - 1}/result")
-        self.world.store.set(self._key(save, "result"), save.report.error or "")
+        # Whoever waits for the result must know that it is not about the storage.
+        prefix = _LOST if isinstance(error, LostPeerError) else ""
+        self.world.store.set(self._key(save, "result"), f"{prefix}{save.report.error or ''}")
 
     def _collect_files(self, save: "_BackgroundSave") -> list[CheckpointFile]:
         """Wait for all ranks to write their files; return the files, or raise if a rank could not write its own."""

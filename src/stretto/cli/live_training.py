@@ -48,14 +48,15 @@ def _train(
             run = Run(config, world, resume, allowed_locations=allowed_locations, recovery=recovery)
             train_and_show(run)
             return None
-        except StateLostError:
-            raise
         except LostPeerError as error:
             if world.is_rank_zero:
-                print(f"stretto: {error}; the others continue", file=sys.stderr, flush=True)
+                then = "" if isinstance(error, RanksChangeError | StateLostError) else "; the others continue"
+                print(f"stretto: {error}{then}", file=sys.stderr, flush=True)
+            if isinstance(error, StateLostError):
+                recovery.forget()
             if run is not None:
                 run.close()
-                recovery.leave(run.trainer)
+            recovery.leave()
             return type(error)
 
 

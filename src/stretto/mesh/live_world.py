@@ -4,7 +4,7 @@ import gc
 import os
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
@@ -48,6 +48,7 @@ class LiveWorld:
                 "or change the layout"
             )
         self.topology = topology
+        self.is_cancelled: Callable[[], bool] = lambda: False  # whether this process no longer waits to join
         self._launch_info, self._timeout = launch_info, timeout
         self._token = os.environ.get(TOKEN_VARIABLE) or new_token()
         self._device, self._backend = find_rank_device(launch_info, device)
@@ -101,9 +102,7 @@ class LiveWorld:
                         "can't be reached; restart the run"
                     ) from error
                 self._use_store(self._hosts.move())
-                self._rounds.needs_majority = True
                 continue
-            self._rounds.needs_majority = False
             try:
                 self._world = self._connect(self.round)
             except (LostPeerError, RuntimeError):
@@ -130,7 +129,10 @@ class LiveWorld:
             RankStore(store.in_scope("rounds").clone()), info.rank, info.size, self._arrange,
             self._timeout.total_seconds(), token=self._token, node=socket.gethostname(),
         )  # fmt: skip
+        self._rounds.is_cancelled = lambda: self.is_cancelled()
         if self._hosts is not None:
+            # With several stores, two parts of the run could decide without each other.
+            self._rounds.needs_majority = True
             self._rounds.has_moved = self._hosts.has_moved
             address = self._hosts.address
             self._launch_info = replace(info, address=address.host, port=address.port)

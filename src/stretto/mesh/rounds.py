@@ -18,7 +18,7 @@ was decided. The decision is one key of the store, and the first writer of it wi
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from stretto.base.errors import LostPeerError
@@ -112,8 +112,10 @@ class Rounds:
         self, store: RankStore, slot: int, size: int, arrange: Arrange, seconds: float, *, token: str, node: str
     ) -> None:
         self.slot, self.token = slot, token
-        self.needs_majority = False  # a round must have most members of the last one: the others may continue, too
+        # A round must have most members of the last one, or half of them with the first: others may continue elsewhere.
+        self.needs_majority = False
         self.has_moved: Callable[[], bool] = lambda: False  # whether the run is under way elsewhere
+        self.is_cancelled: Callable[[], bool] = lambda: False  # whether this process should no longer wait
         self._store, self._size, self._node = store, size, node
         self._arrange, self._seconds = arrange, seconds
 
@@ -174,6 +176,8 @@ class Rounds:
                 next_look = time.monotonic() + _LOOK_SECONDS
                 if self.has_moved():
                     raise MovedError("the run is under way elsewhere")
+            if not arrival.has_state and self.is_cancelled():
+                raise LostPeerError("this rank was stopped before it could join the others; start it again")
             if self._store.check([_ENDED_KEY]):
                 raise LostPeerError("the run has ended before this rank could join it; start it again")
             time.sleep(_PAUSE_SECONDS)
@@ -186,18 +190,29 @@ class Rounds:
         newcomers = [new for new in self._arrivals(number, has_state=False) if not self._is_dead(new.token)]
         # Of two processes in one slot, the later one replaces the earlier.
         here = {arrival.slot: arrival for arrival in (*self._arrivals(number, has_state=True), *newcomers)}
-        if last is None:
-            is_complete = len(here) == self._size
-        else:
-            missing = [member for member in last.members if member.slot not in here]
-            is_complete = all(member.slot in lost or self._is_dead(member.token) for member in missing)
+        members = tuple(here[slot] for slot in self._arrange(frozenset(here)))
+        has_state = any(arrival.has_state for arrival in here.values())
+        is_complete = len(here) == self._size
+        if last is not None:
+            # Those who can still come: they are waited for only if they would be part of the round.
+            missing = {
+                member.slot
+                for member in last.members
+                if member.slot not in here and member.slot not in lost and not self._is_dead(member.token)
+            }
+            is_complete = set(self._arrange(frozenset(here) | missing)) <= set(here)
+            # A round in which nobody knows anything must wait for those who do, if some are here.
+            is_complete &= not has_state or any(member.has_state for member in members)
         if not is_complete and not (has_waited and number):  # the first round has all
             return ()
-        if self.needs_majority and last is not None:
-            num_here = sum(member.slot in here and here[member.slot].token == member.token for member in last.members)
-            if 2 * num_here <= last.size:
-                return ()
-        return tuple(here[slot] for slot in self._arrange(frozenset(here)))
+        if self.needs_majority and last is not None and not self._has_majority(here, last):
+            return ()
+        return members
+
+    @staticmethod
+    def _has_majority(here: Mapping[int, Arrival], last: Round) -> bool:
+        is_here = [member.slot in here and here[member.slot].token == member.token for member in last.members]
+        return 2 * sum(is_here) > last.size or (2 * sum(is_here) == last.size and is_here[0])
 
     def _arrivals(self, number: int, *, has_state: bool) -> list[Arrival]:
         prefix = f"{number}/{_kind(has_state)}"

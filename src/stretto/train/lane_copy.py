@@ -43,9 +43,10 @@ class LaneCopy:
         if self._wait is not None:
             self._wait()
 
-    def finish(self) -> None:
-        """Keep what was received, because the step counts."""
-        self.rows, self._incoming, self._outgoing, self._wait = self._incoming, None, None, None
+    def finish(self, *, is_accepted: bool = True) -> None:
+        """Keep what was received, because the step counts; or else what was there before, if all ranks do that."""
+        self.rows = self._incoming if is_accepted else self.rows
+        self._incoming = self._outgoing = self._wait = None
 
     def disconnect(self) -> None:
         """Drop the connection to other ranks."""
@@ -62,4 +63,4 @@ def unpack_rows(rows: Tensor, into: Sequence[Tensor]) -> None:
     """Copy what `pack_rows` returned into tensors of the same shapes and dtypes."""
     parts = torch.split(rows, [tensor.nbytes // len(tensor) for tensor in into], dim=1)
     for part, tensor in zip(parts, into, strict=True):
-        tensor.copy_(part.contiguous().view(tensor.dtype).view(tensor.shape))
+        tensor.copy_(part.clone(memory_format=torch.contiguous_format).view(tensor.dtype).view(tensor.shape))

@@ -17,16 +17,18 @@ class LiveRecovery:
     trainer = ...                       made for recovery.live.world
     recovery.restore(trainer)           does nothing in a new run
     trainer.advance() ...               raises LostPeerError
-    recovery.leave(trainer)             then drop all that has connections
+    recovery.leave()                    then drop all that has connections
     recovery.regroup()                  the next round
     """
 
     def __init__(self, live: LiveWorld, copy_every: int = 0) -> None:
         self.live = live
+        live.is_cancelled = lambda: Request.STOP in self.requests
         self._copy_every = copy_every  # steps between copies of each rank's state; 0: none
         self._kept = KeptCopies()
         self._stage_copy: StageCopy | None = None
-        self._trainer: Trainer | None = None  # without its engine: it may have to finish a step
+        self._current: Trainer | None = None  # that was restored in this round
+        self._trainer: Trainer | None = None  # the last one, without its engine: it may have to finish a step
         self._memory: TrainerMemory | None = None
         self.requests: set[Request] = set()  # for the next trainer
         self._step, self._totals = -1, ""
@@ -47,19 +49,21 @@ class LiveRecovery:
     def _has_all_stages(self) -> bool:
         """Whether a rank of each stage has the state after the last step."""
         grid, holders = self.live.grid, set(self.round.holders)
-        return all(
-            any(grid.rank(replica, column) in holders for replica in range(grid.num_replicas))
-            for column in range(grid.num_stages)
-        )
+        return all(not holders.isdisjoint(grid.stage_ranks(stage)) for stage in range(grid.num_stages))
 
     @property
     def _rollback(self) -> Rollback | None:
         """The step to go back to if a stage is lost; None if there is none."""
         return Rollback.find(self.round, self.round.holders) if self._copy_every else None
 
-    def leave(self, trainer: Trainer) -> None:
-        """Close a trainer's connections, and keep its state."""
-        self.requests |= {request for request in Request if trainer.is_pending(request)} - {Request.REGROUP}
+    def leave(self) -> None:
+        """Close the connections of the trainer that was restored in this round, if there is one, and keep its state."""
+        trainer, self._current = self._current, None
+        if trainer is None:
+            return
+        # A request that all ranks know of may not have been fulfilled.
+        requests = {request for request in Request if trainer.is_pending(request) or request in trainer.requested}
+        self.requests |= requests - {Request.REGROUP}
         trainer.disconnect()
         self._stage_copy = None
         self._trainer, self._step = trainer, trainer.step
@@ -79,7 +83,7 @@ class LiveRecovery:
         trainer, self._trainer = self._trainer, None
         if self.live.world.rank not in new.holders:
             # This rank is new, or the others have continued without it.
-            self._memory, self._step, self._totals, self._report = None, -1, "", None
+            self.forget()
         elif trainer is not None:
             newest = new.newest
             assert newest is not None, "this rank is a holder"
@@ -107,11 +111,20 @@ class LiveRecovery:
             trainer.restore_from(PeerMemory.find(mesh, memory, range(mesh.world.size)))
         trainer.copy_lanes()
         if ring is not None:
-            self._kept.slot = self.round.slots[ring.kept]
+            self._kept.keep_for(self.round.slots[ring.kept])
             self._stage_copy = StageCopy(ring, self._copy_every, self._kept)
         mesh.world.barrier()  # all have what they need, so nobody has to keep more
-        self._memory = None
-        for request in self.requests:
-            trainer.request(request)
-        self.requests.clear()
+        self._memory, self._current = None, trainer
+        self.pass_requests()
         return can_restore
+
+    def pass_requests(self) -> None:
+        """Make the requests that came while there was no trainer."""
+        assert self._current is not None, "restore() comes first"
+        for request in self.requests:
+            self._current.request(request)
+        self.requests.clear()
+
+    def forget(self) -> None:
+        """Drop what this rank has in memory, because other parts of it are lost."""
+        self._memory, self._step, self._totals, self._report = None, -1, "", None

@@ -97,8 +97,6 @@ class LiveTrainer:
         while self._report is None:
             try:
                 self._report = self._take_step()
-            except StateLostError:
-                raise
             except LostPeerError as error:
                 _log.warning("%s; continuing without it", error)
             if self._report is None:
@@ -118,8 +116,8 @@ class LiveTrainer:
 
     def _change_ranks(self, *, is_planned: bool) -> None:
         assert self._recovery is not None
-        self._recovery.leave(self.trainer)
         self._trainer = None
+        self._recovery.leave()
         self._start(is_planned=is_planned)
         _log.info("now %s", pluralize(self.num_replicas, "replica"))
 
@@ -131,10 +129,13 @@ class LiveTrainer:
             is_planned = self._is_planned = False
             try:
                 self._trainer = self._make_restored()
-            except StateLostError:
-                raise
+            except StateLostError as error:
+                _log.warning("%s", error)
+                self._recovery.forget()
             except LostPeerError as error:
                 _log.warning("%s; continuing without it", error)
+            if self._trainer is None:
+                self._recovery.leave()
 
     def _make_restored(self) -> Trainer:
         assert self._recovery is not None

@@ -42,7 +42,7 @@ class TrainerMemory:
     def describe(self) -> str:
         """Return what a rank without memory must know, as text."""
         infos = {name: [str(tensor.dtype)[6:], self.full_shapes[name]] for name, tensor in self.tensors.items()}
-        return json.dumps([self.training_state.model_dump(mode="json"), infos, self.lanes is not None])
+        return json.dumps([infos, self.lanes is not None])
 
     def dump(self) -> Tensor:
         """Return a copy of it as bytes in CPU memory, without the lanes of another replica."""
@@ -88,12 +88,14 @@ class PeerMemory:
     def find(mesh: Mesh, memory: TrainerMemory | None, holders: Sequence[int]) -> "PeerMemory":
         """Return what the ranks of a mesh have; they all call this. Each stage has at least one of the holders."""
         copies, own_index = mesh.copies_of(holders), mesh.copy_index
+        # All ranks take the training state of one: they may have lost a peer before or after they recorded a score.
+        state = mesh.world.broadcast_text("" if memory is None else memory.training_state.model_dump_json(), holders[0])
         text = "" if memory is None else memory.describe()
-        state, infos, has_lanes = json.loads(_broadcast_text(mesh, text if own_index == copies[0] else "", copies[0]))
+        infos, has_lanes = json.loads(_broadcast_text(mesh, text if own_index == copies[0] else "", copies[0]))
         named = {name: _Info(dtype, tuple(shape)) for name, (dtype, shape) in infos.items()}
         if has_lanes:
             named["lanes."] = _Info("uint8", ())
-        return PeerMemory(memory, holders, TrainingState.model_validate_json(json.dumps(state)), named)
+        return PeerMemory(memory, holders, TrainingState.model_validate_json(state), named)
 
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self.infos

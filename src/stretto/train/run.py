@@ -13,7 +13,7 @@ from stretto.base.errors import DivergedError, SavedInterrupt
 from stretto.base.run_folder import CONFIG, RunFolder
 from stretto.base.tf32 import use_tf32
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
-from stretto.checkpoint.lock import FolderLock
+from stretto.checkpoint.lock import FolderLock, try_lock
 from stretto.checkpoint.manager import CheckpointManager
 from stretto.checkpoint.manifest import RunInfo
 from stretto.config.run import RunConfig
@@ -94,7 +94,7 @@ class Run:
         )
         self._policy = SavePolicy(config.save, config.run.eval_every, has_validation=self.valid is not None)
         self._run_info = RunInfo(
-            config=config.model_dump(mode="json"), layout=str(config.layout), data=inputs.train.digest
+            config=self._launched_config.model_dump(mode="json"), layout=str(config.layout), data=inputs.train.digest
         )
         self._spec_files = data_spec_files(self.data_spec)
         self.checkpoints = CheckpointManager(
@@ -104,6 +104,7 @@ class Run:
             keep_every=config.save.keep_every,
             keep_best=config.save.keep_best,
             retry_seconds=config.data.retry_seconds,
+            needs_lock=not self.is_recovered,
         )
         self._lock = self._lock_folder() if self.world.is_rank_zero else None
         try:
@@ -158,6 +159,8 @@ class Run:
                 on_interrupt(interrupt),
                 use_tf32(self.config.run.tf32),
             ):
+                if self._recovery is not None:
+                    self._recovery.pass_requests()
                 if not self.world.is_rank_zero:
                     yield from self._train_without_log(on_window)
                     return
@@ -204,6 +207,8 @@ class Run:
 
     def _train(self, on_window: OnWindow) -> Generator[Event | NodeReport]:
         trainer = self.trainer
+        if self.is_recovered and trainer.is_done:
+            self._save(wait=True)  # the rank that was lost may not have written its part
         if trainer.is_done and self._unfinished.lacks_weights:
             self._save_weights()
         if self._unfinished.lacks_evaluation:
@@ -353,14 +358,24 @@ class Run:
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self.folder.log.touch()  # raises now if the log can't be written
             # Without save.to the checkpoints are in this folder, and their lock protects it.
-            return None if self.config.save.to is None else FolderLock(self.folder.path)
+            if self.config.save.to is None:
+                return None
+            return try_lock(self.folder.path) if self.is_recovered else FolderLock(self.folder.path)
+
+    @property
+    def _launched_config(self) -> RunConfig:
+        """The config with all replicas that were launched, of which some may be lost."""
+        if self._recovery is None:
+            return self.config
+        layout = self.config.layout.model_copy(update={"replicas": self._recovery.live.topology.num_replicas})
+        return self.config.model_copy(update={"layout": layout})
 
     def _prepare_folder(self) -> None:
         if not self.trainer.is_done:
             # A finished run that now continues for more steps must not leave its old weights as the final ones.
             with self.folder.explain_write_errors():
                 self.folder.weights.unlink(missing_ok=True)
-        for name, content in {CONFIG: dump_config(self.config).encode(), **self._spec_files}.items():
+        for name, content in {CONFIG: dump_config(self._launched_config).encode(), **self._spec_files}.items():
             self.folder.write(name, content)
 
 

@@ -35,6 +35,11 @@ class KeptCopies:
         """Return what is kept, for the other ranks."""
         return {"own": sorted(self.own), "other": sorted(self.other), "slot": self.slot}
 
+    def keep_for(self, slot: int) -> None:
+        """Keep the copies of another slot from now on."""
+        if slot != self.slot:
+            self.slot, self.other = slot, {}
+
 
 class StageCopy:
     """Copies a trainer's state after every `every` steps, in the background."""
@@ -55,8 +60,9 @@ class StageCopy:
         self._thread.start()
 
     def _send(self, step: int, content: Tensor) -> None:
+        kept = self._kept.other  # another dict if the ranks change meanwhile
         with suppress(Exception):  # a rank is lost, which the main thread notices
-            _keep(self._kept.other, step, self._ring.exchange(content))
+            _keep(kept, step, self._ring.exchange(content))
 
 
 def _keep(copies: dict[int, Tensor], step: int, content: Tensor) -> None:

@@ -442,7 +442,7 @@ class Trainer:
         self.step += 1
         self._computed, self._totals = None, totals
         if self.lane_copy is not None:
-            self.lane_copy.finish()
+            self.lane_copy.finish(is_accepted=state is computed.state)
         if self.is_done or Request.STOP in self.requested:
             # Ends its worker processes: a rank that stops may exit without waiting for them.
             self._reader = None

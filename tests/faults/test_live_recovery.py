@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers.train_process import STEPS, TrainProcess
+from stretto.checkpoint import find_checkpoint
 
 GRIDS = [(2, 1), (3, 1), (2, 2), (1, 2)]
 
@@ -55,6 +56,7 @@ def test_survivors_keep_their_processes(
     assert code == 0, output
     assert f"rank {victim} was killed by SIGKILL; the others continue" in output
     assert losses(run.folder) == pytest.approx(expected, rel=1e-3)
+    assert find_checkpoint(run.folder).manifest.training_state.step == STEPS
     if grid == (1, 2):
         assert "from the ranks' memory" in output, "not from a checkpoint"
 
