@@ -26,7 +26,7 @@ PAGES = {
     "stretto.serve": "Using a trained model",
     "stretto.exchange": "Import and export",
     "stretto.report": "Reports",
-    "stretto.launch": "Checking a machine",
+    "stretto.launch": "Machines and clusters",
     "stretto.testing": "Checks for your own tests",
 }
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "report": "write an HTML page about a run, or a comparison of runs",
     "show": "show what a run or a checkpoint holds, and verify its checksums",
     "verify": "check that the layout of a run gives the same results as one rank",
+    "manifest": "print a Kubernetes manifest that runs a TOML file on several nodes",
     "schema": "print the JSON schema of the TOML file, for editors",
     "completion": "print a completion script for bash, zsh or tcsh",
 }

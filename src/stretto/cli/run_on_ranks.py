@@ -7,7 +7,8 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
-from stretto.base.errors import LostPeerError
+from stretto.base.errors import LostPeerError, MeshError
+from stretto.base.units import pluralize
 from stretto.cli.automatic_layout import choose_layout_locally, choose_layout_on_ranks, layout_arguments
 from stretto.cli.rank_exit import exit_on_error
 from stretto.cli.views.console import make_console
@@ -17,6 +18,7 @@ from stretto.launch.parent_exit import exit_when_launcher_dies
 from stretto.mesh.join import world
 from stretto.mesh.launch_info import find_launch_info
 from stretto.mesh.live_world import LiveWorld, live_world
+from stretto.mesh.node_info import NodeInfo, find_node_info
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.train.build import build_inputs, fit_to_ranks
@@ -45,6 +47,9 @@ def run_on_ranks(config: RunConfig, command: RankCommand) -> None:
     if (launch_info := find_launch_info(os.environ)) is not None:
         _run_as_rank(fit_to_ranks(config, launch_info.size), command)
         return
+    if (node := find_node_info(os.environ)) is not None:
+        _launch_node(config, command, node)
+        return
     if config.layout.auto:
         # Report errors before minutes are spent on measuring.
         command.check(config.model_copy(update={"layout": Layout()}))
@@ -67,6 +72,7 @@ def _launch(config: RunConfig, command: RankCommand) -> None:
             config.layout.num_ranks,
             command.arguments,
             max_restarts=_DEFAULT_RESTARTS if command.max_restarts is None else command.max_restarts,
+            grace_seconds=config.run.grace_seconds,
             progress=command.progress or (lambda: newest_checkpoint_name(config)),
             on_message=lambda message: print(f"stretto: {message}", file=sys.stderr, flush=True),
             is_live=_is_live(config, command),
@@ -78,6 +84,24 @@ def _launch(config: RunConfig, command: RankCommand) -> None:
     finally:
         # A rank that was killed during its live view leaves the cursor hidden.
         make_console().show_cursor()
+
+
+def _launch_node(config: RunConfig, command: RankCommand, node: NodeInfo) -> None:
+    """Launch the ranks of this node, one of several, and wait for them. After a failure, all nodes must be restarted.
+
+    As under other launchers of several nodes, the ranks check the config, and one of them reports an error.
+    """
+    from stretto.launch.local import launch_local
+    from stretto.launch.node_rendezvous import NodeRendezvous
+
+    layout = config.layout
+    if layout.num_ranks != node.num_ranks and not layout.auto and not layout.elastic:
+        raise MeshError(
+            f"the layout needs {pluralize(layout.num_ranks, 'rank')}, but {node.num_nodes} nodes with "
+            f"{node.ranks_per_node} ranks each have {node.num_ranks}; change the layout, or set layout.elastic"
+        )
+    nodes = NodeRendezvous(node, timedelta(seconds=config.run.timeout))
+    launch_local(node.ranks_per_node, command.arguments, grace_seconds=config.run.grace_seconds, nodes=nodes)
 
 
 def _run_as_rank(config: RunConfig, command: RankCommand) -> None:

@@ -23,6 +23,9 @@ _SPLIT_TEXT = BeforeValidator(
 Names = Annotated[tuple[str, ...], Field(strict=False), _SPLIT_TEXT]
 OptionalNames = Annotated[tuple[str, ...] | None, Field(strict=False), _SPLIT_TEXT]
 
+GRACE_SECONDS = 60
+"""The default of `run.grace_seconds`."""
+
 
 class DataConfig(StrictModel):
     """The data, and how it is split into windows. A prefix such as `lanes:` says which feeds or data a field is for."""
@@ -136,6 +139,15 @@ class RunSettings(StrictModel):
     max_restarts: int | None = Field(None, ge=0)
     """Maximum number of restarts after a lost rank; a new checkpoint resets the count. By default 3 if `stretto train`
     launches several ranks, else 0."""
+    grace_seconds: int = Field(GRACE_SECONDS, ge=1)
+    """How long `stretto train` waits, after SIGTERM, for the ranks that it has launched to save; then it kills them.
+    Set it to a little less than what your cluster leaves between SIGTERM and SIGKILL. `stretto manifest` gives pods 10
+    seconds more than this. torchrun and srun have settings of their own."""
+    notice_command: str | None = None
+    """A command that the first rank of each node runs every `notice_seconds`, without a shell. If it exits with 0, the
+    node will be taken away soon, as clouds announce for spot machines: the run saves and stops, as after SIGTERM."""
+    notice_seconds: float = Field(5.0, gt=0, allow_inf_nan=False)
+    """Seconds between two calls of `notice_command`, which is killed after 10 seconds."""
 
 
 class SaveConfig(StrictModel):

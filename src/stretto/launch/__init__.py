@@ -1,4 +1,4 @@
-"""Starts ranks on this machine, and checks the machines that ranks run on."""
+"""Starts ranks, checks the machines that they run on, and writes Kubernetes manifests."""
 
 from stretto.base.lazy import lazy_exports
 

@@ -1,4 +1,4 @@
-"""Starts, monitors and restarts the ranks of one machine, with torch's elastic agent."""
+"""Starts, monitors and restarts the ranks of this machine, with torch's elastic agent."""
 
 import logging
 import os
@@ -14,17 +14,17 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from stretto.base.errors import FencedError, LostPeerError, StrettoError
 from stretto.base.scratch import make_scratch_folder
+from stretto.config.run import GRACE_SECONDS
 from stretto.launch.elastic_agent import ElasticAgent
 from stretto.launch.live_agent import LiveAgent, rank_command
 from stretto.launch.loopback import LoopbackRendezvous
+from stretto.launch.node_rendezvous import NodeRendezvous
 from stretto.launch.parent_exit import PREEMPTED_EXIT_CODE
 from stretto.mesh.join import check_backend_variable
 from stretto.mesh.launcher_watch import LAUNCHER_PID_VARIABLE
 from stretto.mesh.secret import SECRET_VARIABLE, new_secret
 from stretto.train.signals import PREEMPTION_SIGNALS
 
-# Preempted ranks have this many seconds to save.
-GRACE_SECONDS = 60
 # The agent forwards these signals to the ranks, which save and exit on SIGTERM and SIGUSR1.
 _FORWARDED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1)
 # Exit codes after which a restart is useless or unwanted: user errors, a newer launch of the run, Ctrl-C.
@@ -44,15 +44,19 @@ def launch_local(
     arguments: Sequence[str],
     *,
     max_restarts: int = 0,
+    grace_seconds: int = GRACE_SECONDS,
     progress: Callable[[], object] = lambda: None,
     on_message: Callable[[str], None] = lambda message: None,
     is_live: bool = False,
+    nodes: NodeRendezvous | None = None,
 ) -> None:
     """Run `stretto ARGUMENTS` on `num_ranks` ranks of this machine; return when all are done.
 
     When a rank is lost, all ranks are restarted, and `on_message` is called with the reason. After `max_restarts`
     restarts in a row without progress (a new value from `progress`), losing a rank again ends the run. With `is_live`,
-    only the lost rank is replaced, as often, and the others continue meanwhile.
+    only the lost rank is replaced, as often, and the others continue meanwhile. After a preemption signal, ranks have
+    `grace_seconds` to save. With `nodes`, the ranks of several machines work together, each machine has its own
+    launcher, and `max_restarts` must be 0.
     """
     check_backend_variable()
     # The agent logs each failure at length; `on_message` and our errors say what the user needs to know.
@@ -63,24 +67,24 @@ def launch_local(
     policy = _RestartPolicy(max_restarts, progress, on_message, is_live=is_live)
     agent: ElasticAgent | LiveAgent
     if is_live:
-        agent = LiveAgent(num_ranks, command, policy, max_restarts, _FORWARDED_SIGNALS, grace_seconds=GRACE_SECONDS)
+        agent = LiveAgent(num_ranks, command, policy, max_restarts, _FORWARDED_SIGNALS, grace_seconds=grace_seconds)
     else:
         spec = WorkerSpec(
             role="stretto",
             local_world_size=num_ranks,
             entrypoint=command[0],
             args=tuple(command[1:]),
-            rdzv_handler=LoopbackRendezvous(),
+            rdzv_handler=nodes or LoopbackRendezvous(),
             max_restarts=max_restarts,
             monitor_interval=0.1,
         )
         # No log files: the ranks share our output.
-        agent = ElasticAgent(spec, DefaultLogsSpecs(os.devnull), policy, grace_seconds=GRACE_SECONDS)
+        agent = ElasticAgent(spec, DefaultLogsSpecs(os.devnull), policy, grace_seconds=grace_seconds)
     try:
         # Temporary files of killed ranks are removed with this folder.
         with (
             make_scratch_folder() as folder,
-            _set_environment(_rank_environment(num_ranks, folder)),
+            _set_environment(_rank_environment(num_ranks, folder, is_single_node=nodes is None)),
             _restore_signal_handlers(),
         ):
             result = agent.run()
@@ -90,19 +94,22 @@ def launch_local(
         raise _failure_error(result)
 
 
-def _rank_environment(num_ranks: int, scratch_folder: str) -> dict[str, str]:
-    """Return the environment variables of the ranks and the agent. The first three keep the values a user has set."""
+def _rank_environment(num_ranks: int, scratch_folder: str, *, is_single_node: bool) -> dict[str, str]:
+    """Return the environment variables of the ranks and the agent; threads and interfaces can be set by the user."""
     num_threads = str(max(1, (os.cpu_count() or 1) // num_ranks))
-    return {
+    variables = {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", num_threads),
-        "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"),
         # Otherwise torch prints a stack trace for each connection to a lost rank.
         "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "FATAL"),
         "TMPDIR": scratch_folder,
         LAUNCHER_PID_VARIABLE: str(os.getpid()),
-        SECRET_VARIABLE: new_secret(),  # other users of this machine can connect to the store, but can't read this
         "TORCHELASTIC_SIGNALS_TO_HANDLE": ",".join(number.name for number in _FORWARDED_SIGNALS),
     }
+    if is_single_node:
+        variables["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        # Other users of this machine can connect to the store, but can't read this.
+        variables[SECRET_VARIABLE] = new_secret()
+    return variables
 
 
 @contextmanager

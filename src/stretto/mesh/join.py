@@ -62,7 +62,7 @@ def world(
         )
     if launch_info.size == 1:
         with watch_launcher(launcher):
-            yield World(rank=0, size=1, device=find_device(device))
+            yield World(rank=0, size=1, device=find_device(device), launcher=launcher)
         return
     folder = None if secret_folder is None else Path(secret_folder)
     with watch_launcher(launcher), _join_ranks(launch_info, device, timeout, folder) as joined:
@@ -174,7 +174,10 @@ def connect_ranks(
             launch_info.rank, liveness.tree.parent, liveness.tree.connect_error,
         )  # fmt: skip
     messages = RankStore(own_store.in_scope("messages"))
-    joined = World(launch_info.rank, launch_info.size, device, liveness, messages, timeout, launch_info.local_size)
+    joined = World(
+        launch_info.rank, launch_info.size, device, liveness, messages, timeout, launch_info.local_size,
+        launch_info.local_rank,
+    )  # fmt: skip
     launcher = find_launcher(os.environ, launch_info)
     if launcher is not None and not launcher.has_ended:  # a rank may pass the variables on to ranks of its own
         joined = replace(joined, launcher=launcher)

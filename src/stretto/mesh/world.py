@@ -50,6 +50,7 @@ class World:
     store: RankStore = field(default_factory=lambda: RankStore(SignedStore(HashStore())))
     timeout: timedelta = TIMEOUT
     local_size: int = 1  # number of ranks on this node
+    local_rank: int = 0  # among them
     watchdog: Watchdog | None = None  # ends this rank if it waits for a lost one; None with gloo, which raises errors
     launcher: Launcher | None = None  # the parent process, if this rank ends when that has ended
     topology: Topology | None = None  # set by `Mesh`, so that errors name the replica and stage of a rank

@@ -1,0 +1,1 @@
+"""Manifests that run a config on the nodes of a Kubernetes cluster."""
