@@ -1,4 +1,4 @@
-"""Real Slurm: a task of srun is a rank, and a preempted job resumes when it is queued again."""
+"""Real Slurm: a task of srun is a rank, and a job that ends in any way but one is queued again and resumes."""
 
 import contextlib
 import json
@@ -7,32 +7,40 @@ import re
 import signal
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from helpers.slurm_cluster import Slurm, slurm
 from stretto.checkpoint.checkpoint import find_checkpoint
+from stretto.cli.main import main
 from stretto.data import Corpus
 from stretto.mesh.launch_info import first_host
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(90)]
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "run-on-a-cluster.md"
 # What the page requests from its cluster; replaced by what this machine has.
-REQUESTED = "--nodes=2 --ntasks-per-node=8 --gpus-per-node=8 --cpus-per-task=8"
-RUN = "stretto train run.toml --layout.replicas 16"
+REQUESTED = "--ntasks-per-node=8 --gpus-per-node=8 --cpus-per-task=8"
+RUN = "stretto train run.toml"
+STEPS = 600
+LAYOUT = ("--layout.replicas", "2", "--save.every", "10")
 
 
-def script_of_the_page(command: list[str]) -> str:
-    """The batch script that docs/how-to/run-on-a-cluster.md shows, with a different command."""
-    (script,) = re.findall(r"^```text\n(#!/bin/bash\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert REQUESTED in script and f"srun --kill-on-bad-exit=0 --wait=120 {RUN}" in script
-    return str(script).replace(REQUESTED, "--nodes=2 --ntasks=2").replace(RUN, " ".join(command))
+def script_of_the_page(command: list[str], heading: str = "## Slurm", tasks_per_node: int = 1) -> str:
+    """The first batch script after a heading of docs/how-to/run-on-a-cluster.md, with a different command."""
+    section = PAGE.read_text().partition(f"\n{heading}\n")[2]
+    script = re.findall(r"^```text\n(#!/bin/bash\n.*?)^```", section, re.MULTILINE | re.DOTALL)[0]
+    assert REQUESTED in script and script.count(RUN) == 1
+    # The options after RUN are those of the page's layout.
+    script = re.sub(rf"{RUN}( --layout\.\S+ \S+)*", lambda _: " ".join(command), str(script))
+    script = script.replace(REQUESTED, f"--ntasks-per-node={tasks_per_node}")
+    return script.replace("nodes * 8", f"nodes * {tasks_per_node}")
 
 
-def train(data: str, folder: Path, steps: int, *options: str) -> list[str]:
-    config = folder.parent / "run.toml"
+def train(data: str, folder: Path | str, steps: int, *options: str) -> list[str]:
+    config = Path(data).parent / "run.toml"
     config.write_text(
         f'[data]\ntrain = "{data}"\nlanes = 6\nwindow = 24\n[model]\nhidden = 24\nlayers = 2\n[run]\ntimeout = 60\n'
     )
@@ -43,6 +51,14 @@ def train(data: str, folder: Path, steps: int, *options: str) -> list[str]:
 def losses(folder: Path) -> list[float]:
     rows = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
     return [row["loss"] for row in rows if row["kind"] == "step"]
+
+
+@pytest.fixture(scope="module")
+def expected(byte_corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+    """The losses of an uninterrupted run on one rank."""
+    folder = tmp_path_factory.mktemp("one") / "run"
+    assert main(train(byte_corpus.location, folder, STEPS)[3:]) == 0
+    return losses(folder)
 
 
 @pytest.mark.short
@@ -61,41 +77,140 @@ def test_tasks_of_srun_are_ranks_with_the_losses_of_one_rank(byte_corpus: Corpus
     assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
 
 
-@pytest.mark.slow
-def test_a_preempted_job_is_queued_again_and_resumes(byte_corpus: Corpus, tmp_path: Path) -> None:
-    options = ["--layout.replicas", "2", "--save.every", "10"]
-    with slurm(tmp_path / "slurm") as cluster:
-        script = tmp_path / "job.sh"
-        command = train(byte_corpus.location, tmp_path / "run", 400, *options)
-        script.write_text(script_of_the_page(command))
-        job = cluster.run("sbatch", "--parsable", f"--output={tmp_path}/output", str(script)).strip()
-        await_steps(tmp_path / "run", 20)
-        # To the tasks, not to the script that started them.
-        cluster.run("scancel", "--signal=USR1", job)
-        await_job(cluster, job, tmp_path / "output")
-    output = (tmp_path / "output").read_text()
-    assert "that step is saved, so start again to resume" in output, output
-    assert "resume  after step" in output and "done: config, log" in output, output
-    assert len(losses(tmp_path / "run")) == find_checkpoint(tmp_path / "run").manifest.training_state.step == 400
+def kill_a_rank(number: signal.Signals) -> Callable[[Slurm, str, Path], None]:
+    return lambda cluster, job, folder: os.kill(find_task(folder, rank=1), number)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGABRT])
-def test_a_job_of_which_a_task_was_killed_is_queued_again_and_resumes(
-    number: signal.Signals, byte_corpus: Corpus, tmp_path: Path
+def signal_the_tasks(cluster: Slurm, job: str, folder: Path) -> None:
+    cluster.run("scancel", "--signal=USR1", job)  # to the tasks, not to the script that started them
+
+
+def lose_a_node(cluster: Slurm, job: str, folder: Path) -> None:
+    cluster.lose_node("n2")
+    await_state(cluster, job, "PENDING")
+    cluster.start_node("n2")
+
+
+def requeue(cluster: Slurm, job: str, folder: Path) -> None:
+    cluster.run("scontrol", "requeue", job)
+
+
+def preempt(cluster: Slurm, job: str, folder: Path) -> None:
+    cluster.run("srun", "--partition=urgent", "--nodes=2", "--exclusive", "sleep", "1")
+
+
+DEATHS = {
+    "SIGKILL of a rank": kill_a_rank(signal.SIGKILL),
+    "SIGABRT of a rank": kill_a_rank(signal.SIGABRT),
+    "USR1": signal_the_tasks,
+    "node failure": lose_a_node,
+    "scontrol requeue": requeue,
+    "preemption": preempt,
+}
+
+
+@pytest.mark.parametrize("death", DEATHS)
+def test_a_job_is_queued_again_after_every_kind_of_death_and_resumes(
+    death: str, byte_corpus: Corpus, expected: list[float], tmp_path: Path
 ) -> None:
-    options = ["--layout.replicas", "2", "--save.every", "10"]
+    output = tmp_path / "output"
     with slurm(tmp_path / "slurm") as cluster:
         script = tmp_path / "job.sh"
-        script.write_text(script_of_the_page(train(byte_corpus.location, tmp_path / "run", 100, *options)))
-        job = cluster.run("sbatch", "--parsable", f"--output={tmp_path}/output", str(script)).strip()
+        script.write_text(script_of_the_page(train(byte_corpus.location, tmp_path / "run", STEPS, *LAYOUT)))
+        job = cluster.submit(script, output)
         await_steps(tmp_path / "run", 20)
-        os.kill(find_task(tmp_path / "run", rank=1), number)
-        await_job(cluster, job, tmp_path / "output")
-    output = (tmp_path / "output").read_text()
-    assert re.search(r"srun: error: n\d: task 1: (Killed|Aborted)", output), output
-    assert "resume  after step" in output and "done: config, log" in output, output
-    assert find_checkpoint(tmp_path / "run").manifest.training_state.step == 100
+        DEATHS[death](cluster, job, tmp_path / "run")
+        assert cluster.await_end(job) == "COMPLETED", output.read_text()
+    text = output.read_text()
+    assert "resume  after step" in text and "done: config, log" in text, text
+    saves = death in ("USR1", "scontrol requeue", "preemption")
+    assert ("that step is saved, so start again to resume" in text) == saves, text
+    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
+    assert find_checkpoint(tmp_path / "run").manifest.training_state.step == STEPS
+
+
+def test_a_job_saves_before_its_time_limit_and_continues_in_the_next(byte_corpus: Corpus, tmp_path: Path) -> None:
+    output = tmp_path / "output"
+    with slurm(tmp_path / "slurm") as cluster:
+        script = tmp_path / "job.sh"
+        command = train(byte_corpus.location, tmp_path / "run", 10**6, "--layout.replicas", "2", "--save.minutes", "0")
+        script.write_text(script_of_the_page(command).replace("USR1@120", "USR1@70"))
+        # Slurm looks every 30 s, and sends the signal up to 30 s early: here 20 to 50 s after the job has started.
+        job = cluster.submit(script, output, "--time=2")
+        await_steps(tmp_path / "run", 1)
+        await_state(cluster, job, "PENDING", seconds=60)
+        saved = find_checkpoint(tmp_path / "run").manifest.training_state.step
+        cluster.start_now(job)
+        await_steps(tmp_path / "run", saved + 20)
+        cluster.run("scancel", job)
+    text = output.read_text()
+    assert f"stopped after step {saved}, as requested; that step is saved" in text, text
+    assert f"resume  after step {saved:,}" in text, text
+
+
+def test_tasks_of_an_array_are_runs_of_their_own(byte_corpus: Corpus, expected: list[float], tmp_path: Path) -> None:
+    output = tmp_path / "output-%a"
+    with slurm(tmp_path / "slurm") as cluster:
+        script = tmp_path / "job.sh"
+        command = train(byte_corpus.location, f"{tmp_path}/runs/$SLURM_ARRAY_TASK_ID", STEPS, *LAYOUT)
+        script.write_text(script_of_the_page(command))
+        job = cluster.submit(script, output, "--array=1-2")
+        for task in ("1", "2"):
+            await_steps(tmp_path / "runs" / task, 20)
+        os.kill(find_task(tmp_path / "runs" / "1", rank=1), signal.SIGKILL)
+        # Task 2 is not disturbed; task 1 is queued again.
+        until = time.monotonic() + 60
+        while cluster.await_end(f"{job}_1", 5) != "COMPLETED" and time.monotonic() < until:
+            pass
+        assert cluster.await_end(job).split() == ["COMPLETED", "COMPLETED"]
+    texts = {task: (tmp_path / f"output-{task}").read_text() for task in ("1", "2")}
+    assert "resume  after step" in texts["1"] and "resume  after step" not in texts["2"], texts
+    for task in texts:
+        assert losses(tmp_path / "runs" / task) == pytest.approx(expected, rel=1e-5)
+
+
+def test_tasks_of_an_array_continue_one_run_one_after_the_other(
+    byte_corpus: Corpus, expected: list[float], tmp_path: Path
+) -> None:
+    output = tmp_path / "output-%a"
+    with slurm(tmp_path / "slurm") as cluster:
+        script = tmp_path / "job.sh"
+        command = train(byte_corpus.location, tmp_path / "run", STEPS, *LAYOUT)
+        text = script_of_the_page(command, "### Array jobs")
+        assert "--array=1-10%1" in text and "requeue" not in text
+        script.write_text(text.replace("1-10%1", "1-3%1"))
+        job = cluster.submit(script, output)
+        await_steps(tmp_path / "run", 20)
+        os.kill(find_task(tmp_path / "run", rank=1), signal.SIGUSR1)
+        assert sorted(cluster.await_end(job).split()) == ["COMPLETED", "COMPLETED", "FAILED"]
+    first, second, third = ((tmp_path / f"output-{task}").read_text() for task in (1, 2, 3))
+    assert "that step is saved" in first and "resume  after step" in second and "done: config, log" in second
+    assert f"already done, at step {STEPS}" in third
+    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("how", ["a node fails", "the job is made smaller"])
+def test_a_job_whose_allocation_shrinks_continues_on_the_remaining_nodes(
+    how: str, byte_corpus: Corpus, expected: list[float], tmp_path: Path
+) -> None:
+    output = tmp_path / "output"
+    with slurm(tmp_path / "slurm") as cluster:
+        script = tmp_path / "job.sh"
+        options = ("--layout.replicas", "4", "--layout.elastic", "true", "--save.every", "10")
+        command = train(byte_corpus.location, tmp_path / "run", STEPS, *options)
+        script.write_text(script_of_the_page(command, "### Fewer nodes", tasks_per_node=2))
+        job = cluster.submit(script, output)
+        await_steps(tmp_path / "run", 20)
+        if how == "a node fails":
+            cluster.lose_node("n2")
+        else:
+            cluster.run("scontrol", "update", f"JobId={job}", "NumNodes=1")
+        assert cluster.await_end(job) == "COMPLETED", output.read_text()
+        assert "Restarts=0" in cluster.run("scontrol", "show", "job", job)
+    text = output.read_text()
+    rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
+    assert [row["ranks"] for row in rows if row["kind"] == "start"] == [4, 2], text
+    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_job_is_not_queued_again_after_a_mistake_in_the_config(byte_corpus: Corpus, tmp_path: Path) -> None:
@@ -104,8 +219,8 @@ def test_a_job_is_not_queued_again_after_a_mistake_in_the_config(byte_corpus: Co
         command = train(byte_corpus.location, tmp_path / "run", 4, "--layout.replicas", "2", "--data.lanes", "1")
         # The second task reads the config later, as when its node is slower to import torch.
         script.write_text(script_of_the_page(["bash", "-c", f"'sleep $SLURM_PROCID; {' '.join(command)}'"]))
-        job = cluster.run("sbatch", "--parsable", f"--output={tmp_path}/output", str(script)).strip()
-        assert await_end(cluster, job) == "FAILED"
+        job = cluster.submit(script, tmp_path / "output")
+        assert cluster.await_end(job) == "FAILED"
         assert "ExitCode=2:0" in cluster.run("scontrol", "show", "job", job)
     assert (tmp_path / "output").read_text().count("stretto: error:") >= 1
 
@@ -117,9 +232,27 @@ def test_a_job_that_fails_again_and_again_is_not_queued_forever(tmp_path: Path) 
         text = script_of_the_page(["bash", "-c", f"'echo $SLURM_PROCID >> {begun}; kill -9 $$'"])
         assert text.count("-lt 20 ]") == 1
         script.write_text(text.replace("-lt 20 ]", "-lt 2 ]"))
-        job = cluster.run("sbatch", "--parsable", f"--output={tmp_path}/output", str(script)).strip()
-        assert await_end(cluster, job) == "FAILED"
+        job = cluster.submit(script, tmp_path / "output")
+        assert cluster.await_end(job) == "FAILED"
     assert begun.read_text().split().count("0") == 3  # the first start, and two more
+
+
+def test_no_process_of_a_job_outlives_its_cluster(tmp_path: Path) -> None:
+    with slurm(tmp_path / "slurm") as cluster:
+        script = tmp_path / "job.sh"
+        script.write_text(
+            f"#!/bin/bash\nsrun bash -c 'echo $$ >> {tmp_path}/pids; trap \"\" TERM; sleep 600 & wait; sleep 600'\n"
+        )
+        cluster.submit(script, tmp_path / "output", "--nodes=2", "--ntasks=2")
+        until = time.monotonic() + 30
+        while not (tmp_path / "pids").exists() or len((tmp_path / "pids").read_text().split()) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        pids = (tmp_path / "pids").read_text().split()
+        assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+    # Of a process that has ended, and that nobody has waited for, this file is empty.
+    commands = [Path(f"/proc/{pid}/cmdline") for pid in pids]
+    assert not any(path.exists() and path.read_bytes() for path in commands)
 
 
 def find_task(folder: Path, rank: int) -> int:
@@ -142,23 +275,8 @@ def await_steps(folder: Path, count: int, seconds: float = 60) -> None:
     raise AssertionError(f"the run did not reach step {count}; see {folder.parent}")
 
 
-def await_job(cluster: Slurm, job: str, output: Path, seconds: float = 240) -> None:
-    """Wait until a job has completed."""
-    state = await_end(cluster, job, seconds)
-    assert state == "COMPLETED", f"the job is {state}:\n{output.read_text()}"
-
-
-def await_end(cluster: Slurm, job: str, seconds: float = 120) -> str:
-    """Wait until a job has ended; return its state. A requeued job would wait for a while, so it is started at once."""
+def await_state(cluster: Slurm, job: str, state: str, seconds: float = 40) -> None:
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        state = cluster.run("squeue", "--noheader", "--states=all", f"--jobs={job}", "--format=%T").strip()
-        if state in ("COMPLETED", "FAILED", "CANCELLED"):
-            return state
-        if state == "PENDING":
-            # Not within the same second: a node refuses the credential of a job that was revoked in that second.
-            time.sleep(2)
-            with contextlib.suppress(AssertionError):  # it has started meanwhile
-                cluster.run("scontrol", "update", f"JobId={job}", "StartTime=now")
-        time.sleep(0.5)
-    return state
+    while cluster.state(job) != state:
+        assert time.monotonic() < until, f"the job is {cluster.state(job)}, not {state}"
+        time.sleep(0.2)
