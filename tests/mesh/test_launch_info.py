@@ -168,6 +168,16 @@ def test_ranks_are_bound_to_devices_only_by_launchers_that_choose_them(variables
     assert bound.has_own_devices == (variables is not TORCHRUN)
 
 
+def test_workers_of_ray_train_have_a_process_group_but_not_those_of_torchrun_on_ray() -> None:
+    variables = {name: value for name, value in TORCHRUN.items() if not name.startswith("TORCHELASTIC")}
+    worker = find_launch_info({**variables, "RAY_JOB_ID": "01000000"})
+    plain = find_launch_info({**TORCHRUN, "TORCHELASTIC_RUN_ID": "run1", "RAY_JOB_ID": "01000000"})
+    assert worker is not None and plain is not None
+    assert worker.has_process_group and not worker.has_agent_store and not plain.has_process_group
+    assert (worker.rank, worker.size, worker.port) == (plain.rank, plain.size, plain.port)
+    assert worker.launch_command.format(3) == "ScalingConfig(num_workers=3)"
+
+
 numbers = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 3)), min_size=1, max_size=3)
 pieces = st.one_of(st.from_regex(r"[a-z][a-z0-9-]{0,4}", fullmatch=True), numbers)
 

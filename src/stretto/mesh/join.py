@@ -19,6 +19,7 @@ from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.launcher_watch import find_launcher, watch_launcher
 from stretto.mesh.liveness import WAITING, Liveness
 from stretto.mesh.rank_store import RankStore
+from stretto.mesh.ray_train import replace_process_group
 from stretto.mesh.rendezvous import delete_keys, leave, rendezvous
 from stretto.mesh.secret import SECRET_VARIABLE, find_secret
 from stretto.mesh.signed_store import SignedStore
@@ -42,7 +43,7 @@ def world(
     timeout: timedelta = TIMEOUT,
     secret_folder: Path | str | None = None,
 ) -> Iterator[World]:
-    """Join the ranks started by torchrun, srun, mpirun or with TF_CONFIG; yield this rank's world.
+    """Join the ranks started by torchrun, Ray Train, srun, mpirun or with TF_CONFIG; yield this rank's world.
 
     Without a launcher, the world has one rank. This rank leaves when the context ends. `size` is the number of ranks
     the layout needs; if the job has a different number, every rank raises an error before it waits for the others. A
@@ -75,6 +76,8 @@ def _join_ranks(
 ) -> Iterator[World]:
     """Join several ranks; leave them when the context ends."""
     rank_device, backend = find_rank_device(launch_info, device)
+    if launch_info.has_process_group:
+        launch_info = replace_process_group(launch_info, rank_device)
     run_store = open_run_store(launch_info, timeout, find_secret(os.environ, secret_folder, launch_info.rank, timeout))
     launch_id = rendezvous(run_store, launch_info.rank, launch_info.size, timeout)
     store = run_store.in_scope(launch_id)

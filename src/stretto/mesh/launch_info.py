@@ -1,7 +1,7 @@
 """LaunchInfo: this process's rank among those that a launcher has started, read from the environment.
 
-Launchers are tried in this order: torchrun, TF_CONFIG, Open MPI's mpirun, Slurm's srun. So the innermost one wins:
-mpirun may run inside srun, and torchrun inside any of them.
+Launchers are tried in this order: torchrun (or Ray Train, which sets the same variables), TF_CONFIG, Open MPI's mpirun,
+Slurm's srun. So the innermost one wins: mpirun may run inside srun, and torchrun inside any of them.
 """
 
 import re
@@ -30,6 +30,7 @@ class LaunchInfo:
     has_agent_store: bool = False  # an elastic agent (torchrun's or ours) hosts the store, not rank 0
     run_id: str = "run"  # separates this run's keys in the store from those of other runs at the same port
     has_own_devices: bool = False  # the launcher has chosen which devices each rank sees
+    has_process_group: bool = False  # the launcher has connected the ranks, as Ray Train does
     launch_command: str = "torchrun --nproc-per-node {}"  # how to start ranks; their number replaces {}
 
 
@@ -70,6 +71,11 @@ def _from_torchrun(variables: Mapping[str, str]) -> LaunchInfo:
             f"the environment has {present} but no {missing[0]}; start the ranks with torchrun, which sets both"
         )
     rank, size, local_rank, local_size, port = (_number(variables, name) for name in (*names[:4], names[5]))
+    if "RAY_JOB_ID" in variables and "TORCHELASTIC_RUN_ID" not in variables:
+        return LaunchInfo(
+            rank, size, local_rank, local_size, variables["MASTER_ADDR"], port, run_id=variables["RAY_JOB_ID"],
+            has_process_group=True, launch_command="ScalingConfig(num_workers={})",
+        )  # fmt: skip
     return LaunchInfo(
         rank, size, local_rank, local_size, variables["MASTER_ADDR"], port,
         has_agent_store=variables.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
