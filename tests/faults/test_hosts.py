@@ -31,18 +31,34 @@ def start(hosts: HostPair, name: str, run: TrainProcess) -> "subprocess.Popen[st
         f"--local-addr={address}", "--monitor-interval=0.2", "-m",
     ]  # fmt: skip
     command = [*torchrun, *run.command()[2:]]
-    rows = subprocess.run(
-        ["ip", "-n", name, "-br", "addr"], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    device = next(row.split()[0] for row in rows if address in row)
     environment = {
-        "GLOO_SOCKET_IFNAME": device,
-        "OMP_NUM_THREADS": "1",
-        "TORCH_CPP_LOG_LEVEL": "ERROR",
+        **network(name),
+        "NAME_OF_HOST": name,
         # Otherwise torch's agents reuse the first round's store without sharing its address, and a late agent waits.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
     }
     return hosts.run(name, command, environment)
+
+
+def start_pod(hosts: HostPair, name: str, run: TrainProcess) -> "subprocess.Popen[str]":
+    """Start the run's ranks of one host with `stretto train`, as a pod of a JobSet does."""
+    variables = {
+        "PET_NNODES": "2",
+        "PET_NPROC_PER_NODE": "1",
+        "PET_NODE_RANK": str(hosts.names.index(name)),
+        "PET_MASTER_ADDR": ADDRESSES[hosts.names[0]],
+        "PET_MASTER_PORT": str(PORT),
+    }
+    return hosts.run(name, run.command(), {**variables, **network(name)})
+
+
+def network(name: str) -> dict[str, str]:
+    """Return the environment variables of ranks on a host."""
+    rows = subprocess.run(
+        ["ip", "-n", name, "-br", "addr"], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    device = next(row.split()[0] for row in rows if ADDRESSES[name] in row)
+    return {"GLOO_SOCKET_IFNAME": device, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def finish(process: "subprocess.Popen[str]", seconds: float) -> tuple[int, str]:
@@ -119,6 +135,74 @@ def test_hosts_can_leave_and_join(faults_data: Path, tmp_path: Path) -> None:
     assert [claim.num_ranks for claim in read_claims(storage).values()] == [1, 2, 1]
     assert output.count("resume  after step") == 2, output
     check_lineage(tmp_path / "run")
+
+
+def test_a_host_that_will_be_taken_away_leaves_and_the_other_continues(faults_data: Path, tmp_path: Path) -> None:
+    command = f"sh -c 'test -e {tmp_path}/notice-$NAME_OF_HOST'"
+    options: dict[str, object] = {
+        **OPTIONS,
+        "run.notice_command": command,
+        "run.notice_seconds": 0.2,
+        "save.every": 10**6,
+    }
+    run = TrainProcess(tmp_path / "run", faults_data, (2, 1), options)
+    storage = LocalStorage(tmp_path / "run" / "checkpoints")
+    with two_hosts(tmp_path) as hosts:
+        first = start(hosts, hosts.names[0], run)
+        second = start(hosts, hosts.names[1], run)
+        run.process = first
+        run.await_step(60)
+        (tmp_path / f"notice-{hosts.names[1]}").touch()
+        finish(second, 60)
+        assert await_claim(storage, 2).num_ranks == 1
+        # There was no other save: without the notice, it would begin again.
+        saved = int(str(read_claims(storage)[2].resumed_from).split("-")[1])
+        assert saved >= 60
+        run.await_step(saved + 60)
+        first.send_signal(signal.SIGTERM)
+        finish(first, 60)
+    assert [claim.num_ranks for claim in read_claims(storage).values()] == [2, 1]
+    check_lineage(tmp_path / "run")
+
+
+def test_pods_on_two_hosts_end_together_and_resume_when_they_are_started_again(
+    faults_data: Path, tmp_path: Path
+) -> None:
+    options: dict[str, object] = {
+        "run.timeout": 6,
+        "train.steps": 10**6,
+        "save.every": 20,
+        "save.keep": 10**6,
+        "run.log_every": 500,
+    }
+    run = TrainProcess(tmp_path / "run", faults_data, (2, 1), options)
+    with two_hosts(tmp_path) as hosts:
+        for fault in ("SIGKILL of a rank", "SIGKILL of a host", "network", "SIGTERM of a host"):
+            before = len((tmp_path / "run" / "log.jsonl").read_text()) if (tmp_path / "run").exists() else 0
+            pods = [start_pod(hosts, name, run) for name in hosts.names]
+            run.process = pods[0]
+            await_growth(tmp_path / "run" / "log.jsonl", before + 20_000)
+            if fault == "network":
+                hosts.disconnect()
+            else:
+                victims = ranks_of(pods[1]) if fault == "SIGKILL of a rank" else [pods[1].pid]
+                victims += ranks_of(pods[1]) if fault == "SIGKILL of a host" else []
+                for pid in victims:
+                    os.kill(pid, signal.SIGTERM if fault == "SIGTERM of a host" else signal.SIGKILL)
+            codes = [finish(pod, 40)[0] for pod in pods]
+            hosts.reconnect()
+            assert codes == [75, -signal.SIGKILL if fault == "SIGKILL of a host" else 75], fault
+    assert [claim.num_ranks for claim in read_claims(LocalStorage(tmp_path / "run" / "checkpoints")).values()] == [
+        2
+    ] * 4
+    check_lineage(tmp_path / "run")
+
+
+def await_growth(path: Path, size: int, seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not path.exists() or path.stat().st_size < size:
+        assert time.monotonic() < until, f"{path} did not grow to {size} bytes"
+        time.sleep(0.05)
 
 
 def check_lineage(folder: Path) -> None:
