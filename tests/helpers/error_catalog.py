@@ -39,6 +39,7 @@ from stretto.nn import (
     initialize,
 )
 from stretto.prepare.tokenizer import open_tokenizer
+from stretto.train.notice import NoticeWatch
 from stretto.train.row_loss_check import check_row_loss
 
 
@@ -1183,6 +1184,25 @@ ERROR_SECTIONS = (
                 "machine.",
                 lambda: triggers.start_world(2),
                 MeshError,
+            ),
+            ErrorCase(
+                "the layout needs <n>, but <n> nodes with <n> each have <n>; change the layout or the number of nodes, "
+                "or set layout.elastic",
+                "A manifest for Kubernetes has one rank per GPU of each node.",
+                "Make replicas x stages equal to the number of GPUs; or set `--ranks-per-node`.",
+                "stretto manifest jobset run.toml --image stretto:1 --nodes 3",
+            ),
+            ErrorCase(
+                "run.folder=<folder> would be lost with its pod; pass --volume=CLAIM:/PATH, or set save.to to a URL",
+                "What a pod writes into its own files ends with it, so the run could not resume.",
+                "Pass `--volume` with a claim that all pods share, and set `run.folder` to a folder in it.",
+                "stretto manifest jobset run.toml --image stretto:1 --gpus-per-node 0",
+            ),
+            ErrorCase(
+                "notice_command=<command> is not a program that can be run; fix its path",
+                "The command that asks whether this machine will be taken away does not exist on it.",
+                "Install the program, or correct `run.notice_command`.",
+                lambda: NoticeWatch("no-such-program", lambda: None),
             ),
             ErrorCase(
                 "the environment has RANK but no <variable>; start the ranks with torchrun, which sets both",
