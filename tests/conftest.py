@@ -8,6 +8,7 @@ import pytest
 import torch
 from hypothesis import Phase, settings
 
+from helpers.fault_loss import LossRecorder
 from helpers.rank_pool import RankPools
 from helpers.train_process import ReferenceRuns
 from stretto.data import Corpus, TextOptions, prepare_text
@@ -20,6 +21,12 @@ PHASES = [phase for phase in Phase if phase is not Phase.shrink or "CI" not in o
 settings.register_profile("no deadline", deadline=None, max_examples=40 if "CI" in os.environ else 100, phases=PHASES)
 settings.load_profile("no deadline")
 SHARED = Path(__file__).parents[2] / "shared" / "data"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Options of the soak test (`-m soak`)."""
+    parser.addoption("--soak-minutes", type=float, default=30.0, help="how long `-m soak` disturbs its run")
+    parser.addoption("--soak-seed", type=int, help="of the faults that `-m soak` chooses (default: a new one)")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -98,3 +105,9 @@ def faults_data(wikitext: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def reference_runs(faults_data: Path) -> ReferenceRuns:
     return ReferenceRuns(faults_data)
+
+
+@pytest.fixture
+def record_loss(request: pytest.FixtureRequest) -> LossRecorder:
+    """Records what a fault has cost, for the table of docs/faults.md."""
+    return LossRecorder(request.node.originalname)

@@ -12,7 +12,7 @@ from stretto.checkpoint.storage import LocalStorage
 KILLER = Path(__file__).parent / "killer"
 SAVE = 3  # the one to be interrupted
 # Layout, rank, and number of points.
-CASES = [((1, 1), 0, 30), ((2, 1), 0, 6), ((2, 1), 1, 6), ((1, 2), 1, 6)]
+CASES = [((1, 1), 0, 16), ((2, 1), 0, 4), ((2, 1), 1, 4), ((1, 2), 1, 4)]
 POINTS = [(grid, rank, point, count) for grid, rank, count in CASES for point in range(count)]
 
 

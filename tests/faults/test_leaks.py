@@ -31,9 +31,9 @@ def shared_memory() -> set[str]:
     return {str(path) for path in Path("/dev/shm").iterdir()}
 
 
-@pytest.mark.timeout(3000)
-@pytest.mark.parametrize("num_restarts", [3, 200])
-def test_restarts_leave_nothing_behind(num_restarts: int, faults_data: Path, tmp_path: Path) -> None:
+@pytest.mark.timeout(900)
+def test_restarts_leave_nothing_behind(faults_data: Path, tmp_path: Path) -> None:
+    num_restarts = 40
     before = shared_memory()
     temporary = tmp_path / "tmp"
     temporary.mkdir()

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from helpers.train_process import ReferenceRuns, TrainProcess
+from helpers.fault_loss import FaultMeter, LossRecorder
+from helpers.train_process import STEPS, ReferenceRuns, TrainProcess
 
 GRIDS = [(1, 1), (2, 1), (1, 2), (2, 2)]
 # The seeds that CI runs.
@@ -18,7 +19,7 @@ SHORT = (2,)
     "seed", [pytest.param(seed, marks=[pytest.mark.short] if seed in SHORT else []) for seed in range(20)]
 )
 def test_a_killed_rank_does_not_change_the_result(
-    seed: int, reference_runs: ReferenceRuns, faults_data: Path, tmp_path: Path
+    seed: int, reference_runs: ReferenceRuns, faults_data: Path, tmp_path: Path, record_loss: LossRecorder
 ) -> None:
     grid = GRIDS[seed % len(GRIDS)]
     expected = reference_runs[grid]
@@ -32,6 +33,9 @@ def test_a_killed_rank_does_not_change_the_result(
         run.await_step(generator.randint(1, 55))
         time.sleep(generator.uniform(0, 0.1))
     was_killed = run.kill(victim)
+    meter = FaultMeter(tmp_path / "run")
+    if was_killed and 0 < meter.last_step < STEPS:
+        record_loss(meter.await_progress())
     code, output = run.finish()
     assert code == 0, output
     assert "was killed by SIGKILL; restarting all ranks" in output or not was_killed, output

@@ -26,6 +26,8 @@ class TrainProcess:
     grid: tuple[int, int] = (1, 1)  # replicas, stages
     options: dict[str, object] = field(default_factory=dict)
     environment: dict[str, str] = field(default_factory=dict)
+    arguments: list[str] = field(default_factory=list)  # of the command, besides the config's fields
+    config_file: Path | None = None  # by default, one for all runs on this data
     process: subprocess.Popen[str] | None = None
 
     def command(self) -> list[str]:
@@ -39,10 +41,10 @@ class TrainProcess:
             **self.options,
         }
         listed = [text for name, value in fields.items() for text in (f"--{name}", str(value))]
-        return [sys.executable, "-m", "stretto", "train", str(self.config()), *listed]
+        return [sys.executable, "-m", "stretto", "train", str(self.config()), *self.arguments, *listed]
 
     def config(self) -> Path:
-        path = self.data.parent / "run.toml"
+        path = self.config_file or self.data.parent / "run.toml"
         if not path.exists():
             path.write_text(
                 f'[data]\ntrain = "{self.data}"\nlanes = 6\nwindow = 24\n'
@@ -146,6 +148,12 @@ class ReferenceRuns:
             assert code == 0 and f"step {STEPS}/{STEPS}" in output, output
             self._final_states[grid] = run.final_state()
         return self._final_states[grid]
+
+
+def is_running(pid: int) -> bool:
+    """Is a process running? A zombie, whose parent has not waited for it, is not."""
+    status = _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()
+    return bool(status) and status[0] != b"Z"
 
 
 def children(pid: int) -> list[int]:

@@ -40,6 +40,8 @@ from stretto.checkpoint.storage import open_storage
 from stretto.checkpoint.tensor_file import save_shards, save_small_file
 from stretto.mesh.world import World
 
+# A launcher that was killed has closed its connections, but may take a moment to end.
+_LAUNCHER_END_SECONDS = 1.0
 # The errors in a rank's message that end the run, by class name. After any other error, the run can continue.
 _LOST = "lost: "  # before the error of a save that failed because a rank was lost
 _FATAL_ERRORS: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
@@ -254,6 +256,8 @@ class CheckpointManager:
                 self._commit(save, self._history)
         except RuntimeError:
             # The store's host (the launcher or rank 0) is gone: ranks can't learn what the others wrote, so all end.
+            # If it is the launcher, its watch says so, and ends this process.
+            self.world.block_if_store_is_lost(_LAUNCHER_END_SECONDS)
             problem = f"can't save step {save.name.step}: the key-value store of the ranks is gone"
             save.fatal_error = LostPeerError(f"{problem}; restart the run")
 

@@ -39,6 +39,7 @@ def exit_on_error(world: World) -> Iterator[None]:
             raise
         exit_immediately(130)  # 128 + SIGINT, as `main` returns on rank 0
     except LostPeerError as error:
+        world.block_if_store_is_lost()  # then the launcher was lost, and its watch says so
         # A normal exit would close the process groups, and could wait forever for the lost rank.
         print(f"stretto: error: {error}", file=sys.stderr, flush=True)
         exit_immediately(error.exit_code)

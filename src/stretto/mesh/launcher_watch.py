@@ -44,6 +44,17 @@ class Launcher:
         while self.has_ended:
             time.sleep(_PERIOD_SECONDS)
 
+    def block_if_store_is_lost(self, seconds: float = 0.0) -> None:
+        """Never return if the launcher has ended and this rank needs it to save: further steps would be lost.
+
+        Wait up to `seconds` for the launcher to end: its connections close before its ranks get another parent.
+        """
+        if self.is_needed_to_save:
+            until = time.monotonic() + seconds
+            while not self.has_ended and time.monotonic() < until:
+                time.sleep(0.01)
+            self.block_if_ended()
+
 
 def find_launcher(variables: Mapping[str, str], launch_info: LaunchInfo | None) -> Launcher | None:
     """Return this rank's launcher; None for one that ends its ranks by itself (srun, mpirun), or without a launcher."""

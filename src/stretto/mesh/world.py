@@ -127,6 +127,7 @@ class World:
             total = tensor.cpu()
         if self.watchdog is not None:
             self.watchdog.block_if_ending()
+        self.block_if_store_is_lost()
         return total
 
     def gather(self, values: Sequence[float]) -> list[list[float]] | None:
@@ -246,6 +247,14 @@ class World:
     def _block_if_ending(self) -> None:
         if self.launcher is not None:
             self.launcher.block_if_ended()
+
+    def block_if_store_is_lost(self, seconds: float = 0.0) -> None:
+        """Never return if this rank's launcher has ended with the store that a save needs: its watch ends this rank.
+
+        Wait up to `seconds` for the launcher to end, if the store does not answer.
+        """
+        if self.launcher is not None:
+            self.launcher.block_if_store_is_lost(seconds)
 
     def set_status(self, status: object) -> None:
         """Set what this rank is doing, which other ranks report if this one is lost."""
