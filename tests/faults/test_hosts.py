@@ -1,4 +1,4 @@
-"""Two hosts under torchrun: an interrupted network, and hosts that leave and join."""
+"""Two hosts under torchrun: a network that is interrupted or slow, and hosts that leave and join."""
 
 import json
 import os
@@ -7,11 +7,13 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 import pytest
 
+from helpers.fault_loss import FaultLoss, FaultMeter, LossRecorder, log_lines
 from helpers.network_hosts import ADDRESSES, HostPair, two_hosts
-from helpers.train_process import TrainProcess, children
+from helpers.train_process import ReferenceRuns, TrainProcess, children, is_running
 from stretto.checkpoint.checkpoint import complete_checkpoint_names, find_checkpoint, read_claims
 from stretto.checkpoint.lineage import Claim, lineage
 from stretto.checkpoint.storage import LocalStorage
@@ -20,19 +22,20 @@ pytestmark = pytest.mark.faults
 PORT = 29511
 
 
-def start(hosts: HostPair, name: str, run: TrainProcess) -> "subprocess.Popen[str]":
+def start(hosts: HostPair, name: str, run: TrainProcess, num_hosts: str = "1:2") -> "subprocess.Popen[str]":
     """Start the run's ranks of one host with torchrun."""
     is_host = name == hosts.names[0]
     address = ADDRESSES[name]
     torchrun = [
-        sys.executable, "-m", "torch.distributed.run", "--nnodes=1:2", "--nproc-per-node=1", "--max-restarts=5",
-        "--rdzv-backend=c10d", f"--rdzv-endpoint={ADDRESSES[hosts.names[0]]}:{PORT}", "--rdzv-id=faults",
+        sys.executable, "-m", "torch.distributed.run", f"--nnodes={num_hosts}", "--nproc-per-node=1",
+        "--max-restarts=5", "--rdzv-backend=c10d", "--rdzv-id=faults",
+        f"--rdzv-endpoint={ADDRESSES[hosts.names[0]]}:{PORT}",
         f"--rdzv-conf=is_host={int(is_host)},last_call_timeout=3,read_timeout=60,join_timeout=60",
         f"--local-addr={address}", "--monitor-interval=0.2", "-m",
     ]  # fmt: skip
     command = [*torchrun, *run.command()[2:]]
     environment = {
-        **network(name),
+        **network(hosts, name),
         "NAME_OF_HOST": name,
         # Otherwise torch's agents reuse the first round's store without sharing its address, and a late agent waits.
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
@@ -49,16 +52,12 @@ def start_pod(hosts: HostPair, name: str, run: TrainProcess) -> "subprocess.Pope
         "PET_MASTER_ADDR": ADDRESSES[hosts.names[0]],
         "PET_MASTER_PORT": str(PORT),
     }
-    return hosts.run(name, run.command(), {**variables, **network(name)})
+    return hosts.run(name, run.command(), {**variables, **network(hosts, name)})
 
 
-def network(name: str) -> dict[str, str]:
+def network(hosts: HostPair, name: str) -> dict[str, str]:
     """Return the environment variables of ranks on a host."""
-    rows = subprocess.run(
-        ["ip", "-n", name, "-br", "addr"], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    device = next(row.split()[0] for row in rows if ADDRESSES[name] in row)
-    return {"GLOO_SOCKET_IFNAME": device, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
+    return {"GLOO_SOCKET_IFNAME": hosts.device(name), "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR"}
 
 
 def finish(process: "subprocess.Popen[str]", seconds: float) -> tuple[int, str]:
@@ -81,8 +80,11 @@ OPTIONS: dict[str, object] = {
 }
 
 
-@pytest.mark.parametrize("seconds", [pytest.param(15.0, marks=pytest.mark.short), 30.0])
-def test_after_a_network_failure_only_one_side_writes(seconds: float, faults_data: Path, tmp_path: Path) -> None:
+@pytest.mark.short
+def test_after_a_network_failure_only_one_side_writes(
+    faults_data: Path, tmp_path: Path, record_loss: LossRecorder
+) -> None:
+    seconds = 15.0
     run = TrainProcess(tmp_path / "run", faults_data, (2, 1), OPTIONS)
     storage = LocalStorage(tmp_path / "run" / "checkpoints")
     with two_hosts(tmp_path) as hosts:
@@ -92,15 +94,16 @@ def test_after_a_network_failure_only_one_side_writes(seconds: float, faults_dat
         run.await_step(60)
         assert len(read_claims(storage)) == 1
         hosts.disconnect()
-        disconnected = time.monotonic()
+        meter = FaultMeter(tmp_path / "run")
         (rank_of_second,) = ranks_of(second)
         # The disconnected side ends by itself.
-        while is_running(rank_of_second) and time.monotonic() - disconnected < 30:
+        while is_running(rank_of_second) and time.monotonic() - meter.time < 30:
             time.sleep(0.1)
-        ended = time.monotonic() - disconnected
+        ended = time.monotonic() - meter.time
         # The side with the rendezvous continues alone, in a layout for the remaining ranks.
         assert await_claim(storage, 2).num_ranks == 1
-        time.sleep(max(0.0, seconds - (time.monotonic() - disconnected)))
+        record_loss(meter.await_progress())
+        time.sleep(max(0.0, seconds - (time.monotonic() - meter.time)))
         hosts.reconnect()
         # torchrun's agent on the other side now rejoins or ends, depending on timing; both are right.
         time.sleep(seconds / 3)
@@ -111,6 +114,32 @@ def test_after_a_network_failure_only_one_side_writes(seconds: float, faults_dat
     assert ended < 6 + 15, f"the disconnected side took {ended:.0f} s to end"
     assert "that step is saved, so start again to resume" in output, output
     check_lineage(tmp_path / "run")
+
+
+def test_a_slow_network_only_delays_the_run(
+    reference_runs: ReferenceRuns, faults_data: Path, tmp_path: Path, record_loss: LossRecorder
+) -> None:
+    expected = reference_runs[2, 1]
+    run = TrainProcess(tmp_path / "run", faults_data, (2, 1), {"run.timeout": 6})
+    with two_hosts(tmp_path) as hosts:
+        first, second = (start(hosts, name, run, num_hosts="2") for name in hosts.names)
+        run.process = first
+        run.await_step(10)
+        hosts.slow_down(delay_ms=50, rate="2mbit")
+        meter = FaultMeter(tmp_path / "run")
+        run.await_step(meter.last_step + 10)
+        hosts.speed_up()
+        outputs = [finish(process, 60)[1] for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], outputs
+    assert set(read_claims(LocalStorage(tmp_path / "run" / "checkpoints"))) == {1}, "one launch, without a restart"
+    assert run.final_state() == expected
+    rows = [row for row in log_lines(tmp_path / "run" / "log.jsonl") if row["kind"] == "step"]
+    seconds = {row["step"]: row["compute_seconds"] for row in rows}
+    usual = median(seconds.values())
+    slow = [seconds[meter.last_step + number] for number in range(2, 11)]
+    # In the slow network, a message takes 50 ms or more, and each step needs several.
+    assert min(slow) > 3 * usual, seconds
+    record_loss(FaultLoss(0, sum(slow) - usual * len(slow)))
 
 
 def test_hosts_can_leave_and_join(faults_data: Path, tmp_path: Path) -> None:
@@ -213,14 +242,6 @@ def check_lineage(folder: Path) -> None:
     rows = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
     steps = [row["step"] for row in rows if row["kind"] == "step"]
     assert steps == list(range(1, find_checkpoint(folder).manifest.training_state.step + 1))
-
-
-def is_running(pid: int) -> bool:
-    """Is a process running? A zombie, whose parent has not waited for it, is not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def ranks_of(agent: "subprocess.Popen[str]") -> list[int]:

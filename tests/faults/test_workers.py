@@ -16,17 +16,11 @@ pytestmark = pytest.mark.faults
 PORT = 29512
 
 
-def device_of(name: str) -> str:
-    """Return the network device through which a host reaches the other."""
-    rows = subprocess.run(["ip", "-n", name, "-br", "addr"], capture_output=True, text=True, check=True).stdout
-    return next(row.split()[0] for row in rows.splitlines() if ADDRESSES[name] in row)
-
-
 def start(hosts: HostPair, index: int, command: list[str]) -> "subprocess.Popen[str]":
     workers = [f"{ADDRESSES[name]}:{PORT}" for name in hosts.names]
     config = {"cluster": {"worker": workers}, "task": {"type": "worker", "index": index}}
     name = hosts.names[index]
-    environment = {"TF_CONFIG": json.dumps(config), "GLOO_SOCKET_IFNAME": device_of(name), "OMP_NUM_THREADS": "1"}
+    environment = {"TF_CONFIG": json.dumps(config), "GLOO_SOCKET_IFNAME": hosts.device(name), "OMP_NUM_THREADS": "1"}
     return hosts.run(name, command, environment)
 
 

@@ -38,8 +38,30 @@ class HostPair:
         self.started.append(process)
         return process
 
+    def device(self, name: str) -> str:
+        """Return the network device through which a host reaches the other."""
+        rows = subprocess.run(["ip", "-n", name, "-br", "addr"], capture_output=True, text=True, check=True).stdout
+        return next(row.split()[0] for row in rows.splitlines() if ADDRESSES[name] in row)
+
+    def slow_down(self, *, delay_ms: int, rate: str) -> None:
+        """Delay each packet, and limit the rate in both directions, such as `2mbit`."""
+        self.control.write_text(f"delay={delay_ms}")
+        for name in self.names:
+            self._shape(name, "add", "tbf", "rate", rate, "burst", "32kb", "latency", "2s")
+
+    def speed_up(self) -> None:
+        """Undo `slow_down`."""
+        self.control.write_text("delay=0")
+        for name in self.names:
+            self._shape(name, "del")
+
+    def _shape(self, name: str, action: str, *limits: str) -> None:
+        device = ["dev", self.device(name), "root"]
+        subprocess.run(["ip", "netns", "exec", name, "tc", "qdisc", action, *device, *limits], check=True)
+
     def disconnect(self) -> None:
         self.control.write_text("down=1")
+        time.sleep(0.3)  # the link reads the file five times per second
 
     def reconnect(self) -> None:
         self.control.write_text("down=0")

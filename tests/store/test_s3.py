@@ -110,6 +110,7 @@ def test_a_server_that_is_down_for_ten_seconds_only_delays_the_reader(
     assert all(contents == expected for contents in passes)
 
 
+@pytest.mark.faults
 @pytest.mark.long
 @pytest.mark.short
 def test_an_epoch_from_a_bucket_equals_that_of_the_folder_though_the_server_restarts(
