@@ -128,3 +128,29 @@ def test_only_launchers_whose_end_would_leave_ranks_behind_are_watched() -> None
     launcher = find_launcher(ours, find_launch_info(ours))
     assert launcher is not None and launcher.has_ended, "this process is not its own parent"
     assert launcher.prints and not launcher.is_needed_to_save
+
+
+def test_a_rank_whose_store_is_gone_waits_for_the_end_of_its_launcher(tmp_path: Path) -> None:
+    """Connections close before a process ends: without the wait, a rank would report that its store is gone."""
+    rank = (
+        "import os, pathlib, threading, time\n"
+        "from stretto.mesh.launcher_watch import Launcher\n"
+        "launcher = Launcher(os.getppid(), is_needed_to_save=True)\n"
+        "launcher.block_if_store_is_lost()\n"  # it has not ended yet
+        f"folder = pathlib.Path({str(tmp_path)!r})\n"
+        "(folder / 'begun').touch()\n"
+        "threading.Timer(1.5, os._exit, [0]).start()\n"
+        "launcher.block_if_store_is_lost(20.0)\n"
+        "(folder / 'returned').touch()\n"
+    )
+    launcher = (
+        "import pathlib, subprocess, sys, time\n"
+        "process = subprocess.Popen([sys.executable, '-c', sys.argv[1]])\n"
+        f"while not pathlib.Path({str(tmp_path / 'begun')!r}).exists(): time.sleep(0.02)\n"
+        "time.sleep(0.3)\nprint(process.pid, flush=True)\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", launcher, rank], capture_output=True, text=True, check=True)
+    pid, until = int(ended.stdout), time.monotonic() + 20
+    while Path(f"/proc/{pid}").exists() and time.monotonic() < until:
+        time.sleep(0.05)
+    assert (tmp_path / "begun").exists() and not (tmp_path / "returned").exists()
