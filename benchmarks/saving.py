@@ -128,16 +128,20 @@ def main() -> None:
     beside: list[float] = []  # steps of which some part had a save beside it
     blocked: list[float] = []
     whole: list[float] = []  # saves for which the run waited
+    unverified: list[float] = []  # such saves without reading back what was written
     plain: list[float] = []
     with (
         tempfile.TemporaryDirectory(dir=Path.cwd()) as name,
         CheckpointManager(Path(name) / "run", keep=1) as checkpoints,
+        CheckpointManager(Path(name) / "unverified", keep=1, verify=False) as trusting,
     ):
         folder = Path(name)
         checkpoints.start()
+        trusting.start()
         for _ in range(3):
             trainer.advance()
         # The first save asks for memory that later ones find.
+        trusting.save(trainer.snapshot(), wait=True)
         checkpoints.save(trainer.snapshot(), wait=True)
         report = checkpoints.poll()
         assert report is not None
@@ -152,10 +156,11 @@ def main() -> None:
             quiet += [take_step(trainer) for _ in range(num_steps)]
             plain.append(plain_save(trainer, folder / "plain.safetensors"))
             trainer.advance()
-            started = time.perf_counter()
-            checkpoints.save(trainer.snapshot(), wait=True)
-            whole.append(time.perf_counter() - started)
-            checkpoints.poll()
+            for manager, seconds in ((checkpoints, whole), (trusting, unverified)):
+                started = time.perf_counter()
+                manager.save(trainer.snapshot(), wait=True)
+                seconds.append(time.perf_counter() - started)
+                manager.poll()
         num_saved = find_checkpoint(folder / "run").manifest.num_bytes
         pool = RankPool(2)
         restored = pool.run(restore, folder / "run", hidden, rounds, seconds=300)
@@ -166,7 +171,8 @@ def main() -> None:
         ["a step alone", f"{1e3 * mean(quiet):.0f} ms", f"{len(quiet)} steps"],
         ["a step beside a save", f"{1e3 * mean(beside):.0f} ms", f"{len(beside)} steps"],
         ["a save: the run waits", f"{1e3 * median(blocked):.0f} ms", f"{megabytes:.0f} MB"],
-        ["a save for which the run waits", f"{1e3 * median(whole):.0f} ms", "hashed, synced, committed"],
+        ["a save for which the run waits", f"{1e3 * median(whole):.0f} ms", "hashed, synced, read back, committed"],
+        ["the same without reading back", f"{1e3 * median(unverified):.0f} ms", "save.verify = false"],
         ["a plain save", f"{1e3 * median(plain):.0f} ms", "safetensors, fsync"],
         ["a restore on two ranks", f"{1e3 * together:.0f} ms", "each reads a half and sends it"],
         ["reading all tensors on two ranks", f"{1e3 * alone:.0f} ms", "each reads all but the lanes"],
@@ -176,6 +182,7 @@ def main() -> None:
         "step_slowdown": mean(beside) / mean(quiet) - 1,
         "blocking_over_synchronous": median(blocked) / median(whole),
         "blocking_over_plain": median(blocked) / median(plain),
+        "verified_over_unverified": median(whole) / median(unverified),
         "restore_read_over_checkpoint": sum(num_bytes for _, _, num_bytes in restored) / num_saved,
         "restore_seconds": together,
         "seconds_each_reads_all": alone,

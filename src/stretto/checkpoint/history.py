@@ -26,6 +26,7 @@ from stretto.checkpoint.checkpoint import (
 from stretto.checkpoint.lineage import CheckpointName, Claim, checkpoints_to_remove, lineage
 from stretto.checkpoint.lock import FolderLock, try_lock
 from stretto.checkpoint.manifest import MANIFEST, Manifest
+from stretto.checkpoint.read_back import damaged_after_write
 from stretto.checkpoint.storage import Storage
 
 
@@ -91,14 +92,20 @@ class History:
             self._scores = read_scores(self._storage, self.lineage)
         return checkpoint
 
-    def commit(self, name: CheckpointName, manifest: Manifest) -> None:
-        """Complete a checkpoint by writing its manifest; then remove the checkpoints that are no longer to be kept."""
+    def commit(self, name: CheckpointName, manifest: Manifest, *, verifies: bool = False) -> None:
+        """Complete a checkpoint by writing its manifest; then remove the checkpoints that are no longer to be kept.
+
+        With `verifies`, read the manifest back before anything is removed; raise DataError if it is damaged.
+        """
         # A newer launch may claim a generation after this check. Its lineage then leaves this checkpoint out.
         self.check_fence()
-        if not self._storage.create(f"{name}/{MANIFEST}", manifest.dump()):
+        path, content = f"{name}/{MANIFEST}", manifest.dump()
+        if not self._storage.create(path, content):
             raise FencedError(
                 f"{self._storage.location}/{name} was completed by another process of this run, so this one stops"
             )
+        if verifies:
+            self._read_back(path, content)
         self.lineage.insert(0, name)
         self._write_score(name)
         # Check again: a newer launch may have resumed from a checkpoint that would be removed now.
@@ -109,6 +116,12 @@ class History:
             self.lineage.remove(old)
             self._scores.pop(old, None)
             self.discard(old)
+
+    def _read_back(self, path: str, content: bytes) -> None:
+        """Raise DataError if a small file does not have the content that was just written to it."""
+        self._storage.drop_from_cache(path)
+        if self._storage.read(path) != content:
+            raise damaged_after_write(f"{self._storage.location}/{path} is damaged")
 
     def check_fence(self) -> None:
         """Raise FencedError if a newer launch of this run exists: nothing that this launch writes will be used."""

@@ -28,6 +28,7 @@ from stretto.base.errors import (
     MeshError,
     StrettoError,
 )
+from stretto.base.remote import is_remote
 from stretto.base.run_folder import split_best
 from stretto.base.score import Score, ScoreMode
 from stretto.base.version import installed_version
@@ -35,6 +36,7 @@ from stretto.checkpoint.checkpoint import Checkpoint, find_resumed, wait_for_cla
 from stretto.checkpoint.history import History, Retention
 from stretto.checkpoint.lineage import CheckpointName
 from stretto.checkpoint.manifest import CheckpointFile, Manifest
+from stretto.checkpoint.read_back import read_back
 from stretto.checkpoint.snapshot import Snapshot, StagingBuffers, check_finite
 from stretto.checkpoint.storage import open_storage
 from stretto.checkpoint.tensor_file import save_shards, save_small_file
@@ -64,7 +66,9 @@ class CheckpointManager:
 
     `start` returns the checkpoint to resume from. `save` returns as soon as this rank's tensors are copied. The last
     `keep` checkpoints are kept, with `keep_every` also those whose step is a multiple of it, and with `keep_best`
-    also the one with the best validation loss or metric.
+    also the one with the best validation loss or metric. With `verify`, each rank reads back what it has written before
+    the checkpoint counts and an older one is removed; None: only in a folder, since object storage would send all bytes
+    back over the network.
     """
 
     def __init__(
@@ -77,12 +81,14 @@ class CheckpointManager:
         keep_best: bool = False,
         retry_seconds: float = 300.0,
         needs_lock: bool = True,
+        verify: bool | None = None,
     ) -> None:
         self.world = world or World(rank=0, size=1, device=torch.device("cpu"))
         self.location = str(location)
         self.generation = 0  # until `start`
         self._retention = Retention(keep, keep_every, keep_best)
         self._retry_seconds, self._needs_lock = retry_seconds, needs_lock
+        self._verifies = not is_remote(location) if verify is None else verify
         self._storage = open_storage(location, retry_seconds)
         self._history: History | None = None  # None before `start`, and on all ranks but the first
         self._buffers = StagingBuffers()
@@ -274,6 +280,8 @@ class CheckpointManager:
         if self.world.is_rank_zero:
             files += [save_small_file(folder, name, content) for name, content in save.snapshot.files.items()]
         self._storage.store(str(save.name), [folder / file.name for file in files])
+        if self._verifies:
+            read_back(self._storage, str(save.name), files)
         return files
 
     def _commit(self, save: "_BackgroundSave", history: History) -> None:
@@ -292,7 +300,7 @@ class CheckpointManager:
                 run_info=save.snapshot.run_info,
                 files=tuple(files),
             )
-            history.commit(save.name, manifest)
+            history.commit(save.name, manifest, verifies=self._verifies)
         except Exception as caught:  # noqa: BLE001 - it is reported where the run can handle it
             error = caught
         if isinstance(error, FencedError | DivergedError | MeshError):

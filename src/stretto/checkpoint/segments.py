@@ -113,6 +113,12 @@ def read_segments(
             finish_first()
 
 
+def check_segments(storage: Storage, folder: str, segments: Sequence[FileSegment]) -> None:
+    """Read segments of files in a folder of the storage, one request after the other; raise if one is damaged."""
+    for adjacent in _requests(segments):
+        read_adjacent(storage, folder, adjacent)
+
+
 def read_adjacent(storage: Storage, folder: str, segments: Sequence[FileSegment]) -> bytearray:
     """Return the bytes of segments of a file that follow each other; raise DataError if one is damaged."""
     file, start, stop = segments[0].file, segments[0].start, segments[-1].stop

@@ -3,6 +3,7 @@
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from functools import partial
@@ -93,6 +94,15 @@ class LocalStorage:
         except OSError as error:
             raise damaged_error(str(path), f"it can't be read: {error.strerror}") from None
 
+    def drop_from_cache(self, name: str) -> None:
+        """Drop a file that was synced from the system's cache, so that the next read comes from the disk, on Linux."""
+        if sys.platform == "linux":
+            descriptor = os.open(self._root / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            finally:
+                os.close(descriptor)
+
     def remove(self, folder: str) -> None:
         """Remove a folder and its files if it exists and isn't a symbolic link."""
         path = self._root / folder
@@ -182,6 +192,9 @@ class RemoteStorage:
         if len(content) < stop - start:
             raise short(start + len(content))
         return bytearray(content)
+
+    def drop_from_cache(self, name: str) -> None:
+        pass  # nothing is cached
 
     def remove(self, folder: str) -> None:
         path = join(self._remote.root, folder)

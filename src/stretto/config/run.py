@@ -166,6 +166,9 @@ class SaveConfig(StrictModel):
     keep_best: bool = False
     """Also keep the checkpoint with the lowest validation loss, or the best `metrics.monitor`; saves one at every
     evaluation."""
+    verify: bool | None = None
+    """Read back each checkpoint and compare its checksums before an older one is removed. By default only in a folder:
+    from object storage, which checks what it receives, all bytes would come back over the network."""
 
 
 class MetricsConfig(StrictModel):

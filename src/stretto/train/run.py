@@ -106,6 +106,7 @@ class Run:
             keep_best=config.save.keep_best,
             retry_seconds=config.data.retry_seconds,
             needs_lock=not self.is_recovered,
+            verify=config.save.verify,
         )
         self._lock = self._lock_folder() if self.world.is_rank_zero else None
         try:
