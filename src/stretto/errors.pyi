@@ -9,5 +9,6 @@ from stretto.base.errors import PlanError as PlanError
 from stretto.base.errors import StrettoError as StrettoError
 from stretto.prepare.file_listing import AmbiguousInputError as AmbiguousInputError
 from stretto.train.events import PreemptedError as PreemptedError
+from stretto.train.weight_check import CorruptionError as CorruptionError
 
 __all__: list[str]

@@ -63,7 +63,17 @@ def test_train_hints_at_settings_that_do_not_fit_a_cpu(prepared: Path, capsys: p
 def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
-    assert set(schema["properties"]) == {"data", "model", "train", "layout", "run", "save", "metrics", "logging"}
+    assert set(schema["properties"]) == {
+        "data",
+        "model",
+        "train",
+        "layout",
+        "run",
+        "save",
+        "metrics",
+        "sentinel",
+        "logging",
+    }
 
 
 @pytest.mark.parametrize(

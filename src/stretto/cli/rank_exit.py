@@ -10,6 +10,7 @@ from stretto.base.exit import exit_immediately
 from stretto.launch.parent_exit import preempted_exit_code
 from stretto.mesh.world import World
 from stretto.train.events import PreemptedError
+from stretto.train.weight_check import CorruptionError
 
 
 @contextmanager
@@ -34,6 +35,11 @@ def exit_on_error(world: World) -> Iterator[None]:
         if world.is_rank_zero:
             print(f"stretto: {error}", file=sys.stderr, flush=True)
         exit_immediately(preempted_exit_code())
+    except CorruptionError as error:
+        # On all ranks, after the same check. A restart gets a good state, so this is like a lost rank.
+        if world.is_rank_zero:
+            print(f"stretto: error: {error}", file=sys.stderr, flush=True)
+        exit_immediately(error.exit_code)
     except KeyboardInterrupt:
         if world.is_rank_zero:
             raise

@@ -10,6 +10,7 @@ from stretto.base.strict_model import StrictModel, suggest_name
 from stretto.config.layout import Layout
 from stretto.config.logging import LoggingConfig
 from stretto.config.model import ModelConfig
+from stretto.config.sentinel import SentinelConfig
 from stretto.config.train import TrainConfig
 
 # TOML has no type for paths, and strict validation would reject a string.
@@ -215,6 +216,7 @@ class RunConfig(StrictModel):
     run: RunSettings = RunSettings()
     save: SaveConfig = SaveConfig()
     metrics: MetricsConfig = MetricsConfig()
+    sentinel: SentinelConfig = SentinelConfig()
     logging: LoggingConfig = LoggingConfig()
 
     @model_validator(mode="after")

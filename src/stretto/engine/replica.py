@@ -55,7 +55,8 @@ class ReplicaEngine:
                 init_sync=not has_equal_weights,
                 gradient_as_bucket_view=True,
             )
-            self._ddp.register_comm_hook(ReduceHookState(mesh.replica_group, mesh.world.wait_timer), all_reduce_hook)
+            hook_state = ReduceHookState(mesh.replica_group, mesh.world.wait_timer, mesh.local_gradients)
+            self._ddp.register_comm_hook(hook_state, all_reduce_hook)
             self._settle_buckets()
 
     def __repr__(self) -> str:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from stretto.base.errors import MeshError
 from stretto.mesh.channel import Channel
+from stretto.mesh.reduction import LocalGradients
 from stretto.mesh.stage_group import StageGroup
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
@@ -77,6 +78,7 @@ class Mesh:
         self.backward_channel: Channel | None = None
         self.replica_group: dist.ProcessGroup | None = None
         self.stage_groups: dict[tuple[int, ...], StageGroup] = {}  # by the stages
+        self.local_gradients = LocalGradients()
         self.num_groups = 0  # that this rank has created; the same on every rank
         # If a rank has already failed, the barrier raises its published error; new_group would wait for that rank.
         self.world.barrier()
@@ -90,11 +92,12 @@ class Mesh:
         with self.world.collective("broadcast to ranks with the same blocks"):
             dist.broadcast(tensor, self._copy_ranks[source], group=self.replica_group)
 
-    def max_over_copies(self, tensor: Tensor) -> None:
-        """Replace the elements of a tensor with the largest of all ranks that hold this rank's blocks."""
+    def max_over_copies(self, tensor: Tensor) -> Tensor:
+        """Return the maximum of each element over the ranks that hold this rank's blocks; the tensor is overwritten."""
         if self.num_copies > 1:
             with self.world.collective("all_reduce over ranks with the same blocks"):
                 dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.replica_group)
+        return tensor
 
     def copies_of(self, ranks: Iterable[int]) -> list[int]:
         """Return the numbers of those of `ranks` that hold this rank's blocks, among all that do."""
@@ -127,6 +130,13 @@ class Mesh:
                     work.wait()
 
         return wait
+
+    def gather_from_copies(self, tensor: Tensor) -> Tensor:
+        """Return the tensors of all ranks that hold this rank's blocks, in the order of their ranks."""
+        parts = [torch.empty_like(tensor) for _ in range(self.num_copies)]
+        with self.world.collective("all_gather over ranks with the same blocks"):
+            dist.all_gather(parts, tensor, group=self.replica_group)
+        return torch.stack(parts)
 
     def _create_groups(self) -> None:
         if self.topology.num_columns > 1:

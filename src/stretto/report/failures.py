@@ -1,6 +1,6 @@
 """Restarts, failures and checkpoints of a run."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stretto.base.units import format_bytes, format_seconds, pluralize
 from stretto.report.chart import Line, line_chart
@@ -9,7 +9,7 @@ from stretto.report.downsampled_series import DownsampledSeries
 from stretto.report.formatting import format_time
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section, table
-from stretto.report.record import Record, SaveHistory, read_int, read_number, read_str
+from stretto.report.record import JsonObject, Record, SaveHistory, read_int, read_number, read_str
 
 _MAX_ROWS = 20  # launches in the table, and checkpoints in the list
 _UNREADABLE_CAUSES = "as happens when it is killed while writing, or when a file log-NNNNN.jsonl is missing"
@@ -18,7 +18,7 @@ _LAUNCH_HEADERS = ("launch", "time", "host", "ranks", "layout", "resumed from", 
 
 
 def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
-    """Return the section with the launches of a run, skipped steps, batches with non-finite values and failed saves."""
+    """Return the section with the launches of a run, steps skipped, wrong weights and failed saves."""
     parts: list[Html | None] = [note(_describe(record, inventory))]
     launches = _launch_rows(record, inventory)
     if launches:
@@ -38,6 +38,11 @@ def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
         names = ", ".join(record.nonfinite_files[:_MAX_ERRORS])
         more = " and more" if len(record.nonfinite_files) > _MAX_ERRORS else ""
         parts.append(note(f"Batches that gave non-finite values are saved in nonfinite/: {names}{more}."))
+    if record.corruptions:
+        rows = [_corruption_row(line) for line in record.corruptions]
+        corruption_headers = ("found after step", "agreed after step", "rank", "node", "tensor")
+        parts.append(note("Weights or optimizer state of a rank changed silently, so all ranks restarted:"))
+        parts.append(table(corruption_headers, rows[:_MAX_ROWS], text_columns=(2, 3, 4)))
     if saves.failed:
         failed = [(f"{read_int(line, 'step'):,}", read_str(line, "error")) for line in saves.failed[:_MAX_ERRORS]]
         parts.append(table(("save after step", "error"), failed, text_columns=(0, 1)))
@@ -75,6 +80,7 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
         f"skipped {pluralize(steps.num_skipped, 'step')}": steps.num_skipped,
         f"had non-finite values in {pluralize(steps.num_nonfinite, 'step')}": steps.num_nonfinite,
         f"had {pluralize(saves.num_failed, 'failed save')}": saves.num_failed,
+        f"had {pluralize(len(record.corruptions), 'silent change')} of a rank's weights": len(record.corruptions),
         f"stopped at step {steps.last_step + 1:,} because of non-finite values": record.status.startswith("stopped"),
         f"left {unreadable} in its log, {_UNREADABLE_CAUSES}": record.num_unreadable_lines,
     }
@@ -110,6 +116,17 @@ def _format_ranges(steps: Sequence[int]) -> str:
         else:
             ranges.append((step, step))
     return ", ".join(f"{first:,}" if first == last else f"{first:,} to {last:,}" for first, last in ranges)
+
+
+def _corruption_row(line: JsonObject) -> tuple[str, ...]:
+    values = line.get("suspects")
+    suspects = [value for value in values if isinstance(value, Mapping)] if isinstance(values, list) else []
+    ranks = (f"{read_int(suspect, 'rank')} ({read_str(suspect, 'position')})" for suspect in suspects)
+    nodes = dict.fromkeys(read_str(suspect, "node") for suspect in suspects)
+    tensors = dict.fromkeys(read_str(suspect, "tensor") for suspect in suspects)
+    joint = " and " if line.get("is_certain") is True else " or "
+    steps = (f"{read_int(line, name):,}" for name in ("step", "agreed_step"))
+    return (*steps, joint.join(ranks), ", ".join(nodes), ", ".join(tensors))
 
 
 def _describe_saves(saves: SaveHistory) -> str:

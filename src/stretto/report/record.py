@@ -218,6 +218,7 @@ class Record:
     saves: SaveHistory = field(default_factory=SaveHistory)
     ranks: RankMeans = field(default_factory=RankMeans)
     plan_events: deque[JsonObject] = field(default_factory=lambda: deque(maxlen=10))  # log lines of the kind "plan"
+    corruptions: list[JsonObject] = field(default_factory=list)  # the first _MAX_LISTED lines of this kind
     num_unreadable_lines: int = 0
 
     def add(self, line: JsonObject | None) -> None:
@@ -237,6 +238,9 @@ class Record:
             case "start":
                 self.launches.append(line)
                 self.evaluations.set_monitor(line)
+            case "corruption":
+                if len(self.corruptions) < _MAX_LISTED:
+                    self.corruptions.append(line)
             case "plan":
                 self.plan_events.append(line)
 

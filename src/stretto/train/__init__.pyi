@@ -1,4 +1,5 @@
 from stretto.config.logging import LoggingConfig as LoggingConfig
+from stretto.config.sentinel import SentinelConfig as SentinelConfig
 from stretto.engine.gather import gather_model as gather_model
 from stretto.train.events import EvaluationReport as EvaluationReport
 from stretto.train.live_trainer import LiveTrainer as LiveTrainer
@@ -20,5 +21,9 @@ from stretto.train.sinks.sinks import Sinks as Sinks
 from stretto.train.sinks.sinks import open_sinks as open_sinks
 from stretto.train.trace import gather_trace as gather_trace
 from stretto.train.trainer import Request as Request
+from stretto.train.trainer_copy import TrainerCopy as TrainerCopy
+from stretto.train.weight_check import Corruption as Corruption
+from stretto.train.weight_check import SuspectRank as SuspectRank
+from stretto.train.weight_check import WeightCheck as WeightCheck
 
 __all__: list[str]

@@ -32,6 +32,8 @@ from stretto.train.sinks.sink import LogLine
 from stretto.train.sinks.sinks import Sinks, open_sinks
 
 _log = logging.getLogger(__name__)
+CORRUPTION = "corruption"  # the kind of a line that names a rank with wrong weights
+_KEPT_KINDS = {CORRUPTION}  # lines that a resumed run keeps, whatever step they are of
 _BLOCK_BYTES = 1 << 16
 _MAX_COPIED_BYTES = 16 << 20  # of a log; a longer one becomes a segment
 
@@ -89,7 +91,7 @@ def open_log(path: Path, step: int) -> TextIO:
         _log.warning("the beginning of %s is in %s, which is missing; put it back", path, missing.path.name)
     for segment, start, line in _lines_backwards(segments):
         kind, line_step = _parse(line)
-        if line_step <= step:
+        if line_step <= step or kind in _KEPT_KINDS:
             kept_lines.append(line.rstrip(b"\n") + b"\n")
             if kind == "step":
                 last_step = segment, start

@@ -26,7 +26,7 @@ from stretto.train.data_spec import data_spec_files
 from stretto.train.evaluate import EvaluationInterruptedError, OnWindow, evaluate
 from stretto.train.events import EvaluationReport, Event, PreemptedError, RanksChangeError, log_line
 from stretto.train.live_recovery import LiveRecovery
-from stretto.train.log import LogWriter, has_line, open_log_writer
+from stretto.train.log import CORRUPTION, LogWriter, has_line, open_log_writer
 from stretto.train.node_report import NodeReport
 from stretto.train.notice import watch_notice
 from stretto.train.plan_check import PlanCheck, predicted_seconds
@@ -39,6 +39,7 @@ from stretto.train.start import check_same_data, checkpoint_location, prepare_ru
 from stretto.train.trace import gather_trace, save_trace
 from stretto.train.trained_model import read_weights
 from stretto.train.trainer import Request, StepReport, Trainer
+from stretto.train.weight_check import CorruptionError, WeightCheck
 from stretto.train.weights import load_initial_weights, save_weights
 
 # A launch traces its tenth step, when caches are warm; or its last step, if it has fewer.
@@ -119,6 +120,7 @@ class Run:
             self.close()
             raise
         self._is_interrupted = False
+        self._weight_check: WeightCheck | None = None  # until the first step
         self._policy.restart_clock()
 
     @property
@@ -190,23 +192,32 @@ class Run:
         )
         if self.trainer.report is not None and not has_line(self.folder.log, "step", self.trainer.step):
             log.write(*log_line(self.trainer.report))  # the rank that was to write it is lost
-        with closing(self._train(on_window)) as events:
-            for event in events:
-                if isinstance(event, NodeReport):
-                    log.write_node(event)
-                else:
-                    log.write(*log_line(event))
-                    yield event
+        try:
+            with closing(self._train(on_window)) as events:
+                for event in events:
+                    if isinstance(event, NodeReport):
+                        log.write_node(event)
+                    else:
+                        log.write(*log_line(event))
+                        yield event
+        except CorruptionError as error:
+            log.write(CORRUPTION, asdict(error.corruption))
+            self.world.barrier()  # a rank that exits may end the others
+            raise
 
     def _train_without_log(self, on_window: OnWindow) -> Iterator[Event]:
         """Train on a rank other than rank 0; if it is the first of its node, it reports on the node to trackers."""
         sinks = NodeSinks(self.config.logging, self.folder.path)
-        with sinks, closing(self._train(on_window)) as events:
-            for event in events:
-                if isinstance(event, NodeReport):
-                    sinks.write_node(event)
-                else:
-                    yield event
+        try:
+            with sinks, closing(self._train(on_window)) as events:
+                for event in events:
+                    if isinstance(event, NodeReport):
+                        sinks.write_node(event)
+                    else:
+                        yield event
+        except CorruptionError:
+            self.world.barrier()  # until rank 0 has logged it
+            raise
 
     def _train(self, on_window: OnWindow) -> Generator[Event | NodeReport]:
         trainer = self.trainer
@@ -220,6 +231,8 @@ class Run:
             if trainer.is_done and not was_done:
                 self._save(wait=True)
                 self._save_weights()
+        if self.config.sentinel.hash_every is not None:
+            self._weight_check = WeightCheck(trainer)
         monitor = RankMonitor(self.engine)
         plan_check = PlanCheck(predicted_seconds(self.folder, self.config.layout) if self.world.is_rank_zero else None)
         traced_step = trainer.step + _TRACED_STEP
@@ -235,6 +248,7 @@ class Run:
             if is_evaluated:
                 # Before the save: the result may end the run or lower the learning rate, so it is part of the state.
                 yield from self._evaluate(on_window)
+            self._check_weights(report.step, is_evaluated=is_evaluated)
             is_last = trainer.is_done or is_preempted
             monitor.add(report)
             if is_last or report.step % self.config.run.log_every == 0:
@@ -273,6 +287,8 @@ class Run:
         try:
             yield from self.trainer
         except DivergedError as error:
+            if self._weight_check is not None:
+                self._weight_check.check()  # a weight that changed silently may be the cause
             path = self.folder.nonfinite_batch(self.trainer.step + 1, self.world.rank)
             raise DivergedError(f"{error}; {_save_batch(self.trainer, path)}") from None
 
@@ -309,7 +325,16 @@ class Run:
         self.world.barrier()  # the first rank may host the key-value store, which the others still use
         raise (SavedInterrupt(message) if self._is_interrupted else PreemptedError(message)) from None
 
+    def _check_weights(self, step: int, *, is_evaluated: bool) -> None:
+        """Compare the weights of replicas if it is time; an evaluation may have changed how the next steps continue."""
+        if self._weight_check is not None:
+            self._weight_check.add_step()
+            if is_evaluated or step % (self.config.sentinel.hash_every or 1) == 0:
+                self._weight_check.check()
+
     def _save(self, *, wait: bool) -> None:
+        if self._weight_check is not None and self._weight_check.agreed_step != self.trainer.step:
+            self._weight_check.check()  # so that no checkpoint has wrong weights
         snapshot = self.trainer.snapshot()
         self.checkpoints.save(replace(snapshot, run_info=self._run_info, files=self._spec_files), wait=wait)
         self._policy.restart_clock()

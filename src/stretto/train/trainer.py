@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import NamedTuple, Self
 
 import torch
+from torch import Tensor
 
 from stretto.base.denormals import flush_denormals
 from stretto.base.device_copy import to_device
@@ -45,6 +46,7 @@ from stretto.train.peer_memory import LaneRows, TrainerMemory
 from stretto.train.row_loss_check import check_row_loss
 from stretto.train.schedule import learning_rate_factor, set_learning_rate
 from stretto.train.stride_check import check_window_stride
+from stretto.train.trainer_copy import TrainerCopy, WeightsCopy
 from stretto.train.trainer_state import (
     allocate_lane_state,
     allocate_optimizer_state,
@@ -198,6 +200,7 @@ class Trainer:
         self.skipped = 0  # steps with a loss or gradient that was not finite
         self.requested: frozenset[Request] = frozenset()  # by any rank, when the last step was taken
         self.state: State | None = None  # the next window starts from it; None: from the initial state
+        self.own_loss: Tensor | None = None  # this rank's part of the last step's summed loss
         self.is_recording = False  # whether the next steps are recorded
         self.recorded_events: tuple[TraceEvent, ...] = ()  # what this rank did in the last recorded step
         self.improvement = Improvement()  # of the evaluations that `record_score` was told of
@@ -290,12 +293,29 @@ class Trainer:
         """Return this rank's part of a checkpoint of the last step."""
         self._check_restored()
         engine, windows = self.engine, self.windows
-        shared = weight_shards(engine.stack) + optimizer_shards(engine.stack, self.optimizer) + self._average.shards()
-        stage_shards = shards_of_stage(engine.stack, shared)
+        stage_shards = shards_of_stage(engine.stack, self.shared_shards())
         shards = own_share(stage_shards, engine.mesh.copy_index, engine.mesh.num_copies)
         if windows.is_stateful and self.state is not None:
             shards += lane_shards(engine.stack, self.state, windows.lane_indices, windows.lanes)
         return Snapshot(self._training_state(), shards)
+
+    def shared_shards(self) -> list[TensorShard]:
+        """Return what this rank has in common with all others that hold the same blocks, bit for bit."""
+        stack = self._stack
+        return weight_shards(stack) + optimizer_shards(stack, self.optimizer) + self._average.shards()
+
+    def copy_state(self) -> TrainerCopy:
+        """Return a copy, in memory, of all that the next step depends on; it is as large as the state itself."""
+        weights = WeightsCopy.of(self.engine.stack, self.optimizer, self._average)
+        return TrainerCopy(self._training_state(), weights, self.state)
+
+    def set_state(self, copy: TrainerCopy) -> None:
+        """Go back to the step of a copy. All ranks call this, with their copies of the same step."""
+        copy.weights.restore(self.engine.stack, self.optimizer, self._average)
+        self._average.trigger = copy.training_state.average_trigger
+        self.state = copy.lanes
+        self._set_training_state(copy.training_state)
+        self._send_lanes()
 
     def _training_state(self) -> TrainingState:
         return TrainingState(
@@ -315,6 +335,15 @@ class Trainer:
             progress=self.progress,
             is_done=self.is_done,
         )
+
+    def _set_training_state(self, training_state: TrainingState) -> None:
+        """Set the counters, the position in the data and the other values that a checkpoint has besides tensors."""
+        self.step, self.position = training_state.step, training_state.position
+        self.skipped, self._consecutive_skips = training_state.skipped, training_state.consecutive_skips
+        self._num_epoch_targets = training_state.num_targets
+        self.improvement, self.num_reductions = training_state.improvement, training_state.num_reductions
+        self.loss_scale.restore(training_state.loss_scale, training_state.num_finite_steps)
+        self._reader = None
 
     def restore(self, checkpoint: Checkpoint) -> None:
         """Resume from a checkpoint of any layout, as if this trainer had taken all steps up to it.
@@ -353,12 +382,8 @@ class Trainer:
         untied, tied = split_tied(shared, self.engine.tied_weights.groups)
         source.fill(mesh, RankTensors(untied, lanes, tied))
         set_optimizer_state(stack, self.optimizer, optimizer_state)
-        self.state, self.step, self.position = state, training_state.step, training_state.position
-        self.skipped, self._consecutive_skips = training_state.skipped, training_state.consecutive_skips
-        self._num_epoch_targets = training_state.num_targets
-        self.improvement, self.num_reductions = training_state.improvement, training_state.num_reductions
-        self.loss_scale.restore(training_state.loss_scale, training_state.num_finite_steps)
-        self._reader = None
+        self.state = state
+        self._set_training_state(training_state)
         self._is_half_restored = False
 
     def copy_lanes(self) -> None:
@@ -370,7 +395,11 @@ class Trainer:
         if not self.windows.is_stateful or mesh.num_replicas == 1:
             return
         self.lane_copy = LaneCopy(mesh, self._share((mesh.replica - 1) % mesh.num_replicas).lane_indices)
-        if self.state is not None:
+        self._send_lanes()
+
+    def _send_lanes(self) -> None:
+        """Let another replica copy the present states, if they are copied at all."""
+        if self.lane_copy is not None and self.state is not None:
             self.lane_copy.start(self.state)
             self.lane_copy.wait()
             self.lane_copy.finish()
@@ -395,7 +424,7 @@ class Trainer:
 
     def memory(self) -> TrainerMemory:
         """Return this rank's part of the last step, to continue from it in another trainer on this rank or others."""
-        shards = weight_shards(self._stack) + optimizer_shards(self._stack, self.optimizer) + self._average.shards()
+        shards = self.shared_shards()
         lanes = copy = None
         if self.windows.is_stateful and self.state:
             lanes = LaneRows(self.windows.lane_indices, pack_rows(self.state))
@@ -427,6 +456,7 @@ class Trainer:
             self.lane_copy.start(result.state)
         self._computed = _ComputedStep(result.state, next_position, learning_rate, started, data_read)
         totals = self._all_reduce(self.window, result)
+        self.own_loss = result.total
         waiting_seconds = wait_timer.seconds - waited_before
         return self._finish(replace(self._computed, waiting_seconds=waiting_seconds), totals)
 
