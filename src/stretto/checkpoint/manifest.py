@@ -11,6 +11,7 @@ from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
 from stretto.base.errors import DataError
 from stretto.base.improvement import Improvement
+from stretto.base.loss_spikes import LossSpikes
 from stretto.base.position import Position
 from stretto.base.strict_model import StrictModel, first_error
 
@@ -123,6 +124,7 @@ class TrainingState(StrictModel):
     num_reductions: int = Field(0, ge=0, lt=_INT_LIMIT)  # how often a plateau has lowered the learning rate
     num_averaged: int = Field(0, ge=0, lt=_INT_LIMIT)  # how many steps are in the average of the weights
     average_trigger: AverageTrigger = AverageTrigger()  # of `nt-asgd`
+    spikes: LossSpikes = LossSpikes()  # of the loss, if `train.spike` is set, and the windows that were skipped
     progress: float = Field(ge=0, allow_inf_nan=False)  # of the run, from 0 to 1
     is_done: bool = False
 

@@ -71,6 +71,14 @@ class TrainConfig(StrictModel):
     """Gradients are clipped to this global norm; 0 turns clipping off."""
     nonfinite: Literal["stop", "skip"] = "stop"
     """If a loss or gradient is not finite, stop the run and save the batch, or skip the step (at most 99 in a row)."""
+    spike: float | None = Field(None, gt=1, allow_inf_nan=False)
+    """If a loss is above this many times the median of the last `spike_losses` losses, go back to a copy of the weights
+    and optimizer state, and skip the windows since. The copy takes as much memory, and space in checkpoints, as both.
+    By default never."""
+    spike_losses: int = Field(32, ge=3)
+    """spike: number of losses before a step that its loss is compared with; earlier losses are never a spike."""
+    spike_rewind: int = Field(10, ge=1)
+    """spike: steps between copies. A spike undoes the steps since the last copy: at most this many, and its own."""
 
     average: Literal["none", "ema", "swa", "nt-asgd"] = "none"
     """Average the weights after each step: `ema` exponentially, `swa` equally, `nt-asgd` equally from the evaluation on
@@ -112,6 +120,10 @@ class TrainConfig(StrictModel):
             if value != type(self).model_fields[name].default and other not in needed_values:
                 needed = " or ".join(f"'{needed}'" for needed in needed_values)
                 raise ValueError(f"{name}={value} needs {needed_field}={needed}, not '{other}'; remove {name}")
+        for name in ("spike_losses", "spike_rewind"):
+            value = getattr(self, name)
+            if self.spike is None and value != type(self).model_fields[name].default:
+                raise ValueError(f"{name}={value} has no effect without spike; set spike, or remove {name}")
         if self.steps is not None and self.average_start > self.steps:
             raise ValueError(f"average_start={self.average_start} exceeds steps={self.steps}; start earlier")
         if self.warmup and self.schedule == "one_cycle":

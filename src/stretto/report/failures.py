@@ -9,7 +9,7 @@ from stretto.report.downsampled_series import DownsampledSeries
 from stretto.report.formatting import format_time
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, section, table
-from stretto.report.record import JsonObject, Record, SaveHistory, read_int, read_number, read_str
+from stretto.report.record import MAX_LISTED, JsonObject, Record, SaveHistory, read_int, read_number, read_str
 
 _MAX_ROWS = 20  # launches in the table, and checkpoints in the list
 _UNREADABLE_CAUSES = "as happens when it is killed while writing, or when a file log-NNNNN.jsonl is missing"
@@ -18,7 +18,7 @@ _LAUNCH_HEADERS = ("launch", "time", "host", "ranks", "layout", "resumed from", 
 
 
 def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
-    """Return the section with the launches of a run, steps skipped, wrong weights and failed saves."""
+    """Return the section with the launches of a run, steps skipped or undone, wrong weights and failed saves."""
     parts: list[Html | None] = [note(_describe(record, inventory))]
     launches = _launch_rows(record, inventory)
     if launches:
@@ -34,6 +34,9 @@ def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
         num_unlisted = steps.num_skipped - len(steps.skipped)
         more = f" and {num_unlisted:,} more" if num_unlisted > 0 else ""
         parts.append(note(f"Steps skipped because of non-finite values: {_format_ranges(steps.skipped)}{more}."))
+    if steps.num_spikes:
+        more = f"; {MAX_LISTED} of {steps.num_spikes:,} spikes are listed" if steps.num_spikes > MAX_LISTED else ""
+        parts.append(note(f"Steps undone because of a spike of the loss: {_format_ranges(steps.undone)}{more}."))
     if record.nonfinite_files:
         names = ", ".join(record.nonfinite_files[:_MAX_ERRORS])
         more = " and more" if len(record.nonfinite_files) > _MAX_ERRORS else ""
@@ -79,6 +82,7 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
         f"was launched {num_launches:,} times": num_launches > 1,
         f"skipped {pluralize(steps.num_skipped, 'step')}": steps.num_skipped,
         f"had non-finite values in {pluralize(steps.num_nonfinite, 'step')}": steps.num_nonfinite,
+        f"undid {pluralize(steps.num_spikes, 'spike')} of the loss": steps.num_spikes,
         f"had {pluralize(saves.num_failed, 'failed save')}": saves.num_failed,
         f"had {pluralize(len(record.corruptions), 'silent change')} of a rank's weights": len(record.corruptions),
         f"stopped at step {steps.last_step + 1:,} because of non-finite values": record.status.startswith("stopped"),

@@ -19,7 +19,8 @@ JsonObject = Mapping[str, Any]
 # Counts and sizes in a log are below the first, durations of a step below the second; otherwise the line is damaged.
 _MAX_VALUE, _MAX_SECONDS = 1e15, 1e9
 _MAX_SCORES = 12  # at most this many metrics have a curve
-_MAX_LISTED = 50  # at most this many skipped steps are kept, and as many failed saves
+MAX_LISTED = 50  # at most this many skipped steps are kept, and as many failed saves
+_MAX_UNDONE = 10_000  # steps that one spike can undo; otherwise the line is damaged
 
 
 class StepHistory:
@@ -36,7 +37,9 @@ class StepHistory:
         self.seconds = 0.0  # time spent in steps: reading data, computing and the optimizer
         self.num_nonfinite = 0  # steps whose loss or gradient norm is not finite
         self.num_skipped = 0
-        self.skipped: list[int] = []  # the first _MAX_LISTED skipped steps
+        self.skipped: list[int] = []  # the first MAX_LISTED skipped steps
+        self.num_spikes = 0
+        self.undone: list[int] = []  # the steps that spikes of the loss have undone; of the first MAX_LISTED spikes
 
     def add(self, line: JsonObject) -> None:
         step, loss, norm = read_int(line, "step"), read_number(line, "loss"), read_number(line, "gradient_norm")
@@ -53,8 +56,12 @@ class StepHistory:
         num_skipped = read_int(line, "skipped")
         if num_skipped > self.num_skipped:
             self.num_skipped = num_skipped
-            if len(self.skipped) < _MAX_LISTED:
+            if len(self.skipped) < MAX_LISTED:
                 self.skipped.append(step)
+        if isinstance(line.get("rewound_to"), int):
+            self.num_spikes += 1
+            if self.num_spikes <= MAX_LISTED:
+                self.undone += range(max(read_int(line, "rewound_to"), step - _MAX_UNDONE) + 1, step + 1)
         self.last_step, self.epoch = max(self.last_step, step), max(self.epoch, read_int(line, "epoch"))
         # A step without targets has no loss.
         if num_targets > 0 and not math.isfinite(loss + norm):
@@ -129,13 +136,13 @@ class SaveHistory:
     def __init__(self) -> None:
         self.series = DownsampledSeries("step", "num_bytes", "seconds", "blocked_seconds", max_buckets=300)
         self.recent: deque[JsonObject] = deque(maxlen=12)  # the last saves, for a table
-        self.failed: list[JsonObject] = []  # the first _MAX_LISTED failed saves
+        self.failed: list[JsonObject] = []  # the first MAX_LISTED failed saves
         self.num_failed = 0
 
     def add(self, line: JsonObject) -> None:
         if line.get("error") is not None:
             self.num_failed += 1
-            if self.num_failed <= _MAX_LISTED:
+            if self.num_failed <= MAX_LISTED:
                 self.failed.append(line)
             return
         amounts = (read_amount(line, name) for name in ("num_bytes", "seconds", "blocked_seconds"))
@@ -218,7 +225,7 @@ class Record:
     saves: SaveHistory = field(default_factory=SaveHistory)
     ranks: RankMeans = field(default_factory=RankMeans)
     plan_events: deque[JsonObject] = field(default_factory=lambda: deque(maxlen=10))  # log lines of the kind "plan"
-    corruptions: list[JsonObject] = field(default_factory=list)  # the first _MAX_LISTED lines of this kind
+    corruptions: list[JsonObject] = field(default_factory=list)  # the first MAX_LISTED lines of this kind
     num_unreadable_lines: int = 0
 
     def add(self, line: JsonObject | None) -> None:
@@ -239,7 +246,7 @@ class Record:
                 self.launches.append(line)
                 self.evaluations.set_monitor(line)
             case "corruption":
-                if len(self.corruptions) < _MAX_LISTED:
+                if len(self.corruptions) < MAX_LISTED:
                     self.corruptions.append(line)
             case "plan":
                 self.plan_events.append(line)

@@ -17,6 +17,7 @@ from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError, DataError, DivergedError
 from stretto.base.improvement import Improvement
 from stretto.base.keys import derive_key
+from stretto.base.loss_spikes import LossSpikes
 from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
 from stretto.base.score import Score, ScoreMode
@@ -88,6 +89,7 @@ class StepReport:
     skipped: int = 0  # number of steps so far, including this one, whose loss or gradient was not finite
     padding: float = 0.0  # the fraction of the global batch's elements (time steps times rows) that is padding
     waiting_seconds: float = 0.0  # the part of compute_seconds in which this rank waited for others
+    rewound_to: int | None = None  # after a spike: the step whose weights are used again; the windows since are skipped
 
     @property
     def seconds(self) -> float:
@@ -188,12 +190,7 @@ class Trainer:
         if engine.stack.shards:
             refuse_to_split_rows(type(self.optimizer))
         self._average = WeightAverage(config, engine.stack)
-        if self.num_steps is not None and config.warmup > self.num_steps:
-            raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {self.num_steps} steps; shorten it")
-        if self.num_steps is not None and config.average_start > self.num_steps:
-            raise ConfigError(
-                f"train.average_start={config.average_start} exceeds the run's {self.num_steps} steps; start earlier"
-            )
+        _check_length(config, self.num_steps)
         self.step = 0
         self.position = start or Position()  # of the next window
         self.window: Window | None = None  # of the last step; None before the first
@@ -207,6 +204,8 @@ class Trainer:
         self.num_reductions = 0  # how often a plateau has lowered the learning rate
         self._lr_name = "train.lr" if optimizer is None else "lr"  # in error messages
         self.loss_scale = LossScale(is_dynamic=engine.precision == "fp16")
+        self.spikes = LossSpikes()
+        self._rewind_copy: WeightsCopy | None = None  # that a spike goes back to
         self._requests: set[Request] = set()  # by this rank, not yet in `requested`
         self._consecutive_skips = 0
         self._is_half_restored = False  # whether a restore has failed after it began to change tensors
@@ -302,18 +301,19 @@ class Trainer:
     def shared_shards(self) -> list[TensorShard]:
         """Return what this rank has in common with all others that hold the same blocks, bit for bit."""
         stack = self._stack
-        return weight_shards(stack) + optimizer_shards(stack, self.optimizer) + self._average.shards()
+        shards = weight_shards(stack) + optimizer_shards(stack, self.optimizer) + self._average.shards()
+        return shards if self._rewind_copy is None else shards + self._rewind_copy.shards(stack)
 
     def copy_state(self) -> TrainerCopy:
         """Return a copy, in memory, of all that the next step depends on; it is as large as the state itself."""
         weights = WeightsCopy.of(self.engine.stack, self.optimizer, self._average)
-        return TrainerCopy(self._training_state(), weights, self.state)
+        return TrainerCopy(self._training_state(), weights, self.state, self._rewind_copy)
 
     def set_state(self, copy: TrainerCopy) -> None:
         """Go back to the step of a copy. All ranks call this, with their copies of the same step."""
         copy.weights.restore(self.engine.stack, self.optimizer, self._average)
         self._average.trigger = copy.training_state.average_trigger
-        self.state = copy.lanes
+        self.state, self._rewind_copy = copy.lanes, copy.rewind_copy
         self._set_training_state(copy.training_state)
         self._send_lanes()
 
@@ -332,6 +332,7 @@ class Trainer:
             num_reductions=self.num_reductions,
             num_averaged=self._average.num_averaged,
             average_trigger=self._average.trigger,
+            spikes=self.spikes,
             progress=self.progress,
             is_done=self.is_done,
         )
@@ -343,6 +344,7 @@ class Trainer:
         self._num_epoch_targets = training_state.num_targets
         self.improvement, self.num_reductions = training_state.improvement, training_state.num_reductions
         self.loss_scale.restore(training_state.loss_scale, training_state.num_finite_steps)
+        self.spikes = training_state.spikes
         self._reader = None
 
     def restore(self, checkpoint: Checkpoint) -> None:
@@ -376,14 +378,20 @@ class Trainer:
             for name, values in optimizer_state.items():
                 shared += [optimizer_shard(stack, name, key, value) for key, value in values.items()]
             shared += self._average.allocate(training_state)
+            spikes, rewind_copy = training_state.spikes, None
+            if self.config.spike is not None and spikes.copy_step is not None:
+                rewind_copy = WeightsCopy.allocate(stack, self.optimizer, source, spikes.copy_num_averaged)
+                shared += rewind_copy.shards(stack)
             if windows.is_stateful and any(name.startswith("lanes.") for name in source.tensors()):
                 state = allocate_lane_state(stack, len(windows.lane_indices), mesh.world.device)
                 lanes = lane_shards(stack, state, windows.lane_indices, windows.lanes)
         untied, tied = split_tied(shared, self.engine.tied_weights.groups)
         source.fill(mesh, RankTensors(untied, lanes, tied))
         set_optimizer_state(stack, self.optimizer, optimizer_state)
-        self.state = state
+        self.state, self._rewind_copy = state, rewind_copy
         self._set_training_state(training_state)
+        if rewind_copy is None:
+            self.spikes = self.spikes.without_copy()
         self._is_half_restored = False
 
     def copy_lanes(self) -> None:
@@ -495,6 +503,7 @@ class Trainer:
             skipped=self.skipped,
             padding=1 - totals.num_valid / totals.num_elements,
             waiting_seconds=computed.waiting_seconds,
+            rewound_to=self.spikes.rewound_to(self.step),
         )
         return self.report
 
@@ -538,12 +547,14 @@ class Trainer:
             # Gradients that overflow in fp16 are no reason to stop: the next step's are half as large.
             if not (can_shrink and math.isfinite(totals.loss_sum)):
                 self._check_divergence(totals)
-            # If the new state is not finite on any rank, all continue from the one before this window.
-            return totals.grad_norm, self.state if totals.num_nonfinite_states else state
-        self._consecutive_skips = 0
+            return totals.grad_norm, self._finite_state(totals, state)
         if not totals.weight:
+            self._consecutive_skips = 0
             # There is nothing to learn from: all rows have only one token, for example, or all values are missing.
             return 0.0, state
+        if self.config.spike is not None and self._undo_if_spike(totals, self.config.spike):
+            return totals.grad_norm, self._finite_state(totals, state)
+        self._consecutive_skips = 0
         gradient_norm = scale_gradients(
             self._stack.parameters(),
             totals.weight * loss_scale,
@@ -567,6 +578,38 @@ class Trainer:
                 f"weights are still those of step {self.step + 1 - skips}: lower {self._lr_name}={lr}, or raise "
                 f"train.warmup={self.config.warmup}"
             )
+
+    def _undo_if_spike(self, totals: _StepTotals, factor: float) -> bool:
+        """If this step has a spike, go back to the copy and return True; else count its loss, and make a copy if due.
+
+        The copy is made before the update, so the loss of this window has shown that its weights are good.
+        """
+        stack, num_losses = self._stack, self.config.spike_losses
+        if self.spikes.is_spike(totals.loss, factor, num_losses):
+            assert self._rewind_copy is not None
+            self._consecutive_skips += 1
+            if self._consecutive_skips >= _MAX_CONSECUTIVE_SKIPS:
+                raise self._spikes_error(totals, factor)
+            self._rewind_copy.restore(stack, self.optimizer, self._average)
+            self.spikes = self.spikes.rewind(self.step + 1)
+            return True
+        self.spikes = self.spikes.add(totals.loss, num_losses)
+        copy_step = self.spikes.copy_step
+        if copy_step is None or self.step >= copy_step + self.config.spike_rewind:
+            self._rewind_copy = WeightsCopy.of(stack, self.optimizer, self._average)
+            self.spikes = self.spikes.with_copy(self.step, self._average.num_averaged)
+        return False
+
+    def _spikes_error(self, totals: _StepTotals, factor: float) -> DivergedError:
+        return DivergedError(
+            f"step {self.step + 1} has loss {totals.loss}, above train.spike={factor} times the median of the last "
+            f"normal losses, as each of the {self._consecutive_skips - 1} steps before it; raise train.spike, or lower "
+            f"{self._lr_name}={self.optimizer.param_groups[0]['initial_lr']}"
+        )
+
+    def _finite_state(self, totals: _StepTotals, state: State) -> State | None:
+        """Return the next window's state: the one from before this window, if the new one is not finite on any rank."""
+        return self.state if totals.num_nonfinite_states else state
 
     def _check_epoch(self, num_targets: float, next_position: Position) -> None:
         """Count this epoch's targets; raise at the end of an epoch that had none."""
@@ -613,3 +656,13 @@ def _check_lanes(engine: Engine) -> None:
         )
     if engine.mesh.num_spans > 1:
         raise no_lanes_error(engine.mesh.num_spans)
+
+
+def _check_length(config: TrainConfig, num_steps: int | None) -> None:
+    """Raise if a run is too short for its warm-up, or for the average of its weights."""
+    if num_steps is not None and config.warmup > num_steps:
+        raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {num_steps} steps; shorten it")
+    if num_steps is not None and config.average_start > num_steps:
+        raise ConfigError(
+            f"train.average_start={config.average_start} exceeds the run's {num_steps} steps; start earlier"
+        )

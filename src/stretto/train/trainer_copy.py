@@ -12,7 +12,9 @@ from torch import Tensor
 from stretto.base.state import State
 from stretto.blocks.stack import Stack
 from stretto.checkpoint.manifest import TrainingState
-from stretto.train.trainer_state import Optimizer, set_optimizer_state
+from stretto.checkpoint.restore import TensorSource
+from stretto.checkpoint.shards import TensorShard
+from stretto.train.trainer_state import Optimizer, allocate_optimizer_state, optimizer_shard, set_optimizer_state
 from stretto.train.weight_average import WeightAverage
 
 
@@ -40,6 +42,28 @@ class WeightsCopy:
             average.num_averaged,
         )
 
+    @classmethod
+    def allocate(cls, stack: Stack, optimizer: Optimizer, source: TensorSource, num_averaged: int) -> "WeightsCopy":
+        """Return tensors for the copy that a source has, to read its `shards` into."""
+        weights = stack.named_weights() if num_averaged else {}
+        return cls(
+            {name: torch.zeros_like(tensor) for name, tensor in stack.named_tensors().items()},
+            allocate_optimizer_state(stack, optimizer, source, "copy_optimizer"),
+            {name: torch.zeros_like(weight) for name, weight in weights.items()},
+            num_averaged,
+        )
+
+    def shards(self, stack: Stack) -> list[TensorShard]:
+        """Return the tensors as shards, named like those of the state itself, with `copy_` before."""
+        shards = [
+            TensorShard(f"copy_{kind}.{name}", tensor, *stack.rows_of(name))
+            for kind, tensors in (("weights", self.weights), ("average", self.average))
+            for name, tensor in tensors.items()
+        ]
+        for name, state in self.optimizer.items():
+            shards += [optimizer_shard(stack, name, key, value, "copy_optimizer") for key, value in state.items()]
+        return shards
+
     @torch.no_grad()
     def restore(self, stack: Stack, optimizer: Optimizer, average: WeightAverage) -> None:
         """Set the tensors of a rank to their copies; these stay as they are, and can be restored again."""
@@ -56,6 +80,7 @@ class TrainerCopy:
     training_state: TrainingState
     weights: WeightsCopy
     lanes: State | None  # the state that the next window starts from; steps replace it, and never change its tensors
+    rewind_copy: WeightsCopy | None = None  # that a spike of the loss goes back to
 
 
 def _clone(tensors: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -3,6 +3,7 @@
 weights.<name>             parameters and buffers, by their names in the whole model; a tied one once, by its first
                            (stages that split a table save its rows under one name)
 optimizer.<name>.<key>     the optimizer's state for each parameter
+copy_weights.<name> ...    with `train.spike`: copies of the above, and of averages, that a spike goes back to
 lanes.<block>.<number>     the state tensors of each block, with one row per lane of all replicas
 """
 
@@ -49,11 +50,11 @@ def optimizer_shards(stack: Stack, optimizer: Optimizer) -> list[TensorShard]:
     return shards
 
 
-def optimizer_shard(stack: Stack, name: str, key: str, value: Tensor) -> TensorShard:
+def optimizer_shard(stack: Stack, name: str, key: str, value: Tensor, kind: str = "optimizer") -> TensorShard:
     """Return a tensor of the optimizer's state for a parameter; it has the rows that the stack has of the parameter."""
     # A counter has no rows.
     rows = stack.rows_of(name) if value.dim() else (0, None)
-    return TensorShard(f"optimizer.{name}.{key}", value, *rows)
+    return TensorShard(f"{kind}.{name}.{key}", value, *rows)
 
 
 def lane_shards(stack: Stack, state: State, lane_indices: range, num_lanes: int) -> list[TensorShard]:
@@ -94,7 +95,7 @@ def split_tied(
     untied, tied = [], []
     for shard in shards:
         kind, _, name = shard.name.partition(".")
-        group = groups.get(name.rpartition(".")[0] if kind == "optimizer" else name)
+        group = groups.get(name.rpartition(".")[0] if kind.endswith("optimizer") else name)
         if group is None or not shard.tensor.dim():
             untied.append(shard)
         else:
@@ -102,8 +103,13 @@ def split_tied(
     return untied, sorted(tied, key=lambda pair: pair[0].name)
 
 
-def allocate_optimizer_state(stack: Stack, optimizer: Optimizer, source: TensorSource) -> dict[str, dict[str, Tensor]]:
-    """Return tensors to load the saved optimizer state into, by parameter name and key."""
+def allocate_optimizer_state(
+    stack: Stack, optimizer: Optimizer, source: TensorSource, kind: str = "optimizer"
+) -> dict[str, dict[str, Tensor]]:
+    """Return tensors to load the saved optimizer state into, by parameter name and key.
+
+    `kind` is what the names of the saved tensors begin with.
+    """
     weights = stack.named_weights()
     is_fused = {
         weight: bool(group.get("fused") or group.get("capturable"))
@@ -112,9 +118,9 @@ def allocate_optimizer_state(stack: Stack, optimizer: Optimizer, source: TensorS
     }
     states: dict[str, dict[str, Tensor]] = {}
     for full_name, saved in source.tensors().items():
-        name, _, key = full_name.removeprefix("optimizer.").rpartition(".")
+        name, _, key = full_name.removeprefix(f"{kind}.").rpartition(".")
         weight = weights.get(name)
-        if weight is None or not full_name.startswith("optimizer."):
+        if weight is None or not full_name.startswith(f"{kind}."):
             continue
         # Under a key, torch's optimizers keep a scalar or at most one value per element; more is from another model.
         _, num_rows = stack.rows_of(name)

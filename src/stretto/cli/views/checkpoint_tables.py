@@ -82,7 +82,9 @@ def _summary(checkpoint: Checkpoint) -> Table:
     table.add_row("position", f"epoch {state.epoch + 1}, pool {state.pool}, window {state.index} is next")
     table.add_row("saved", f"{format_time(manifest.created)} by generation {manifest.generation}")
     table.add_row("layout", f"{manifest.run_info.layout or 'not recorded'}, {pluralize(manifest.num_ranks, 'rank')}")
-    table.add_row("optimizer", f"{state.optimizer}, seed {state.seed}, {pluralize(state.skipped, 'step')} skipped")
+    spikes = f", {pluralize(state.spikes.num_rewinds, 'spike')} undone" if state.spikes.num_rewinds else ""
+    skipped = f"{pluralize(state.skipped, 'step')} skipped{spikes}"
+    table.add_row("optimizer", f"{state.optimizer}, seed {state.seed}, {skipped}")
     table.add_row("versions", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()))
     table.add_row("size", f"{manifest.num_bytes / 1e6:,.2f} MB in {pluralize(len(manifest.files), 'file')}")
     return table

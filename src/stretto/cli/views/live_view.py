@@ -75,6 +75,7 @@ class LiveView:
         self._ranks: RankReport | None = None
         self._saved: tuple[float, SaveReport] | None = None
         self._num_failed_saves = 0
+        self._num_spikes = 0
         self._predicted_seconds: float | None = None
         self._ended: float | None = None
 
@@ -84,6 +85,7 @@ class LiveView:
             case StepReport():
                 self._recent_steps.append(event)
                 self._step, self._progress = event.step, progress
+                self._num_spikes += event.rewound_to is not None
                 self._progress_history.append((time.monotonic(), progress))
                 if math.isfinite(event.loss):
                     self._losses.append(event.loss)
@@ -242,6 +244,7 @@ class LiveView:
         counts = (
             (self._restarts, "restart", ""),
             (skipped, "step", " skipped"),
+            (self._num_spikes, "spike", " undone"),
             (self._num_failed_saves, "save", " failed"),
         )
         parts = [f"{pluralize(number, noun)}{verb}" for number, noun, verb in counts if number]

@@ -125,10 +125,12 @@ def _show_live(console: Console, run: Run) -> None:
 
 
 def _print_event(console: Console, run: Run, event: Event) -> None:
-    """Print a save, plan check or evaluation on its own line, in a terminal and elsewhere; ignore other events."""
+    """Print a save, spike, plan check or evaluation on its own line; ignore other events."""
     match event:
         case SaveReport():
             line = _describe_save(event)
+        case StepReport(rewound_to=int()):
+            line = _describe_rewind(event)
         case PlanReport():
             line = f"plan    {_compare_with_plan(event)}"
         case EvaluationReport():
@@ -156,6 +158,14 @@ def _describe_save(report: SaveReport) -> str:
     if report.error is None:
         return f"saved step {report.step}: {report.num_bytes / 1e6:,.1f} MB in {report.seconds:.1f} s"
     return f"warning: step {report.step} was not saved: {report.error}; training continues"
+
+
+def _describe_rewind(report: StepReport) -> str:
+    assert report.rewound_to is not None
+    return (
+        f"warning: step {report.step} has a spike: loss {format_loss(report.loss)}; back to the weights of step "
+        f"{report.rewound_to}, and {pluralize(report.step - report.rewound_to, 'window')} skipped"
+    )
 
 
 def _print_run_summary(console: Console, run: Run) -> None:
