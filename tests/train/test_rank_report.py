@@ -84,6 +84,10 @@ def test_a_rank_that_stays_slow_is_a_straggler_and_one_that_was_slow_once_is_not
     assert [None if found is None else (found.rank, found.since) for found in stragglers] == [
         None, None, None, None, None, (5, 31), (5, 31), (5, 31), (5, 31), (5, 31), None, None,
     ]  # fmt: skip
+    # What counts is the part of a step that it costs: 15 %.
+    for min_percent, is_found in ((14.0, True), (16.0, False)):
+        check = StragglerCheck(Topology(num_replicas=4, num_stages=2), min_percent)
+        assert [check.add(step, 6.0, slow, range(8)) is not None for step in range(3)] == [False, False, is_found]
     few = StragglerCheck(Topology(num_replicas=2, num_stages=1))
     assert not any(few.add(step, 1.0, [0.5, 1.0], [0.0, 0.0]) for step in range(9))
 
@@ -133,12 +137,17 @@ def train_with_a_slow_rank(world: World) -> list[Mapping[str, Any]]:
     for report in trainer:
         monitor.add(report)
         ranks = monitor.gather()
-        lines += [] if ranks is None else [{"kind": "ranks", **log_line(ranks)[1]}]
+        if ranks is not None:
+            events = [event for event in (ranks, monitor.new_straggler(ranks)) if event is not None]
+            lines += [{"kind": kind, **fields} for kind, fields in map(log_line, events)]
     return lines
 
 
 def test_a_rank_that_is_slowed_down_on_purpose_is_named_in_log_and_report(pools: RankPools, tmp_path: Path) -> None:
     lines = pools[3].run(train_with_a_slow_rank)[0]
+    # Its event comes once, in the third report: whoever replaces ranks learns which.
+    assert [line["kind"] for line in lines] == ["ranks", "ranks", "ranks", "straggler", "ranks"]
+    assert (lines[3]["rank"], lines[3]["since"], lines[3]["step"]) == (1, 1, 3) and 10 < lines[3]["percent"] < 100
     straggler = lines[-1]["straggler"]
     assert (straggler["rank"], straggler["since"]) == (1, 1) and 0.08 < straggler["seconds"] < 0.5
     (tmp_path / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -19,6 +19,7 @@ from stretto.train.rank_monitor import RankReport as RankReport
 from stretto.train.sinks.node_sinks import NodeSinks as NodeSinks
 from stretto.train.sinks.sinks import Sinks as Sinks
 from stretto.train.sinks.sinks import open_sinks as open_sinks
+from stretto.train.straggler import StragglerReport as StragglerReport
 from stretto.train.trace import gather_trace as gather_trace
 from stretto.train.trainer import Request as Request
 from stretto.train.trainer_copy import TrainerCopy as TrainerCopy

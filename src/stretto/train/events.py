@@ -10,6 +10,7 @@ from stretto.checkpoint.manager import SaveReport
 from stretto.train.evaluate import Evaluation
 from stretto.train.plan_check import PlanReport
 from stretto.train.rank_monitor import RankReport
+from stretto.train.straggler import StragglerReport
 from stretto.train.trainer import StepReport
 
 
@@ -34,9 +35,9 @@ class EvaluationReport:
     evaluation: Evaluation
 
 
-Event = StepReport | RankReport | EvaluationReport | SaveReport | PlanReport
+Event = StepReport | RankReport | StragglerReport | EvaluationReport | SaveReport | PlanReport
 
-_KINDS = {StepReport: "step", SaveReport: "save", PlanReport: "plan"}
+_KINDS = {StepReport: "step", StragglerReport: "straggler", SaveReport: "save", PlanReport: "plan"}
 
 
 def log_line(event: Event) -> tuple[str, Mapping[str, object]]:

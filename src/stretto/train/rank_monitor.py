@@ -10,7 +10,7 @@ from stretto.engine.engine import Engine
 from stretto.mesh.device import peak_memory
 from stretto.mesh.node import node_number
 from stretto.train.node_report import NodeReport
-from stretto.train.straggler import Straggler, StragglerCheck
+from stretto.train.straggler import Straggler, StragglerCheck, StragglerReport
 from stretto.train.trainer import StepReport
 
 # The log has the figures of each rank up to so many ranks; with more, those of groups of ranks, at most so many.
@@ -76,11 +76,16 @@ def _min_mean_max(values: Sequence[float]) -> dict[str, float]:
 
 
 class RankMonitor:
-    """Collects the times of this rank's steps, and gathers those of all ranks on request."""
+    """Collects the times of this rank's steps, and gathers those of all ranks on request.
 
-    def __init__(self, engine: Engine) -> None:
+    A rank that costs all others at least `straggler_percent` of each step is named in the reports, and once in
+    `new_straggler`.
+    """
+
+    def __init__(self, engine: Engine, *, straggler_percent: float = 10.0) -> None:
         self._engine = engine
-        self._straggler_check = StragglerCheck(engine.mesh.topology)
+        self._straggler_check = StragglerCheck(engine.mesh.topology, straggler_percent)
+        self._known_straggler: int | None = None  # the rank of the last one that was reported
         self._last_step_report: StepReport | None = None
         self._first_step = 1  # since the last call to gather
         self._node_number = float(node_number())
@@ -118,6 +123,17 @@ class RankMonitor:
         rows = world.gather_rows([self._node_number, *means, float(peak_memory(world.device))])
         step = self._last_step_report.step
         return self._report_all(step, rows) if world.is_rank_zero else None, _report_node(step, rows, world.rank)
+
+    def new_straggler(self, report: RankReport) -> StragglerReport | None:
+        """Return the straggler of a report of `gather` if it was not one in the report before; else None."""
+        straggler = report.straggler
+        rank = None if straggler is None else straggler.rank
+        is_new = rank != self._known_straggler
+        self._known_straggler = rank
+        if straggler is None or not is_new:
+            return None
+        percent = 100 * straggler.seconds / report.seconds
+        return StragglerReport(report.step, percent=percent, **asdict(straggler))
 
     def _report_all(self, step: int, rows: Tensor) -> RankReport:
         nodes, seconds, waiting, _, memory = (tuple(column) for column in rows.T.tolist())

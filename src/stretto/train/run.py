@@ -233,7 +233,7 @@ class Run:
                 self._save_weights()
         if self.config.sentinel.hash_every is not None:
             self._weight_check = WeightCheck(trainer)
-        monitor = RankMonitor(self.engine)
+        monitor = RankMonitor(self.engine, straggler_percent=self.config.sentinel.straggler)
         plan_check = PlanCheck(predicted_seconds(self.folder, self.config.layout) if self.world.is_rank_zero else None)
         traced_step = trainer.step + _TRACED_STEP
         trainer.is_recording = True
@@ -252,7 +252,9 @@ class Run:
             is_last = trainer.is_done or is_preempted
             monitor.add(report)
             if is_last or report.step % self.config.run.log_every == 0:
-                yield from filter(None, monitor.gather_by_node())
+                rank_report, node_report = monitor.gather_by_node()
+                straggler = None if rank_report is None else monitor.new_straggler(rank_report)
+                yield from filter(None, (rank_report, node_report, straggler))
             if trainer.is_recording and (is_last or report.step == traced_step):
                 self._save_trace()
             plan_report = plan_check.add_step(report.step, report.seconds, is_last=trainer.is_done)

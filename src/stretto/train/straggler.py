@@ -6,9 +6,9 @@ from statistics import median
 
 from stretto.mesh.topology import Topology
 
-# A rank is a straggler if it costs all others this fraction of each step, in so many reports one after the other, and
+# A rank is a straggler if it costs all others a certain part of each step in so many reports one after the other, and
 # until it no longer does in as many: a report that is disturbed does not end it.
-_MIN_FRACTION, _MIN_REPORTS = 0.1, 3
+_MIN_REPORTS = 3
 _MIN_PEERS = 3  # the median of two ranks says nothing about which of them is slow
 
 
@@ -20,6 +20,18 @@ class Straggler:
     since: int
     seconds: float  # more than the median of the ranks with the same stage
     whole_node: bool = False  # whether most ranks of its node are slow: then the node is at fault, not the rank
+
+
+@dataclass(frozen=True)
+class StragglerReport:
+    """A rank that has become a straggler. The first rank has it, once for each straggler: see `RankMonitor`."""
+
+    step: int
+    rank: int
+    since: int  # the first step since which it is slow
+    seconds: float  # that it costs per step
+    percent: float  # of a step
+    whole_node: bool  # whether most ranks of its node are slow
 
 
 @dataclass
@@ -39,8 +51,8 @@ class _SlowRank:
 class StragglerCheck:
     """Compares the ranks of each stage, which have the same work, from report to report."""
 
-    def __init__(self, topology: Topology) -> None:
-        self._topology = topology
+    def __init__(self, topology: Topology, min_percent: float = 10.0) -> None:
+        self._topology, self._min_fraction = topology, min_percent / 100
         self._slow: dict[int, _SlowRank] = {}  # by rank
 
     def add(self, first_step: int, seconds: float, busy: Sequence[float], nodes: Sequence[float]) -> Straggler | None:
@@ -51,7 +63,7 @@ class StragglerCheck:
         """
         excesses = {rank: excess for excess, rank in self._excesses(busy)}
         for rank, excess in excesses.items():
-            if excess >= _MIN_FRACTION * seconds:
+            if excess >= self._min_fraction * seconds:
                 slow = self._slow.setdefault(rank, _SlowRank(first_step))
                 slow.num_reports, slow.num_others = slow.num_reports + 1, 0
             elif rank in self._slow:

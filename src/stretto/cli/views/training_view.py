@@ -18,6 +18,7 @@ from stretto.train.naive_scores import NaiveScores
 from stretto.train.plan_check import PlanReport
 from stretto.train.rank_monitor import RankReport
 from stretto.train.run import Run
+from stretto.train.straggler import StragglerReport
 from stretto.train.trainer import StepReport
 from stretto.windows.batches import Batches
 from stretto.windows.items import SlidingWindows
@@ -125,12 +126,14 @@ def _show_live(console: Console, run: Run) -> None:
 
 
 def _print_event(console: Console, run: Run, event: Event) -> None:
-    """Print a save, spike, plan check or evaluation on its own line; ignore other events."""
+    """Print a save, spike, straggler, plan check or evaluation on its own line; ignore other events."""
     match event:
         case SaveReport():
             line = _describe_save(event)
         case StepReport(rewound_to=int()):
             line = _describe_rewind(event)
+        case StragglerReport():
+            line = _describe_straggler(event)
         case PlanReport():
             line = f"plan    {_compare_with_plan(event)}"
         case EvaluationReport():
@@ -165,6 +168,15 @@ def _describe_rewind(report: StepReport) -> str:
     return (
         f"warning: step {report.step} has a spike: loss {format_loss(report.loss)}; back to the weights of step "
         f"{report.rewound_to}, and {pluralize(report.step - report.rewound_to, 'window')} skipped"
+    )
+
+
+def _describe_straggler(report: StragglerReport) -> str:
+    node = "; most ranks of its node are slow too" if report.whole_node else ""
+    seconds = format_seconds(report.seconds)
+    return (
+        f"warning: rank {report.rank} is a straggler since step {report.since}: it takes {seconds} "
+        f"({report.percent:.0f} %) more per step than the others with the same blocks{node}"
     )
 
 
