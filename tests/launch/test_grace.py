@@ -28,7 +28,7 @@ def loss(outputs, targets):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("grace_seconds", [pytest.param(2, marks=pytest.mark.short), 40])
+@pytest.mark.parametrize("grace_seconds", [2, 40])
 def test_ranks_that_save_within_the_grace_period_are_not_killed(
     grace_seconds: int, byte_corpus: Corpus, tmp_path: Path
 ) -> None:

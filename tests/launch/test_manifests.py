@@ -232,7 +232,7 @@ SCALARS = (
 VALUES = st.recursive(SCALARS, lambda items: st.lists(items) | st.dictionaries(TEXT, items), max_leaves=12)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(st.lists(st.dictionaries(TEXT, VALUES), min_size=1, max_size=3))
 def test_yaml_is_read_back_as_what_was_written(documents: list[dict[str, Any]]) -> None:
     before = copy.deepcopy(documents)
