@@ -91,6 +91,13 @@ def lose_a_node(cluster: Slurm, job: str, folder: Path) -> None:
     cluster.start_node("n2")
 
 
+def drain_a_node(cluster: Slurm, job: str, folder: Path) -> None:
+    cluster.run("scontrol", "update", "nodename=n2", "state=drain", "reason=test")
+    cluster.run("scontrol", "requeue", job)  # as an administrator does who does not want to wait for its end
+    await_state(cluster, job, "PENDING")
+    cluster.run("scontrol", "update", "nodename=n2", "state=resume")
+
+
 def requeue(cluster: Slurm, job: str, folder: Path) -> None:
     cluster.run("scontrol", "requeue", job)
 
@@ -105,11 +112,14 @@ DEATHS = {
     "USR1": signal_the_tasks,
     "node failure": lose_a_node,
     "scontrol requeue": requeue,
+    "node drained": drain_a_node,
     "preemption": preempt,
 }
 
 
-@pytest.mark.parametrize("death", DEATHS)
+@pytest.mark.parametrize(
+    "death", [pytest.param(name, marks=[pytest.mark.faults] if "node" in name else []) for name in DEATHS]
+)
 def test_a_job_is_queued_again_after_every_kind_of_death_and_resumes(
     death: str, byte_corpus: Corpus, expected: list[float], tmp_path: Path
 ) -> None:
@@ -123,7 +133,7 @@ def test_a_job_is_queued_again_after_every_kind_of_death_and_resumes(
         assert cluster.await_end(job) == "COMPLETED", output.read_text()
     text = output.read_text()
     assert "resume  after step" in text and "done: config, log" in text, text
-    saves = death in ("USR1", "scontrol requeue", "preemption")
+    saves = death in ("USR1", "scontrol requeue", "node drained", "preemption")
     assert ("that step is saved, so start again to resume" in text) == saves, text
     assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
     assert find_checkpoint(tmp_path / "run").manifest.training_state.step == STEPS

@@ -155,9 +155,11 @@ class LiveWorld:
 
     def _connect(self, new: Round) -> World:
         slot = self._rounds.slot
+        local_slots = new.local_slots(slot)
         launch_info = replace(
-            self._launch_info, rank=new.slots.index(slot), size=new.size, local_size=new.local_size(slot)
-        )
+            self._launch_info, rank=new.slots.index(slot), size=new.size, local_rank=local_slots.index(slot),
+            local_size=len(local_slots),
+        )  # fmt: skip
         if new.size == 1:
             return World(0, 1, self._device, timeout=self._timeout)
         store = self._store.in_scope(f"round/{new.number}")

@@ -89,10 +89,10 @@ class Round:
         """A holder that has finished the most steps; None if no one has state."""
         return max((self.members[rank] for rank in self.holders), key=lambda member: member.step, default=None)
 
-    def local_size(self, slot: int) -> int:
-        """Return the number of members on the node of a slot."""
-        nodes = [member.node for member in self.members]
-        return nodes.count(nodes[self.slots.index(slot)])
+    def local_slots(self, slot: int) -> list[int]:
+        """Return the slots of the members on the node of a slot, by rank."""
+        node = self.members[self.slots.index(slot)].node
+        return [member.slot for member in self.members if member.node == node]
 
     def dump(self) -> str:
         """Return the round as text."""
