@@ -38,7 +38,9 @@ def test_restarts_leave_nothing_behind(faults_data: Path, tmp_path: Path) -> Non
     temporary = tmp_path / "tmp"
     temporary.mkdir()
     options: dict[str, object] = {"run.max_restarts": 10**6, "train.steps": 10**6, "data.workers": 1}
-    run = TrainProcess(tmp_path / "run", faults_data, (2, 1), options, environment={"TMPDIR": str(temporary)}).start()
+    # Importing a part of torch creates this cache, one per user; by default it is in the temporary folder too.
+    environment = {"TMPDIR": str(temporary), "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor")}
+    run = TrainProcess(tmp_path / "run", faults_data, (2, 1), options, environment).start()
     assert run.process is not None
     launcher = run.process.pid
     generator = random.Random(1)
