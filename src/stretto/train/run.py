@@ -221,16 +221,7 @@ class Run:
 
     def _train(self, on_window: OnWindow) -> Generator[Event | NodeReport]:
         trainer = self.trainer
-        if self.is_recovered and trainer.is_done:
-            self._save(wait=True)  # the rank that was lost may not have written its part
-        if trainer.is_done and self._unfinished.lacks_weights:
-            self._save_weights()
-        if self._unfinished.lacks_evaluation:
-            was_done = trainer.is_done
-            yield from self._evaluate(on_window)
-            if trainer.is_done and not was_done:
-                self._save(wait=True)
-                self._save_weights()
+        yield from self._finish_last_step(on_window)
         if self.config.sentinel.hash_every is not None:
             self._weight_check = WeightCheck(trainer)
         monitor = RankMonitor(self.engine, straggler_percent=self.config.sentinel.straggler)
@@ -283,6 +274,20 @@ class Run:
         # No rank exits before all are done: the first rank may host the key-value store, which the others still use.
         self.world.barrier()
         yield from iter(self.checkpoints.poll, None)
+
+    def _finish_last_step(self, on_window: OnWindow) -> Iterator[Event]:
+        """Do what is left to do after the step that this launch resumes from."""
+        trainer = self.trainer
+        if self.is_recovered and trainer.is_done:
+            self._save(wait=True)  # the rank that was lost may not have written its part
+        if trainer.is_done and self._unfinished.lacks_weights:
+            self._save_weights()
+        if self._unfinished.lacks_evaluation:
+            was_done = trainer.is_done
+            yield from self._evaluate(on_window)
+            if trainer.is_done and not was_done:
+                self._save(wait=True)
+                self._save_weights()
 
     def _steps(self) -> Iterator[StepReport]:
         """Yield the reports of the trainer's steps; if it diverges, save the batch and name the file in the error."""
