@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from helpers.fault_loss import FaultMeter, LossRecorder
+from helpers.slow_process import slow_down
 from helpers.train_process import STEPS, TrainProcess, children
 from stretto.checkpoint import find_checkpoint
 from stretto.launch.rank_environment import free_port
@@ -128,6 +129,22 @@ def test_a_lost_host_of_the_store_is_replaced_by_another(
                 os.kill(pid, signal.SIGKILL)
             launcher.communicate()
     assert losses(run.folder) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_straggler_is_replaced(faults_data: Path, tmp_path: Path) -> None:
+    """A rank of three gets a fifth of its core; its process is replaced, and the other two keep theirs."""
+    fields = {"run.log_every": 5, "sentinel.replace_straggler": "true", "train.steps": 400}
+    run = start(tmp_path / "run", faults_data, (3, 1), **fields)
+    run.await_step(10)
+    before = run.ranks()
+    with slow_down(before[1]):
+        deadline = time.monotonic() + 120
+        while before[1] in run.ranks():
+            assert time.monotonic() < deadline, "the straggler was not replaced"
+            time.sleep(0.1)
+    code, output = run.finish()
+    assert code == 0, output
+    assert "slowed down all others, so it makes way for another" in output
 
 
 @pytest.mark.short

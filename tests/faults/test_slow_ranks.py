@@ -3,15 +3,14 @@
 import os
 import re
 import signal
-import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 from helpers.fault_loss import FaultLoss, FaultMeter, LossRecorder, log_lines, logged_steps
+from helpers.slow_process import slow_down
 from helpers.train_process import ReferenceRuns, TrainProcess
 
 pytestmark = pytest.mark.faults
@@ -66,25 +65,3 @@ def test_a_slow_rank_is_named_in_the_log_and_does_not_change_the_result(
     seconds = sum(5 * straggler["seconds"] for straggler in stragglers)
     assert 0 < seconds < ended - started
     record_loss(FaultLoss(0, seconds))
-
-
-@contextmanager
-def slow_down(pid: int) -> Iterator[None]:
-    """Let a process run for only a fifth of the time, as on a core that others use too."""
-    has_ended = threading.Event()
-
-    def stop_and_continue() -> None:
-        with suppress(ProcessLookupError):
-            while not has_ended.is_set():
-                os.kill(pid, signal.SIGSTOP)
-                time.sleep(0.08)
-                os.kill(pid, signal.SIGCONT)
-                time.sleep(0.02)
-
-    thread = threading.Thread(target=stop_and_continue)
-    thread.start()
-    try:
-        yield
-    finally:
-        has_ended.set()
-        thread.join()

@@ -62,6 +62,7 @@ def expected(byte_corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> l
 
 
 @pytest.mark.short
+@pytest.mark.timeout(300)
 def test_tasks_of_srun_are_ranks_with_the_losses_of_one_rank(byte_corpus: Corpus, tmp_path: Path) -> None:
     with slurm(tmp_path / "slurm") as cluster:
         step = ["srun", "--nodes=2", "--ntasks=3"]

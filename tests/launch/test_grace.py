@@ -41,13 +41,16 @@ def test_ranks_that_save_within_the_grace_period_are_not_killed(
     )
     command = [sys.executable, "-m", "stretto", "train", str(config)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        await_file(tmp_path / "run" / "log.jsonl")
-        (tmp_path / "slow").touch()
-        await_file(tmp_path / "computing")
-        # In the middle of a step, which all ranks finish before they save.
-        process.send_signal(signal.SIGTERM)
-        started = time.monotonic()
-        output, _ = process.communicate(timeout=60)
+        try:
+            await_file(tmp_path / "run" / "log.jsonl")
+            (tmp_path / "slow").touch()
+            await_file(tmp_path / "computing")
+            # In the middle of a step, which all ranks finish before they save.
+            process.send_signal(signal.SIGTERM)
+            started = time.monotonic()
+            output, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 75, output
     if grace_seconds > STEP_SECONDS:
         assert "that step is saved, so start again to resume" in output, output

@@ -127,13 +127,15 @@ def test_a_run_saves_and_stops_after_a_notice(
     )
     command = [sys.executable, "-m", "stretto", "train", str(config)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
-        until = time.monotonic() + 60
-        while '"step": 20,' not in (read(tmp_path / "run" / "log.jsonl")) and process.poll() is None:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        assert metadata.requests and process.poll() is None
-        metadata.answers = {("GET", "/notice"): (200, "soon")}
-        output, _ = process.communicate(timeout=30)
+        try:
+            until = time.monotonic() + 60
+            while '"step": 20,' not in read(tmp_path / "run" / "log.jsonl") or not metadata.requests:
+                assert time.monotonic() < until and process.poll() is None
+                time.sleep(0.05)
+            metadata.answers = {("GET", "/notice"): (200, "soon")}
+            output, _ = process.communicate(timeout=60)
+        finally:
+            process.kill()
     assert process.returncode == 75, output
     assert output.count("that step is saved, so start again to resume") == 1, output
     assert find_checkpoint(tmp_path / "run").manifest.training_state.step >= 20
@@ -158,9 +160,10 @@ def test_the_callback_is_called_once_and_not_before_the_notice(tmp_path: Path) -
 
 
 def test_a_command_is_not_run_by_a_shell(tmp_path: Path) -> None:
-    with NoticeWatch(f"test -e {tmp_path} ; touch {tmp_path}/spoiled", lambda: None, seconds=0.01):
-        time.sleep(0.2)
-    assert not (tmp_path / "spoiled").exists()
+    called = threading.Event()
+    with NoticeWatch(f"sh -c 'touch {tmp_path}/$0' ran ; touch {tmp_path}/spoiled", called.set, seconds=0.01):
+        assert called.wait(30)
+    assert (tmp_path / "ran").exists() and not (tmp_path / "spoiled").exists()
 
 
 @pytest.mark.parametrize("command", ["no-such-program --now", "sh -c 'unbalanced", ""])
@@ -175,7 +178,11 @@ def test_a_command_that_vanishes_is_reported_once(tmp_path: Path, caplog: pytest
     script.chmod(0o755)
     with caplog.at_level(logging.WARNING), NoticeWatch(str(script), lambda: None, seconds=0.01):
         script.unlink()
-        time.sleep(0.3)
+        until = time.monotonic() + 30
+        while not any("has failed" in record.getMessage() for record in caplog.records):
+            assert time.monotonic() < until
+            time.sleep(0.01)
+        time.sleep(0.1)
     assert [record.getMessage() for record in caplog.records if "has failed" in record.getMessage()] == [
         f"notice_command={str(script)!r} has failed ([Errno 2] No such file or directory: {str(script)!r}), "
         "and is tried again"

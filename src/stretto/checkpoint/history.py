@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from stretto.base.checksummed_json import dump_with_checksum
-from stretto.base.errors import ConfigError, FencedError, StrettoError
+from stretto.base.errors import ConfigError, DataError, FencedError, StrettoError
 from stretto.base.remote import is_remote
 from stretto.base.score import Score
 from stretto.checkpoint.best import best_name, read_scores, write_score
@@ -105,7 +105,11 @@ class History:
                 f"{self._storage.location}/{name} was completed by another process of this run, so this one stops"
             )
         if verifies:
-            self._read_back(path, content)
+            try:
+                self._read_back(path, content)
+            except DataError:
+                self._check_fence_of(name)
+                raise
         self.lineage.insert(0, name)
         self._write_score(name)
         # Check again: a newer launch may have resumed from a checkpoint that would be removed now.
@@ -116,6 +120,14 @@ class History:
             self.lineage.remove(old)
             self._scores.pop(old, None)
             self.discard(old)
+
+    def _check_fence_of(self, name: CheckpointName) -> None:
+        """Raise FencedError if a newer launch exists, which may have resumed from this checkpoint: then it is kept."""
+        try:
+            self.check_fence()
+        except FencedError:
+            self.lineage.insert(0, name)
+            raise
 
     def _read_back(self, path: str, content: bytes) -> None:
         """Raise DataError if a small file does not have the content that was just written to it."""

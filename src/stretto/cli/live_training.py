@@ -52,11 +52,13 @@ def _train(
             if world.is_rank_zero:
                 then = "" if isinstance(error, RanksChangeError | StateLostError) else "; the others continue"
                 print(f"stretto: {error}{then}", file=sys.stderr, flush=True)
-            if isinstance(error, StateLostError):
-                recovery.forget()
             if run is not None:
                 run.close()
+            if isinstance(error, RanksChangeError) and recovery.live.is_dismissed():
+                raise LostPeerError(f"rank {world.rank} slowed down all others, so it makes way for another") from None
             recovery.leave()
+            if isinstance(error, StateLostError):
+                recovery.forget()
             return type(error)
 
 

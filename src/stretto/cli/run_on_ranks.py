@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
-from stretto.base.errors import LostPeerError, MeshError
+from stretto.base.errors import ConfigError, LostPeerError, MeshError
 from stretto.base.units import pluralize
 from stretto.cli.automatic_layout import choose_layout_locally, choose_layout_on_ranks, layout_arguments
 from stretto.cli.rank_exit import exit_on_error
@@ -100,6 +100,8 @@ def _launch_node(config: RunConfig, command: RankCommand, node: NodeInfo) -> Non
             f"the layout needs {pluralize(layout.num_ranks, 'rank')}, but {node.num_nodes} nodes with "
             f"{node.ranks_per_node} ranks each have {node.num_ranks}; change the layout, or set layout.elastic"
         )
+    if _is_live(config, command):
+        raise ConfigError("run.recovery='live' can't be used with the PET_ variables: all nodes restart; leave it out")
     nodes = NodeRendezvous(node, timedelta(seconds=config.run.timeout))
     launch_local(node.ranks_per_node, command.arguments, grace_seconds=config.run.grace_seconds, nodes=nodes)
 

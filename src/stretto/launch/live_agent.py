@@ -4,6 +4,7 @@ torch's elastic agent ends all its ranks when one is lost. This one starts a new
 the others continue without it, and let it join them: see `mesh.rounds`.
 """
 
+import math
 import os
 import signal
 import subprocess
@@ -26,6 +27,8 @@ from stretto.train.signals import SAME_PRESS_SECONDS
 _PERIOD_SECONDS = 0.05
 # After one rank has finished the run, or has failed for good, the others end too; after this they are ended.
 _END_SECONDS = 20.0
+# Ranks that end so soon after another count as one failure.
+_SAME_CAUSE_SECONDS = 10.0
 
 
 class LiveAgent:
@@ -42,6 +45,7 @@ class LiveAgent:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._tokens: dict[int, str] = {}
         self._num_started = 0
+        self._last_restart, self._restarted = -math.inf, set[int]()  # when restarts were last counted, and of which
         self._ended: dict[int, int] = {}  # exit codes of the slots whose process has ended and was not replaced
 
     def exit_codes(self) -> list[int | None]:
@@ -108,9 +112,14 @@ class LiveAgent:
     def _may_restart(self, failure: ProcessFailure) -> bool:
         """Return whether a new process may take the place of one that has failed."""
         result = RunResult(WorkerState.FAILED, failures={failure.local_rank: failure})
+        slot, now = failure.local_rank, time.monotonic()
+        if now - self._last_restart < _SAME_CAUSE_SECONDS and slot not in self._restarted:
+            self._restarted.add(slot)  # it has ended for the same reason as another
+            return self._restart_policy(result, 1) > 0
         self._remaining = self._restart_policy(result, self._remaining) - 1
         is_allowed = self._remaining >= 0
         self._remaining = max(self._remaining, 0)
+        self._last_restart, self._restarted = now, {slot}
         return is_allowed
 
     def _can_go_on(self, code: int) -> bool:

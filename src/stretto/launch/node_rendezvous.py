@@ -5,11 +5,11 @@ from datetime import timedelta
 
 from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 
-from stretto.base.errors import LostPeerError
+from stretto.base.errors import LostPeerError, MeshError
 from stretto.mesh.c10d import TCPStore
 from stretto.mesh.file_limit import raise_file_limit
 from stretto.mesh.node_info import NodeInfo
-from stretto.mesh.store import open_store
+from stretto.mesh.store import PortInUseError, open_store
 from stretto.mesh.timeouts import poll
 
 # How long one attempt to connect takes: a signal is handled only between two of them.
@@ -49,7 +49,10 @@ class NodeRendezvous(RendezvousHandler):
         while True:
             try:
                 return open_store(node.launch_info, _ATTEMPT)
-            except LostPeerError:
+            except (LostPeerError, MeshError) as error:
+                # In a pod, the name of the first node may not be known yet, or be that of an earlier pod.
+                if isinstance(error, PortInUseError):
+                    raise
                 if time.monotonic() > deadline:
                     raise LostPeerError(
                         f"node {node.index} can't connect to node 0 at {node.address}:{node.port} within "

@@ -79,6 +79,15 @@ class LiveWorld:
         """Return whether processes wait to join; on rank 0. They can after `regroup` on all ranks."""
         return self._watch is not None and self._watch.has_found
 
+    def dismiss(self, rank: int) -> None:
+        """Let a rank leave when the others regroup after a step, as if it were lost."""
+        assert self.round is not None
+        self._rounds.dismiss(self.round, rank)
+
+    def is_dismissed(self) -> bool:
+        """Return whether this rank leaves when the others regroup."""
+        return self.round is not None and self._rounds.is_dismissed(self.round, self._rounds.slot)
+
     def regroup(self, step: int = -1, text: str = "", *, is_planned: bool = False) -> Round:
         """Leave the present round and return the next, which has new process groups; `world` is then that of it.
 

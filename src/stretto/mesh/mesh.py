@@ -133,6 +133,8 @@ class Mesh:
 
     def gather_from_copies(self, tensor: Tensor) -> Tensor:
         """Return the tensors of all ranks that hold this rank's blocks, in the order of their ranks."""
+        if self.num_copies == 1:
+            return tensor[None]
         parts = [torch.empty_like(tensor) for _ in range(self.num_copies)]
         with self.world.collective("all_gather over ranks with the same blocks"):
             dist.all_gather(parts, tensor, group=self.replica_group)

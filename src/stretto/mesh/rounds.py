@@ -150,6 +150,14 @@ class Rounds:
         """Tell those who wait that this round still trains, so that they don't start without it."""
         self._store.add(f"{current.number}/life", 1)
 
+    def dismiss(self, current: Round, rank: int) -> None:
+        """Tell all that a rank won't be part of the next round; it leaves when the others meet."""
+        self._store.set(f"{current.number}/dismissed/{current.slots[rank]}", "1")
+
+    def is_dismissed(self, current: Round, slot: int) -> bool:
+        """Return whether a slot's process was told to leave after this round."""
+        return self._store.check([f"{current.number}/dismissed/{slot}"])
+
     def end(self) -> None:
         """Tell those who wait to join that the run has ended."""
         self._store.set(_ENDED_KEY, "1")
@@ -198,7 +206,7 @@ class Rounds:
             missing = {
                 member.slot
                 for member in last.members
-                if member.slot not in here and member.slot not in lost and not self._is_dead(member.token)
+                if member.slot not in here and member.slot not in lost and not self._is_gone(member, last)
             }
             is_complete = set(self._arrange(frozenset(here) | missing)) <= set(here)
             # A round in which nobody knows anything must wait for those who do, if some are here.
@@ -222,6 +230,9 @@ class Rounds:
         is_complete = not keys or self._store.check(keys)
         texts = self._store.get_all(keys) if is_complete else [self._store.get(key) for key in keys]
         return [Arrival(**json.loads(text)) for text in texts if text is not None]
+
+    def _is_gone(self, member: Arrival, last: Round) -> bool:
+        return self._is_dead(member.token) or self.is_dismissed(last, member.slot)
 
     def _is_dead(self, token: str) -> bool:
         return self._store.check([f"dead/{token}"])

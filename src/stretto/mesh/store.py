@@ -13,6 +13,10 @@ from stretto.mesh.launch_info import LaunchInfo
 _log = logging.getLogger(__name__)
 
 
+class PortInUseError(MeshError):
+    """Another process listens at the address of the store."""
+
+
 def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
     """Return this rank's connection to the store. Rank 0 starts the store first, unless an elastic agent hosts it."""
     address, port = launch_info.address, launch_info.port
@@ -68,7 +72,7 @@ def listen_at(address: str, port: int, *, is_single_node: bool) -> socket.socket
         except OSError as error:
             listener.close()
             if error.errno == errno.EADDRINUSE:
-                raise MeshError(
+                raise PortInUseError(
                     f"port {port} on {address} is in use, but rank 0 needs it for its key-value store; set MASTER_PORT "
                     "(or the first worker's port in TF_CONFIG) to a free port"
                 ) from None

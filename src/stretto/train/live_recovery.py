@@ -2,8 +2,11 @@
 
 import json
 
+from stretto.base.checksum import checksums
+from stretto.base.errors import StateLostError
 from stretto.mesh.copy_ring import CopyRing
 from stretto.mesh.live_world import LiveWorld
+from stretto.mesh.mesh import Mesh
 from stretto.mesh.rounds import Round
 from stretto.train.peer_memory import PeerMemory, TrainerMemory
 from stretto.train.stage_copy import KeptCopies, Rollback, StageCopy
@@ -102,6 +105,7 @@ class LiveRecovery:
         ring = CopyRing(mesh.world) if self._copy_every and mesh.world.size > 1 else None
         can_restore = self.can_restore
         if self._has_all_stages:
+            self._compare_memory(mesh)
             trainer.restore_from(PeerMemory.find(mesh, self._memory, self.round.holders))
             trainer.report = self._report
         elif can_restore:
@@ -118,6 +122,18 @@ class LiveRecovery:
         self.pass_requests()
         return can_restore
 
+    def _compare_memory(self, mesh: Mesh) -> None:
+        """Raise StateLostError, on all ranks, if those that hold the same blocks have different bits in memory.
+
+        One of them has computed wrong numbers, and a new rank must not get them.
+        """
+        tensors = [] if self._memory is None else list(self._memory.tensors.values())
+        total = checksums(tensors, mesh.world.device).sum()
+        totals = mesh.gather_from_copies(total)[mesh.copies_of(self.round.holders)]
+        (num_different,) = mesh.world.all_reduce([float(bool((totals != totals[0]).any()))])
+        if num_different:
+            raise StateLostError("replicas have different weights or optimizer state; resuming from a checkpoint")
+
     def pass_requests(self) -> None:
         """Make the requests that came while there was no trainer."""
         assert self._current is not None, "restore() comes first"
@@ -127,4 +143,5 @@ class LiveRecovery:
 
     def forget(self) -> None:
         """Drop what this rank has in memory, because other parts of it are lost."""
+        self._trainer = None
         self._memory, self._step, self._totals, self._report = None, -1, "", None

@@ -129,13 +129,13 @@ class LiveTrainer:
             is_planned = self._is_planned = False
             try:
                 self._trainer = self._make_restored()
-            except StateLostError as error:
-                _log.warning("%s", error)
-                self._recovery.forget()
             except LostPeerError as error:
-                _log.warning("%s; continuing without it", error)
+                is_lost = isinstance(error, StateLostError)
+                _log.warning("%s%s", error, "" if is_lost else "; continuing without it")
             if self._trainer is None:
                 self._recovery.leave()
+                if is_lost:
+                    self._recovery.forget()
 
     def _make_restored(self) -> Trainer:
         assert self._recovery is not None

@@ -48,6 +48,7 @@ class NoticeWatch:
 
     def __exit__(self, *error: object) -> None:
         self._stopped.set()
+        self._callback = lambda: None  # the thread may still wait for the command, and must not keep a run in memory
 
     def _watch(self) -> None:
         has_warned = False

@@ -85,7 +85,7 @@ class RankMonitor:
     def __init__(self, engine: Engine, *, straggler_percent: float = 10.0) -> None:
         self._engine = engine
         self._straggler_check = StragglerCheck(engine.mesh.topology, straggler_percent)
-        self._known_straggler: int | None = None  # the rank of the last one that was reported
+        self._known_stragglers: set[int] = set()  # the ranks that were reported
         self._last_step_report: StepReport | None = None
         self._first_step = 1  # since the last call to gather
         self._node_number = float(node_number())
@@ -125,13 +125,11 @@ class RankMonitor:
         return self._report_all(step, rows) if world.is_rank_zero else None, _report_node(step, rows, world.rank)
 
     def new_straggler(self, report: RankReport) -> StragglerReport | None:
-        """Return the straggler of a report of `gather` if it was not one in the report before; else None."""
+        """Return the straggler of a report of `gather`, the first time that this rank is one; else None."""
         straggler = report.straggler
-        rank = None if straggler is None else straggler.rank
-        is_new = rank != self._known_straggler
-        self._known_straggler = rank
-        if straggler is None or not is_new:
+        if straggler is None or straggler.rank in self._known_stragglers:
             return None
+        self._known_stragglers.add(straggler.rank)
         percent = 100 * straggler.seconds / report.seconds
         return StragglerReport(report.step, percent=percent, **asdict(straggler))
 

@@ -231,6 +231,8 @@ class Run:
         for report in self._steps():
             if self._recovery is not None:
                 self._recovery.update(trainer)
+            if self._weight_check is not None:
+                self._weight_check.add_step()
             yield report
             is_preempted = Request.STOP in trainer.requested
             is_evaluated = (
@@ -246,6 +248,9 @@ class Run:
                 rank_report, node_report = monitor.gather_by_node()
                 straggler = None if rank_report is None else monitor.new_straggler(rank_report)
                 yield from filter(None, (rank_report, node_report, straggler))
+                if straggler is not None and self._recovery is not None and self.config.sentinel.replace_straggler:
+                    self._recovery.live.dismiss(straggler.rank)
+                    trainer.request(Request.REGROUP)
             if trainer.is_recording and (is_last or report.step == traced_step):
                 self._save_trace()
             plan_report = plan_check.add_step(report.step, report.seconds, is_last=trainer.is_done)
@@ -268,7 +273,7 @@ class Run:
                 self._policy.request_save_if_due(trainer)
             if Request.REGROUP in trainer.requested and not trainer.is_done:
                 self.checkpoints.close(wait=True)
-                raise RanksChangeError(f"other ranks join after step {report.step}")
+                raise RanksChangeError(f"the ranks change after step {report.step}")
             if self._recovery is not None and self._recovery.live.has_newcomers():
                 trainer.request(Request.REGROUP)
         # No rank exits before all are done: the first rank may host the key-value store, which the others still use.
@@ -334,10 +339,9 @@ class Run:
 
     def _check_weights(self, step: int, *, is_evaluated: bool) -> None:
         """Compare the weights of replicas if it is time; an evaluation may have changed how the next steps continue."""
-        if self._weight_check is not None:
-            self._weight_check.add_step()
-            if is_evaluated or step % (self.config.sentinel.hash_every or 1) == 0:
-                self._weight_check.check()
+        is_due = is_evaluated or step % (self.config.sentinel.hash_every or 1) == 0
+        if self._weight_check is not None and is_due:
+            self._weight_check.check()
 
     def _save(self, *, wait: bool) -> None:
         if self._weight_check is not None and self._weight_check.agreed_step != self.trainer.step:

@@ -596,6 +596,7 @@ class Trainer:
         self.spikes = self.spikes.add(totals.loss, num_losses)
         copy_step = self.spikes.copy_step
         if copy_step is None or self.step >= copy_step + self.config.spike_rewind:
+            self._rewind_copy = None  # frees it before another is made
             self._rewind_copy = WeightsCopy.of(stack, self.optimizer, self._average)
             self.spikes = self.spikes.with_copy(self.step, self._average.num_averaged)
         return False

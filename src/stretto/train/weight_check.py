@@ -86,7 +86,9 @@ class WeightCheck:
         """Begin a new stretch of steps: all copies agree now."""
         self.agreed_step = self._trainer.step  # after which all copies agreed
         self._fingerprints: list[Tensor] = []  # of each step since
-        self._copy: TrainerCopy | None = self._trainer.copy_state() if self._replays else None
+        self._copy: TrainerCopy | None = None  # frees the last one before another is made
+        if self._replays:
+            self._copy = self._trainer.copy_state()
 
     def add_step(self) -> None:
         """Remember what this rank computed in the step just taken; on an accelerator, nothing waits for it."""
