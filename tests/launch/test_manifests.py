@@ -209,7 +209,9 @@ def test_what_pods_could_not_run_is_refused(sections: dict[str, Any], fields: di
 
 def test_object_storage_needs_no_volume() -> None:
     original = config(save={"to": "s3://bucket/run"}, layout={"elastic": True}, data={"train": "s3://bucket/data"})
-    _, spec = jobs_of(make_job_set(original, job(volume=None)))
+    with pytest.raises(ConfigError, match="pass --secret"):
+        make_job_set(original, job(volume=None))
+    _, spec = jobs_of(make_job_set(original, job(volume=None, secret="run")))
     assert [volume["name"] for volume in spec["template"]["spec"]["volumes"]] == ["config", "memory"]
 
 

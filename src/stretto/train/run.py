@@ -229,10 +229,6 @@ class Run:
         traced_step = trainer.step + _TRACED_STEP
         trainer.is_recording = True
         for report in self._steps():
-            if self._recovery is not None:
-                self._recovery.update(trainer)
-            if self._weight_check is not None:
-                self._weight_check.add_step()
             yield report
             is_preempted = Request.STOP in trainer.requested
             is_evaluated = (
@@ -248,9 +244,8 @@ class Run:
                 rank_report, node_report = monitor.gather_by_node()
                 straggler = None if rank_report is None else monitor.new_straggler(rank_report)
                 yield from filter(None, (rank_report, node_report, straggler))
-                if straggler is not None and self._recovery is not None and self.config.sentinel.replace_straggler:
-                    self._recovery.live.dismiss(straggler.rank)
-                    trainer.request(Request.REGROUP)
+                if straggler is not None and self.config.sentinel.replace_straggler:
+                    self._dismiss(straggler.rank)
             if trainer.is_recording and (is_last or report.step == traced_step):
                 self._save_trace()
             plan_report = plan_check.add_step(report.step, report.seconds, is_last=trainer.is_done)
@@ -271,14 +266,24 @@ class Run:
                 yield from self._evaluate(on_window)
             if self.world.is_rank_zero:
                 self._policy.request_save_if_due(trainer)
-            if Request.REGROUP in trainer.requested and not trainer.is_done:
-                self.checkpoints.close(wait=True)
-                raise RanksChangeError(f"the ranks change after step {report.step}")
-            if self._recovery is not None and self._recovery.live.has_newcomers():
-                trainer.request(Request.REGROUP)
+            self._change_ranks()
         # No rank exits before all are done: the first rank may host the key-value store, which the others still use.
         self.world.barrier()
         yield from iter(self.checkpoints.poll, None)
+
+    def _change_ranks(self) -> None:
+        """With live recovery: let all ranks know that others wait to join; when they do, end this round."""
+        if Request.REGROUP in self.trainer.requested and not self.trainer.is_done:
+            self.checkpoints.close(wait=True)
+            raise RanksChangeError(f"the ranks change after step {self.trainer.step}")
+        if self._recovery is not None and self._recovery.live.has_newcomers():
+            self.trainer.request(Request.REGROUP)
+
+    def _dismiss(self, rank: int) -> None:
+        """With live recovery: let a rank make way for another process, after the next step."""
+        if self._recovery is not None:
+            self._recovery.live.dismiss(rank)
+            self.trainer.request(Request.REGROUP)
 
     def _finish_last_step(self, on_window: OnWindow) -> Iterator[Event]:
         """Do what is left to do after the step that this launch resumes from."""
@@ -297,7 +302,12 @@ class Run:
     def _steps(self) -> Iterator[StepReport]:
         """Yield the reports of the trainer's steps; if it diverges, save the batch and name the file in the error."""
         try:
-            yield from self.trainer
+            for report in self.trainer:
+                if self._recovery is not None:
+                    self._recovery.update(self.trainer)
+                if self._weight_check is not None:
+                    self._weight_check.add_step()
+                yield report
         except DivergedError as error:
             if self._weight_check is not None:
                 self._weight_check.check()  # a weight that changed silently may be the cause
