@@ -147,7 +147,6 @@ def test_a_straggler_is_replaced(faults_data: Path, tmp_path: Path) -> None:
     assert "slowed down all others, so it makes way for another" in output
 
 
-@pytest.mark.short
 def test_preemption_saves_a_run_with_live_recovery(faults_data: Path, tmp_path: Path) -> None:
     """SIGTERM to the launcher: all ranks save the same step, and the next launch resumes from it."""
     run = start(tmp_path / "run", faults_data, (2, 1))

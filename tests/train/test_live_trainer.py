@@ -41,7 +41,8 @@ def uninterrupted(corpus: Corpus | None, steps: int = STEPS) -> dict[int, float]
     return {report.step: report.loss for report in reports}
 
 
-@pytest.mark.parametrize("data", ["lanes", "batches"])
+@pytest.mark.long
+@pytest.mark.parametrize("data", [pytest.param("lanes", marks=pytest.mark.short), "batches"])
 def test_survivors_go_on_and_another_joins(data: str, byte_corpus: Corpus) -> None:
     corpus = byte_corpus if data == "lanes" else None
     with LiveRanks(Layout(replicas=3), make_trainer, corpus) as ranks:
@@ -57,7 +58,8 @@ def test_survivors_go_on_and_another_joins(data: str, byte_corpus: Corpus) -> No
         assert len({line["pid"] for line in ranks.lines if line["slot"] == slot and "pid" in line}) == 1
 
 
-@pytest.mark.parametrize("data", ["lanes", "batches"])
+@pytest.mark.long
+@pytest.mark.parametrize("data", ["lanes", pytest.param("batches", marks=pytest.mark.short)])
 def test_one_rank_of_a_pipeline_is_lost(data: str, byte_corpus: Corpus) -> None:
     """The other rank of its replica waits, and joins again with the replacement."""
     corpus = byte_corpus if data == "lanes" else None
@@ -76,6 +78,8 @@ def test_one_rank_of_a_pipeline_is_lost(data: str, byte_corpus: Corpus) -> None:
     assert ranks.losses(0).items() >= {step: ranks.losses(1)[step] for step in range(joined, STEPS + 1)}.items()
 
 
+@pytest.mark.long
+@pytest.mark.short
 def test_lost_stage_comes_back_from_memory(byte_corpus: Corpus) -> None:
     """There is no replica: all ranks go back to the last step that was copied."""
     with LiveRanks(Layout(stages=2, chunks=2), make_trainer, byte_corpus, copy_every=4) as ranks:
@@ -88,6 +92,7 @@ def test_lost_stage_comes_back_from_memory(byte_corpus: Corpus) -> None:
     assert min(repeated) > 4
 
 
+@pytest.mark.long
 def test_host_of_the_store_is_lost(byte_corpus: Corpus) -> None:
     """Each replica has a launcher of its own, and the first one hosts the store."""
     with LiveRanks(Layout(replicas=3), make_trainer, byte_corpus, has_hosts=True) as ranks:
