@@ -81,6 +81,7 @@ class StrictProcessGroup(dist.ProcessGroup):
     """One communicator: a queue of operations and the thread that runs them, as a stream would."""
 
     groups: list["StrictProcessGroup"] = []  # noqa: RUF012 - all communicators of this process
+    ended: list["StrictProcessGroup"] = []  # noqa: RUF012 - those that were shut down
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg]
@@ -108,10 +109,11 @@ class StrictProcessGroup(dist.ProcessGroup):
         self.shutdown()
 
     def shutdown(self) -> None:
-        """End the thread; connections close when the last reference to this group is gone."""
+        """End the thread. The group is kept: gloo may end the process if its last reference goes on another thread."""
         self._queue.put(None)
         if self in StrictProcessGroup.groups:
             StrictProcessGroup.groups.remove(self)
+            StrictProcessGroup.ended.append(self)
 
     def getBackendName(self) -> str:  # noqa: N802 - torch's name
         return STRICT
