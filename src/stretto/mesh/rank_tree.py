@@ -346,15 +346,16 @@ class RankTree:
         if token is None or not hmac.compare_digest(token.encode(), self._token.encode()):
             return False
         connection.rank, connection.last_heard = int(rank), time.monotonic()
-        self.missing_children -= {connection.rank}
-        self._send_heartbeat(connection)  # shows the child that it is connected
-        if self._newest_message:
-            self._send(connection, self._newest_message)
-        if not self.missing_children and self._server is not None:
+        still_missing = self.missing_children - {connection.rank}
+        if not still_missing and self._server is not None:
             with suppress(KeyError):
                 self._selector.unregister(self._server)
             self._server.close()
             self._server = None
+        self.missing_children = still_missing  # when it is empty, nobody else can connect
+        self._send_heartbeat(connection)  # shows the child that it is connected
+        if self._newest_message:
+            self._send(connection, self._newest_message)
         return True
 
     def _add(self, connected: socket.socket, rank: int | None) -> None:
