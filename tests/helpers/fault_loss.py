@@ -69,6 +69,13 @@ def log_lines(log: Path) -> Iterator[dict[str, Any]]:
                 yield json.loads(line)
 
 
+def logged_losses(folder: Path) -> dict[int, float]:
+    """Return the losses in the log of a run, by step; each step must be in it once, in order."""
+    steps = [line for line in log_lines(folder / "log.jsonl") if line["kind"] == "step"]
+    assert [line["step"] for line in steps] == list(range(1, len(steps) + 1))
+    return {line["step"]: line["loss"] for line in steps}
+
+
 def logged_steps(folder: Path) -> list[int]:
     """Return the steps in the log of a run, in the order of its lines."""
     return [line["step"] for line in log_lines(folder / "log.jsonl") if line["kind"] == "step"]

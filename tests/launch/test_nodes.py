@@ -3,6 +3,7 @@
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fault_loss import log_lines
+from helpers.fault_loss import logged_losses
 from helpers.train_process import children
 from stretto.checkpoint.checkpoint import find_checkpoint
 from stretto.cli.main import main
@@ -63,7 +64,7 @@ class Nodes:
     """A run on two nodes, on this machine."""
 
     def __init__(self, data: str, folder: Path, *options: str, ranks_per_node: int = 2) -> None:
-        self.folder, self.ranks_per_node = folder, ranks_per_node
+        self.folder, self.ranks_per_node, self.port = folder, ranks_per_node, free_port()
         config = folder.parent / "run.toml"
         config.write_text(
             f'[data]\ntrain = "{data}"\nlanes = 8\nwindow = 24\n[model]\nhidden = 16\n'
@@ -73,15 +74,15 @@ class Nodes:
         self.command = [sys.executable, "-m", "stretto", "train", str(config), *options]
         self.processes: list[subprocess.Popen[str]] = []
 
-    def start(self) -> "Nodes":
+    def start(self, num_started: int = 2) -> "Nodes":
         shared = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": str(self.ranks_per_node), "PET_MASTER_ADDR": "127.0.0.1"}
-        shared |= {"PET_MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        shared |= {"PET_MASTER_PORT": str(self.port), "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
         self.processes = [
             subprocess.Popen(
                 self.command, env={**os.environ, **shared, "PET_NODE_RANK": str(index)},
                 stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
             )
-            for index in range(2)
+            for index in range(num_started)
         ]  # fmt: skip
         return self
 
@@ -96,15 +97,11 @@ class Nodes:
 
     def await_step(self, step: int, seconds: float = 90) -> None:
         until = time.monotonic() + seconds
-        while len(losses(self.folder)) < step:
+        while len(logged_losses(self.folder)) < step:
             assert all(process.poll() is None for process in self.processes), self.finish()
             if time.monotonic() > until:
                 self.finish(0)  # kills them
             time.sleep(0.05)
-
-
-def losses(folder: Path) -> list[float]:
-    return [row["loss"] for row in log_lines(folder / "log.jsonl") if row["kind"] == "step"]
 
 
 LAYOUT = ("--layout.replicas", "4")
@@ -117,8 +114,19 @@ def stop_after_some_steps(nodes: Nodes) -> int:
     codes, output = nodes.finish()
     assert codes == [75, 75], output
     saved = re.findall(r"stopped after step (\d+), as requested; that step is saved", output)
-    assert saved == [str(len(losses(nodes.folder)))], output
+    assert saved == [str(len(logged_losses(nodes.folder)))], output
     return int(saved[0])
+
+
+def test_a_node_that_waits_for_another_ends_after_sigterm(byte_corpus: Corpus, tmp_path: Path) -> None:
+    nodes = Nodes(byte_corpus.location, tmp_path / "run", *LAYOUT).start(num_started=1)
+    until = time.monotonic() + 60
+    while socket.socket().connect_ex(("127.0.0.1", nodes.port)):
+        assert time.monotonic() < until and nodes.processes[0].poll() is None, nodes.finish(0)
+        time.sleep(0.1)
+    nodes.processes[0].send_signal(signal.SIGTERM)
+    codes, output = nodes.finish(20)
+    assert codes == [75] and "SIGTERM has ended the launcher" in output, output
 
 
 @pytest.mark.long
@@ -137,7 +145,7 @@ def test_two_nodes_resume_with_the_losses_of_one_rank(byte_corpus: Corpus, tmp_p
     codes, output = Nodes(byte_corpus.location, tmp_path / "run", *LAYOUT, *steps).start().finish()
     assert codes == [0, 0] and f"resume  after step {saved}" in output, output
     assert main(["train", str(tmp_path / "run.toml"), "--run.folder", str(tmp_path / "one"), *steps]) == 0
-    assert losses(tmp_path / "run") == pytest.approx(losses(tmp_path / "one"), rel=1e-4)
+    assert logged_losses(tmp_path / "run") == pytest.approx(logged_losses(tmp_path / "one"), rel=1e-4)
 
 
 @pytest.mark.long

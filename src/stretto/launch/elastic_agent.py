@@ -5,17 +5,15 @@ torch has no public API for these, so private names are used: `_monitor_workers`
 
 import os
 import signal
-import threading
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
 from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
 from torch.distributed.elastic.multiprocessing.api import SubprocessContext
 
-from stretto.train.signals import SAME_PRESS_SECONDS, on_preemption_signal
+from stretto.train.signals import on_preemption_signal, on_second_interrupt
 
 # Called after a failure with its result and the number of restarts left; returns how many to allow now.
 RestartPolicy = Callable[[RunResult, int], int]
@@ -42,30 +40,16 @@ class ElasticAgent(LocalElasticAgent):
             self._remaining_restarts = self._restart_policy(result, self._remaining_restarts)
         return result
 
-    @contextmanager
-    def _kill_ranks_on_interrupt(self) -> Iterator[None]:
-        """Within this context, another Ctrl-C kills the ranks, which otherwise have time to save."""
-        if threading.current_thread() is not threading.main_thread():
-            yield
-            return
-        started = time.monotonic()
-
-        def kill_ranks(*_: object) -> None:
-            if time.monotonic() - started > SAME_PRESS_SECONDS and isinstance(self._pcontext, SubprocessContext):
-                for handler in self._pcontext.subprocess_handlers.values():
-                    with suppress(ProcessLookupError):
-                        os.killpg(handler.proc.pid, signal.SIGKILL)
-
-        old_handler = signal.signal(signal.SIGINT, kill_ranks)
-        try:
-            yield
-        finally:
-            signal.signal(signal.SIGINT, old_handler)
+    def _kill_ranks(self) -> None:
+        if isinstance(self._pcontext, SubprocessContext):
+            for handler in self._pcontext.subprocess_handlers.values():
+                with suppress(ProcessLookupError):
+                    os.killpg(handler.proc.pid, signal.SIGKILL)
 
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
         # torch passes `death_sig` only after a signal: give ranks time to save. torch 2.10's method has no `timeout`.
         if death_sig is not None and self._pcontext is not None:
             # A second preemption signal must not end the launcher: the ranks need its store until they have saved.
-            with on_preemption_signal(lambda: None), self._kill_ranks_on_interrupt():
+            with on_preemption_signal(lambda: None), on_second_interrupt(self._kill_ranks):
                 self._pcontext.close(death_sig, self._grace_seconds)
         super()._shutdown()

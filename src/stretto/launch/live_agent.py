@@ -10,19 +10,20 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
 from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from stretto.base.errors import LostPeerError
 from stretto.launch.elastic_agent import RestartPolicy
 from stretto.launch.loopback import LoopbackRendezvous
-from stretto.mesh.rounds import TOKEN_VARIABLE, new_token, report_dead
+from stretto.mesh.join import run_store_of
+from stretto.mesh.rounds import LIVE_SCOPE, TOKEN_VARIABLE, new_token, report_dead
 from stretto.mesh.secret import SECRET_VARIABLE
-from stretto.mesh.signed_store import SignedStore
-from stretto.train.signals import SAME_PRESS_SECONDS
+from stretto.train.signals import on_preemption_signal, on_second_interrupt
 
 _PERIOD_SECONDS = 0.05
 # After one rank has finished the run, or has failed for good, the others end too; after this they are ended.
@@ -36,11 +37,11 @@ class LiveAgent:
 
     def __init__(
         self, num_ranks: int, command: Sequence[str], restart_policy: RestartPolicy, max_restarts: int,
-        signals: Sequence[signal.Signals], *, grace_seconds: float,
+        *, grace_seconds: float,
     ) -> None:  # fmt: skip
         self._num_ranks, self._command = num_ranks, command
         self._restart_policy, self._remaining = restart_policy, max_restarts
-        self._signals, self._grace_seconds = signals, grace_seconds
+        self._grace_seconds = grace_seconds
         self._rendezvous = LoopbackRendezvous()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._tokens: dict[int, str] = {}
@@ -53,16 +54,16 @@ class LiveAgent:
         return [self._processes[slot].returncode for slot in sorted(self._processes)]
 
     def run(self) -> RunResult:
-        """Run until all ranks have ended. After a signal, end them and raise SignalException."""
+        """Run until all ranks have ended. If SignalException is raised meanwhile, pass the signal on to them first."""
         info = self._rendezvous.next_rendezvous()
-        self._store = SignedStore(info.store, os.fsencode(os.environ[SECRET_VARIABLE])).in_scope("stretto/stretto/live")
+        secret = os.fsencode(os.environ[SECRET_VARIABLE])
+        self._store = run_store_of(info.store, secret, self._rendezvous.get_run_id()).in_scope(LIVE_SCOPE)
         assert info.bootstrap_store_info is not None
         self._port = info.bootstrap_store_info.master_port
         try:
-            with self._raise_on_signals():
-                for slot in range(self._num_ranks):
-                    self._start(slot)
-                return self._monitor()
+            for slot in range(self._num_ranks):
+                self._start(slot)
+            return self._monitor()
         except SignalException as error:
             self._end(signal.Signals(error.sigval), self._grace_seconds)
             raise
@@ -101,7 +102,7 @@ class LiveAgent:
                     self._ended[slot] = code
                     if code:
                         failures[slot] = failure
-                    if not self._can_go_on(code):
+                    if code >= 0 and code != LostPeerError.exit_code:  # otherwise it was lost, and the others continue
                         deadline = min(deadline, time.monotonic() + _END_SECONDS)
                 else:
                     self._start(slot)
@@ -122,52 +123,27 @@ class LiveAgent:
         self._last_restart, self._restarted = now, {slot}
         return is_allowed
 
-    def _can_go_on(self, code: int) -> bool:
-        """Return whether other ranks continue after one has ended with this code: it was lost, and not replaced."""
-        return code < 0 or code == 75
-
-    @contextmanager
-    def _raise_on_signals(self) -> Iterator[None]:
-        def raise_signal(number: int, _: object) -> None:
-            raise SignalException(f"received signal {number}", signal.Signals(number))
-
-        handlers = {number: signal.signal(number, raise_signal) for number in self._signals}
-        try:
-            yield
-        finally:
-            for number, handler in handlers.items():
-                if handler is not None:
-                    signal.signal(number, handler)
-
     def _end(self, number: signal.Signals, seconds: float) -> None:
         """Send a signal to all ranks that run, and wait for their end; kill them after some seconds, or on Ctrl-C."""
         running = [process for process in self._processes.values() if process.poll() is None]
         started = time.monotonic()
-
-        def kill(*_: object) -> None:
-            if time.monotonic() - started > SAME_PRESS_SECONDS:
-                for process in running:
-                    with suppress(ProcessLookupError):
-                        os.killpg(process.pid, signal.SIGKILL)
-
         for process in running:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
-        handlers = {
-            other: signal.signal(other, kill if other == signal.SIGINT else lambda *_: None) for other in self._signals
-        }
-        try:
+        with on_preemption_signal(lambda: None), on_second_interrupt(lambda: _kill(running)):
             for process in running:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, started + seconds - time.monotonic()))
-            started = 0.0
-            kill()
+            _kill(running)
             for process in running:
                 process.wait()
-        finally:
-            for other, handler in handlers.items():
-                if handler is not None:
-                    signal.signal(other, handler)
+
+
+def _kill(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 def rank_command(arguments: Sequence[str]) -> list[str]:

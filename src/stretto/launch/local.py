@@ -3,7 +3,6 @@
 import logging
 import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -14,6 +13,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from stretto.base.errors import FencedError, LostPeerError, StrettoError
 from stretto.base.scratch import make_scratch_folder
+from stretto.base.signal_handlers import handle_signals
 from stretto.config.run import GRACE_SECONDS
 from stretto.launch.elastic_agent import ElasticAgent
 from stretto.launch.live_agent import LiveAgent, rank_command
@@ -67,7 +67,7 @@ def launch_local(
     policy = _RestartPolicy(max_restarts, progress, on_message, is_live=is_live)
     agent: ElasticAgent | LiveAgent
     if is_live:
-        agent = LiveAgent(num_ranks, command, policy, max_restarts, _FORWARDED_SIGNALS, grace_seconds=grace_seconds)
+        agent = LiveAgent(num_ranks, command, policy, max_restarts, grace_seconds=grace_seconds)
     else:
         spec = WorkerSpec(
             role="stretto",
@@ -85,7 +85,9 @@ def launch_local(
         with (
             make_scratch_folder() as folder,
             _set_environment(_rank_environment(num_ranks, folder, is_single_node=nodes is None)),
-            _restore_signal_handlers(),
+            # torch's agent has such handlers only after the rendezvous, and does not restore the former ones. Without a
+            # handler, the first process of a container does not get SIGTERM.
+            handle_signals(dict.fromkeys(_FORWARDED_SIGNALS, _raise_signal)),
         ):
             result = agent.run()
     except SignalException as error:
@@ -127,19 +129,8 @@ def _set_environment(variables: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-@contextmanager
-def _restore_signal_handlers() -> Iterator[None]:
-    """Restore the handlers that the agent replaces: its own raise SignalException, also after the ranks have ended."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # the agent replaces handlers in the main thread only, as Python allows
-        return
-    handlers = {number: signal.getsignal(number) for number in _FORWARDED_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            if handler is not None:  # None: not set by Python code, so Python can't set it again
-                signal.signal(number, handler)
+def _raise_signal(number: int, _: object) -> None:
+    raise SignalException(f"received {signal.Signals(number).name}", signal.Signals(number))
 
 
 class _RestartPolicy:

@@ -2,31 +2,18 @@
 
 from datetime import timedelta
 
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
+from stretto.launch.store_rendezvous import StoreRendezvous
 from stretto.mesh.c10d import TCPStore
 from stretto.mesh.file_limit import raise_file_limit
 from stretto.mesh.store import listen_at
 
-BACKEND = "stretto-loopback"
 
-
-class LoopbackRendezvous(RendezvousHandler):
+class LoopbackRendezvous(StoreRendezvous):
     """The rendezvous of a single agent: it waits for no others, and its key-value store also serves the ranks."""
 
-    def __init__(self) -> None:
-        self._is_closed = False
-        self._store: TCPStore | None = None  # its server stops when the last reference is gone
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
-    def get_backend(self) -> str:
-        return BACKEND
-
-    def get_run_id(self) -> str:
-        return "stretto"
+    backend = "stretto-loopback"
 
     def next_rendezvous(self) -> RendezvousInfo:
         raise_file_limit()  # of the process that hosts the store of all ranks
@@ -39,16 +26,3 @@ class LoopbackRendezvous(RendezvousHandler):
         )  # fmt: skip
         store_info = RendezvousStoreInfo("127.0.0.1", port)
         return RendezvousInfo(self._store, rank=0, world_size=1, bootstrap_store_info=store_info)
-
-    def is_closed(self) -> bool:
-        return self._is_closed
-
-    def set_closed(self) -> None:
-        self._is_closed = True
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def shutdown(self) -> bool:
-        self._store = None
-        return True

@@ -3,9 +3,10 @@
 import time
 from datetime import timedelta
 
-from torch.distributed.elastic.rendezvous import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from torch.distributed.elastic.rendezvous import RendezvousInfo, RendezvousStoreInfo
 
 from stretto.base.errors import LostPeerError, MeshError
+from stretto.launch.store_rendezvous import StoreRendezvous
 from stretto.mesh.c10d import TCPStore
 from stretto.mesh.file_limit import raise_file_limit
 from stretto.mesh.node_info import NodeInfo
@@ -16,23 +17,14 @@ from stretto.mesh.timeouts import poll
 _ATTEMPT = timedelta(seconds=3)
 
 
-class NodeRendezvous(RendezvousHandler):
+class NodeRendezvous(StoreRendezvous):
     """The rendezvous of one launcher per node. They meet once: after a failure, all nodes are started again."""
 
+    backend = "stretto-nodes"
+
     def __init__(self, node: NodeInfo, timeout: timedelta) -> None:
+        super().__init__()
         self._node, self._timeout = node, timeout
-        self._is_closed = False
-        self._store: TCPStore | None = None  # its server, on node 0, stops when the last reference is gone
-
-    @property
-    def use_agent_store(self) -> bool:
-        return True
-
-    def get_backend(self) -> str:
-        return "stretto-nodes"
-
-    def get_run_id(self) -> str:
-        return "stretto"
 
     def next_rendezvous(self) -> RendezvousInfo:
         node = self._node
@@ -77,16 +69,3 @@ class NodeRendezvous(RendezvousHandler):
                 f"run.timeout={self._timeout.total_seconds():g} s, the first of them node {missing[0]}; check that it "
                 "was started"
             )
-
-    def is_closed(self) -> bool:
-        return self._is_closed
-
-    def set_closed(self) -> None:
-        self._is_closed = True
-
-    def num_nodes_waiting(self) -> int:
-        return 0
-
-    def shutdown(self) -> bool:
-        self._store = None
-        return True

@@ -1,10 +1,11 @@
 """Signals that ask a run to stop: a scheduler's preemption signals, and Ctrl-C."""
 
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+
+from stretto.base.signal_handlers import handle_signals
 
 # SIGTERM from Kubernetes, spot instances and Slurm; SIGUSR1 from Slurm 120 s earlier, with --signal=USR1@120.
 PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
@@ -12,19 +13,20 @@ PREEMPTION_SIGNALS = (signal.SIGTERM, signal.SIGUSR1)
 SAME_PRESS_SECONDS = 1.0
 
 
-@contextmanager
-def on_preemption_signal(callback: Callable[[], None]) -> Iterator[None]:
+def on_preemption_signal(callback: Callable[[], None]) -> AbstractContextManager[None]:
     """Within this context, call `callback` on a preemption signal. It runs in a signal handler, so keep it short."""
-    # Python allows signal handlers in the main thread only; elsewhere, signals are left alone.
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    old_handlers = {number: signal.signal(number, lambda *_: callback()) for number in PREEMPTION_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in old_handlers.items():
-            signal.signal(number, handler)
+    return handle_signals(dict.fromkeys(PREEMPTION_SIGNALS, lambda *_: callback()))
+
+
+def on_second_interrupt(callback: Callable[[], None]) -> AbstractContextManager[None]:
+    """Within this context, which begins after a first Ctrl-C or another signal, call `callback` at the next Ctrl-C."""
+    started = time.monotonic()
+
+    def handle(*_: object) -> None:
+        if time.monotonic() - started > SAME_PRESS_SECONDS:
+            callback()
+
+    return handle_signals({signal.SIGINT: handle})
 
 
 @contextmanager
@@ -33,8 +35,7 @@ def on_interrupt(callback: Callable[[], None]) -> Iterator[None]:
 
     The callback runs in a signal handler, so keep it short. Nothing changes where SIGINT is ignored.
     """
-    is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN  # as in a shell's background jobs
-    if is_ignored or threading.current_thread() is not threading.main_thread():
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # as in a shell's background jobs
         yield
         return
     first_time: float | None = None
@@ -47,8 +48,5 @@ def on_interrupt(callback: Callable[[], None]) -> Iterator[None]:
         elif time.monotonic() - first_time > SAME_PRESS_SECONDS:
             raise KeyboardInterrupt
 
-    old_handler = signal.signal(signal.SIGINT, handle)
-    try:
+    with handle_signals({signal.SIGINT: handle}):
         yield
-    finally:
-        signal.signal(signal.SIGINT, old_handler)
