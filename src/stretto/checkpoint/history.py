@@ -24,7 +24,7 @@ from stretto.checkpoint.checkpoint import (
     read_claims,
 )
 from stretto.checkpoint.lineage import CheckpointName, Claim, checkpoints_to_remove, lineage
-from stretto.checkpoint.lock import FolderLock, try_lock
+from stretto.checkpoint.lock import lock_folder
 from stretto.checkpoint.manifest import MANIFEST, Manifest
 from stretto.checkpoint.read_back import damaged_after_write
 from stretto.checkpoint.storage import Storage
@@ -51,9 +51,8 @@ class History:
         # Of evaluations; empty unless `retention.best`. Some may be of steps that are not saved yet.
         self._scores: dict[CheckpointName, Score] = {}
         # Object storage has no locks; there, only generations keep two processes from saving to the same run.
-        self._lock = None
-        if not is_remote(storage.location):
-            self._lock = (FolderLock if needs_lock else try_lock)(Path(storage.location))
+        is_local = not is_remote(storage.location)
+        self._lock = lock_folder(Path(storage.location), is_required=needs_lock) if is_local else None
 
     def release(self) -> None:
         """Release the lock on the folder."""

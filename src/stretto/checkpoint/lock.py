@@ -42,8 +42,13 @@ class FolderLock:
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
-def try_lock(folder: Path) -> FolderLock | None:
-    """Return a lock on a folder; None if another process holds it, which is known to be no longer part of the run."""
+def lock_folder(folder: Path, *, is_required: bool) -> FolderLock | None:
+    """Return a lock on a folder. If it is not required, return None if another process holds it.
+
+    That process is then known to be no longer part of the run.
+    """
+    if is_required:
+        return FolderLock(folder)
     try:
         return FolderLock(folder, timeout_seconds=0)
     except ConfigError:

@@ -44,8 +44,8 @@ from stretto.mesh.world import World
 
 # A launcher that was killed has closed its connections, but may take a moment to end.
 _LAUNCHER_END_SECONDS = 1.0
-# The errors in a rank's message that end the run, by class name. After any other error, the run can continue.
 _LOST = "lost: "  # before the error of a save that failed because a rank was lost
+# The errors in a rank's message that end the run, by class name. After any other error, the run can continue.
 _FATAL_ERRORS: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
 
 

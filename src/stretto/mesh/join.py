@@ -13,7 +13,7 @@ import torch.distributed as dist
 
 from stretto.base.errors import SHARED_ERRORS, MeshError, SavedInterrupt, StrettoError
 from stretto.base.units import pluralize
-from stretto.mesh.c10d import PrefixStore
+from stretto.mesh.c10d import PrefixStore, Store
 from stretto.mesh.device import find_device
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.launcher_watch import find_launcher, watch_launcher
@@ -144,7 +144,12 @@ def open_run_store(launch_info: LaunchInfo, timeout: timedelta, secret: bytes | 
     if launch_info.rank == 0:
         # Under torchrun the store outlives a restart. NCCL leaves this key after an error, and would end the next run.
         torch_store.delete_key("exception_dump")
-    return SignedStore(torch_store, secret).in_scope(f"stretto/{launch_info.run_id}")
+    return run_store_of(torch_store, secret, launch_info.run_id)
+
+
+def run_store_of(torch_store: Store, secret: bytes | None, run_id: str) -> SignedStore:
+    """Return the part of a store that has the keys of a run."""
+    return SignedStore(torch_store, secret).in_scope(f"stretto/{run_id}")
 
 
 def warn_without_secret(launch_info: LaunchInfo, secret: bytes | None) -> None:

@@ -22,8 +22,8 @@ from stretto.mesh.join import (
 )
 from stretto.mesh.launch_info import LaunchInfo
 from stretto.mesh.launcher_watch import find_launcher, watch_launcher
-from stretto.mesh.rank_store import RankStore
-from stretto.mesh.rounds import TOKEN_VARIABLE, MovedError, Round, Rounds, new_token
+from stretto.mesh.rank_store import RankStore, lost_store_error
+from stretto.mesh.rounds import LIVE_SCOPE, TOKEN_VARIABLE, MovedError, Round, Rounds, new_token
 from stretto.mesh.secret import find_secret
 from stretto.mesh.signed_store import SignedStore
 from stretto.mesh.store_hosts import HOSTS_VARIABLE, StoreHosts, find_slot
@@ -55,7 +55,7 @@ class LiveWorld:
         hosts = os.environ.get(HOSTS_VARIABLE)
         self._hosts = None if hosts is None else StoreHosts(hosts, topology, launch_info.rank, timeout, secret)
         if self._hosts is None:
-            self._use_store(open_run_store(launch_info, timeout, secret).in_scope("live"))
+            self._use_store(open_run_store(launch_info, timeout, secret).in_scope(LIVE_SCOPE))
         else:
             warn_without_secret(launch_info, secret)
             self._use_store(self._hosts.find())
@@ -106,10 +106,7 @@ class LiveWorld:
                 continue
             except RuntimeError as error:
                 if self._hosts is None:
-                    raise LostPeerError(
-                        "the ranks' key-value store does not answer: its host (the launcher or rank 0) has ended or "
-                        "can't be reached; restart the run"
-                    ) from error
+                    raise lost_store_error() from error
                 self._use_store(self._hosts.move())
                 continue
             try:

@@ -23,7 +23,7 @@ from dataclasses import asdict, dataclass, replace
 
 from stretto.base.errors import LostPeerError
 from stretto.base.units import pluralize
-from stretto.mesh.rank_store import RankStore
+from stretto.mesh.rank_store import RankStore, check_signed
 from stretto.mesh.signed_store import SignedStore
 
 Arrange = Callable[[frozenset[int]], Sequence[int]]
@@ -31,6 +31,9 @@ Arrange = Callable[[frozenset[int]], Sequence[int]]
 
 TOKEN_VARIABLE = "STRETTO_PROCESS"
 """A launcher sets this to a name of the process, under which it reports the end of it."""
+
+LIVE_SCOPE = "live"
+"""Of the keys of live recovery in the store of a run."""
 
 _CURRENT_KEY, _ENDED_KEY = "current", "ended"
 # So many of those who arrive for a round, the first ones, decide; one would do, but may be killed.
@@ -126,7 +129,7 @@ class Rounds:
         processes are known to be dead. None for `last`: this process is new.
         """
         arrival = Arrival(self.slot, self.token, self._node)
-        current = int(self._store.get(_CURRENT_KEY) or -1)
+        current = _parse_current(self._store.get(_CURRENT_KEY))
         if last is not None and current < last.number:
             current = last.number  # this store has taken over from another
             self._store.set(_CURRENT_KEY, str(current))
@@ -238,9 +241,7 @@ class Rounds:
         return self._store.check([f"dead/{token}"])
 
     def _read(self, key: str) -> Round:
-        text = self._store.get(key)
-        assert text is not None, "it was checked"
-        return Round.parse(text)
+        return Round.parse(check_signed(key, self._store.get(key)))
 
     def _missing_error(self, number: int) -> LostPeerError:
         here = {arrival.slot for kind in (False, True) for arrival in self._arrivals(number, has_state=kind)}
@@ -253,7 +254,11 @@ class Rounds:
 
 def read_current(live_store: SignedStore) -> int:
     """Return the number of the last round in a store; -1 if there is none."""
-    return int(live_store.in_scope("rounds").get(_CURRENT_KEY) or -1)
+    return _parse_current(live_store.in_scope("rounds").get(_CURRENT_KEY))
+
+
+def _parse_current(text: str | None) -> int:
+    return -1 if text is None else int(text)
 
 
 def new_token() -> str:

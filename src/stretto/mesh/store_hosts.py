@@ -18,8 +18,9 @@ from datetime import timedelta
 
 from stretto.base.errors import ConfigError, LostPeerError, MeshError
 from stretto.mesh.c10d import TCPStore
+from stretto.mesh.join import run_store_of
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
-from stretto.mesh.rounds import read_current
+from stretto.mesh.rounds import LIVE_SCOPE, read_current
 from stretto.mesh.signed_store import SignedStore
 from stretto.mesh.store import listen_at
 from stretto.mesh.topology import Topology
@@ -28,7 +29,7 @@ HOSTS_VARIABLE, REPLICA_VARIABLE = "STRETTO_HOSTS", "STRETTO_REPLICA"
 _CONNECT_SECONDS = 0.5
 _PAUSE_SECONDS = 0.1
 _LOOPBACK = ("127.0.0.1", "::1")  # all replicas are on one machine; a name of loopback may be known elsewhere, too
-_SCOPE = "stretto/hosts/live"
+_RUN_ID = "hosts"
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def find_slot(variables: Mapping[str, str], topology: Topology) -> LaunchInfo:
     first = HostAddress.parse(hosts[0])
     return LaunchInfo(
         topology.rank(int(replica), column), topology.size, 0 if base is None else base.local_rank,
-        1 if base is None else base.local_size, first.host, first.port, has_agent_store=True, run_id="hosts",
+        1 if base is None else base.local_size, first.host, first.port, has_agent_store=True, run_id=_RUN_ID,
     )  # fmt: skip
 
 
@@ -136,4 +137,4 @@ class StoreHosts:
     def _open(self, index: int) -> SignedStore:
         address = self._addresses[index]
         store = TCPStore(address.host, address.port, is_master=False, timeout=self._timeout, wait_for_workers=False)
-        return SignedStore(store, self._secret).in_scope(_SCOPE)
+        return run_store_of(store, self._secret, _RUN_ID).in_scope(LIVE_SCOPE)

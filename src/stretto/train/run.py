@@ -13,7 +13,7 @@ from stretto.base.errors import DivergedError, SavedInterrupt
 from stretto.base.run_folder import CONFIG, RunFolder
 from stretto.base.tf32 import use_tf32
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
-from stretto.checkpoint.lock import FolderLock, try_lock
+from stretto.checkpoint.lock import FolderLock, lock_folder
 from stretto.checkpoint.manager import CheckpointManager
 from stretto.checkpoint.manifest import RunInfo
 from stretto.config.run import RunConfig
@@ -377,15 +377,13 @@ class Run:
     def _restore(self, checkpoint: Checkpoint | None) -> list[ConfigChange]:
         """Load a checkpoint, or without one the initial weights; return the config's changes since the checkpoint."""
         changes: list[ConfigChange] = []
-        if self.is_recovered:
-            pass  # below
-        elif checkpoint is not None:
+        if checkpoint is not None and not self.is_recovered:
             self.trainer.restore(checkpoint)
             changes = find_changes(checkpoint.manifest.run_info.config, self.config)
-        elif self.config.model.weights is not None:
+        elif self.config.model.weights is not None and not self.is_recovered:
             load_initial_weights(self.engine.stack, self.model, self.config.model.weights)
         if self._recovery is not None:
-            self._recovery.restore(self.trainer)
+            self._recovery.restore(self.trainer)  # what the ranks have in memory, if they have it
         # A run that stopped early by another metric continues.
         self.trainer.improvement = self.trainer.improvement.of_metric(self.metrics.monitor, self.metrics.mode)
         return changes
@@ -409,7 +407,7 @@ class Run:
             # Without save.to the checkpoints are in this folder, and their lock protects it.
             if self.config.save.to is None:
                 return None
-            return try_lock(self.folder.path) if self.is_recovered else FolderLock(self.folder.path)
+            return lock_folder(self.folder.path, is_required=not self.is_recovered)
 
     @property
     def _launched_config(self) -> RunConfig:
