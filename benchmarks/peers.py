@@ -22,7 +22,7 @@ from typing import IO
 from rich.console import Console
 from rich.progress import track
 
-from peer_scripts.case import Case
+from peer_scripts.case import NOTE, Case
 from peer_scripts.page import write_page
 from stretto.launch.rank_environment import free_port
 from timing import show
@@ -73,6 +73,7 @@ class Contender:
     processes: list["subprocess.Popen[str]"] = field(default_factory=list)
     seconds: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    note: str = ""  # what it has chosen for this case
     error: str = ""
 
     def start(self, case: Case, python: Path, log: IO[str]) -> None:
@@ -98,6 +99,8 @@ class Contender:
                 if not line:
                     self.fail("did not start")
                     return
+                if line.startswith(NOTE):
+                    self.note = line.removeprefix(NOTE).strip()
 
     def step(self, is_counted: bool) -> None:
         """Let all ranks take one step."""
@@ -208,6 +211,7 @@ def main() -> None:
     for peer in track(peers.values(), "Installing", console=Console(stderr=True), transient=True):
         make_venv(options.venvs, peer)
     results: dict[str, dict[str, float | str]] = {}
+    notes: dict[str, str] = {}
     for name in options.cases:
         case = CASES[name]
         if options.quick:
@@ -217,6 +221,7 @@ def main() -> None:
         results[name] = {
             contender.label: contender.error or statistics.median(contender.seconds) for contender in contenders
         }
+        notes[name] = next((contender.note for contender in reversed(contenders) if contender.note), "")
     labels = list(dict.fromkeys(label for rows in results.values() for label in rows))
     ratios = {
         f"{name}: {label}": base / seconds
@@ -226,7 +231,7 @@ def main() -> None:
     }
     if options.page:
         versions = {name: list(peer.packages) or ["torch==2.13.0"] for name, peer in peers.items()}
-        write_page(options.page, {name: CASES[name] for name in results}, results, versions, date.today())
+        write_page(options.page, {name: CASES[name] for name in results}, results, notes, versions, date.today())
     rows = [[label, *(_cell(results[name].get(label)) for name in results)] for label in labels]
     show("Seconds per step", ["peer", *results], rows, ratios)
 

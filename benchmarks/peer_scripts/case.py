@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 LEARNING_RATE = 0.5
+NOTE = "note: "  # what a peer has chosen by itself follows, before it is ready
 
 
 @dataclass(frozen=True)

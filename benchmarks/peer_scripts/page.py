@@ -10,8 +10,10 @@ Results = dict[str, dict[str, float | str]]
 BASE = "torch, one rank"
 
 
-def write_page(path: Path, cases: dict[str, Case], results: Results, versions: dict[str, list[str]], day: date) -> None:
-    """Write the page, and its picture beside it."""
+def write_page(
+    path: Path, cases: dict[str, Case], results: Results, notes: dict[str, str], versions: dict[str, list[str]], day: date
+) -> None:
+    """Write the page, and its picture beside it. `notes` says for each case which layout stretto has chosen."""
     picture = path.with_suffix(".svg")
     picture.write_text(draw(results))
     labels = list(dict.fromkeys(label for measured in results.values() for label in measured))
@@ -39,20 +41,22 @@ def write_page(path: Path, cases: dict[str, Case], results: Results, versions: d
         steps = f"{case.shortest} to {case.steps}" if case.shortest else str(case.steps)
         model = f"{case.layers} {kind} layers, H={case.hidden}{inputs}"
         lines.append(f"- {name}: {case.rows} rows x {steps} time steps, {model}")
-    for name in results:
-        lines += ["", _winner(name, results[name])]
+    lines += ["", "Who is fastest, and why:", ""]
+    lines += [_winner(name, results[name], notes[name]) for name in results]
     installed = "; ".join(f"{name}: {', '.join(packages)}" for name, packages in versions.items())
     lines += ["", f"Versions: {installed}.", ""]
     path.write_text("\n".join(lines))
 
 
-def _winner(name: str, measured: dict[str, float | str]) -> str:
-    """Say who is fastest in a case."""
+def _winner(name: str, measured: dict[str, float | str], layout: str) -> str:
+    """Say who is fastest in a case, and why."""
     seconds = {label: value for label, value in measured.items() if not isinstance(value, str)}
     fastest, ours = min(seconds, key=seconds.__getitem__), seconds.get("stretto, 2 ranks")
     if ours is None or fastest == "stretto, 2 ranks":
-        return f"**{name}**: {fastest} is fastest."
-    return f"**{name}**: {fastest} is fastest; stretto on two ranks takes {ours / seconds[fastest]:.2f} times as long."
+        result = f"{fastest} is fastest."
+    else:
+        result = f"{fastest} is fastest; stretto on two ranks takes {ours / seconds[fastest]:.2f} times as long."
+    return f"- **{name}**: {result} stretto's layout is {layout}. {REASONS[name]}"
 
 
 def _cell(value: float | str | None, base: float | str) -> str:

@@ -1,9 +1,7 @@
 """stretto, in the layout that `choose_layout` picks for the ranks there are."""
 
-import sys
-
 import torch
-from case import Case, read_case, serve
+from case import NOTE, Case, read_case, serve
 from torch_model import optimizer
 
 import stretto
@@ -40,7 +38,7 @@ batches = data.Batches(rows, max_rows=case.rows)  # one batch is all rows
 with stretto.world() as world:
     model, loss = make_model(case), nn.CrossEntropy()
     layout = stretto.choose_layout(model, loss, batches, world=world, optimizer=torch.optim.SGD)
-    print(layout, file=sys.stderr)
+    print(f"{NOTE}{layout}", flush=True)
     engine = stretto.make_engine(model, loss, layout, world)
     sgd = optimizer(engine.stack)
     share = batches.share(engine.mesh.replica, engine.mesh.num_replicas)
