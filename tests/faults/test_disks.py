@@ -1,6 +1,5 @@
 """The disk of a run is full, or can't be written."""
 
-import os
 import re
 import signal
 import subprocess
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers.fault_loss import FaultLoss, FaultMeter, LossRecorder, logged_steps
+from helpers.small_disk import small_disk
 from helpers.train_process import SAVE_EVERY, TrainProcess
 from stretto.checkpoint.checkpoint import complete_checkpoint_names, find_checkpoint, read_claims
 from stretto.checkpoint.storage import LocalStorage
@@ -22,14 +22,8 @@ pytestmark = pytest.mark.faults
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of three megabytes."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        assert "CI" not in os.environ
-        pytest.skip("only root can mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", megabytes=3) as folder:
+        yield folder
 
 
 @contextmanager

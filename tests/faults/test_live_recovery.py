@@ -1,6 +1,5 @@
 """`stretto train` with live recovery: a rank is killed, the others continue in the same processes."""
 
-import json
 import os
 import random
 import secrets
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fault_loss import FaultMeter, LossRecorder
+from helpers.fault_loss import FaultMeter, LossRecorder, logged_losses
 from helpers.slow_process import slow_down
 from helpers.train_process import STEPS, TrainProcess, children
 from stretto.checkpoint import find_checkpoint
@@ -20,14 +19,6 @@ from stretto.launch.rank_environment import free_port
 
 pytestmark = pytest.mark.faults
 GRIDS = [(2, 1), (3, 1), (2, 2)]
-
-
-def losses(folder: Path) -> dict[int, float]:
-    """Return the losses in a log, by step; each step must be in it once."""
-    lines = [json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines()]
-    steps = [line for line in lines if line["kind"] == "step"]
-    assert [line["step"] for line in steps] == list(range(1, STEPS + 1))
-    return {line["step"]: line["loss"] for line in steps}
 
 
 def start(folder: Path, data: Path, grid: tuple[int, int], **options: object) -> TrainProcess:
@@ -57,7 +48,7 @@ def expected(faults_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dic
     run = TrainProcess(tmp_path_factory.mktemp("reference") / "run", faults_data).start()
     code, output = run.finish()
     assert code == 0, output
-    return losses(run.folder)
+    return logged_losses(run.folder)
 
 
 @pytest.mark.parametrize("seed", [pytest.param(0, marks=pytest.mark.short), *range(1, 6)])
@@ -70,7 +61,7 @@ def test_survivors_of_a_lost_replica_keep_their_processes(
     code, output = run.finish()
     assert code == 0, output
     assert f"rank {victim} was killed by SIGKILL; the others continue" in output
-    assert losses(run.folder) == pytest.approx(expected, rel=1e-3), "in float32"
+    assert logged_losses(run.folder) == pytest.approx(expected, rel=1e-3), "in float32"
     assert find_checkpoint(run.folder).manifest.training_state.step == STEPS
 
 
@@ -88,7 +79,7 @@ def test_a_lost_stage_resumes_from_the_memory_of_another_rank(
     code, output = run.finish()
     assert code == 0, output
     assert "from the ranks' memory" in output or meter.last_step < 5, output
-    assert losses(run.folder) == losses(reference.folder)
+    assert logged_losses(run.folder) == logged_losses(reference.folder)
 
 
 def test_a_lost_host_of_the_store_is_replaced_by_another(
@@ -128,7 +119,7 @@ def test_a_lost_host_of_the_store_is_replaced_by_another(
             for pid in [launcher.pid, *children(launcher.pid)] if launcher.poll() is None else []:
                 os.kill(pid, signal.SIGKILL)
             launcher.communicate()
-    assert losses(run.folder) == pytest.approx(expected, rel=1e-3)
+    assert logged_losses(run.folder) == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_straggler_is_replaced(faults_data: Path, tmp_path: Path) -> None:
@@ -159,7 +150,7 @@ def test_preemption_saves_a_run_with_live_recovery(faults_data: Path, tmp_path: 
     again = start(tmp_path / "run", faults_data, (2, 1))
     code, output = again.finish()
     assert code == 0, output
-    losses(run.folder)
+    assert len(logged_losses(run.folder)) == STEPS
 
 
 def test_a_mistake_ends_all_ranks_of_a_run_with_live_recovery(faults_data: Path, tmp_path: Path) -> None:

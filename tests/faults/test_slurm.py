@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.fault_loss import logged_losses
 from helpers.slurm_cluster import Slurm, slurm
 from stretto.checkpoint.checkpoint import find_checkpoint
 from stretto.cli.main import main
@@ -48,17 +49,12 @@ def train(data: str, folder: Path | str, steps: int, *options: str) -> list[str]
     return [*command, "--train.steps", str(steps), *options]
 
 
-def losses(folder: Path) -> list[float]:
-    rows = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
-    return [row["loss"] for row in rows if row["kind"] == "step"]
-
-
 @pytest.fixture(scope="module")
-def expected(byte_corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> list[float]:
+def expected(byte_corpus: Corpus, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """The losses of an uninterrupted run on one rank."""
     folder = tmp_path_factory.mktemp("one") / "run"
     assert main(train(byte_corpus.location, folder, STEPS)[3:]) == 0
-    return losses(folder)
+    return logged_losses(folder)
 
 
 @pytest.mark.short
@@ -74,8 +70,8 @@ def test_tasks_of_srun_are_ranks_with_the_losses_of_one_rank(byte_corpus: Corpus
         cluster.run(*alone, seconds=100)
         names = "n[01-03,7],login"
         assert cluster.run("scontrol", "show", "hostnames", names).split()[0] == first_host(names)
-    assert len(losses(tmp_path / "one")) == 6
-    assert losses(tmp_path / "three") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert len(logged_losses(tmp_path / "one")) == 6
+    assert logged_losses(tmp_path / "three") == pytest.approx(logged_losses(tmp_path / "one"), rel=1e-5)
 
 
 def kill_a_rank(number: signal.Signals) -> Callable[[Slurm, str, Path], None]:
@@ -122,7 +118,7 @@ DEATHS = {
     "death", [pytest.param(name, marks=[pytest.mark.faults] if "node" in name else []) for name in DEATHS]
 )
 def test_a_job_is_queued_again_after_every_kind_of_death_and_resumes(
-    death: str, byte_corpus: Corpus, expected: list[float], tmp_path: Path
+    death: str, byte_corpus: Corpus, expected: dict[int, float], tmp_path: Path
 ) -> None:
     output = tmp_path / "output"
     with slurm(tmp_path / "slurm") as cluster:
@@ -136,7 +132,7 @@ def test_a_job_is_queued_again_after_every_kind_of_death_and_resumes(
     assert "resume  after step" in text and "done: config, log" in text, text
     saves = death in ("USR1", "scontrol requeue", "node drained", "preemption")
     assert ("that step is saved, so start again to resume" in text) == saves, text
-    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
+    assert logged_losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
     assert find_checkpoint(tmp_path / "run").manifest.training_state.step == STEPS
 
 
@@ -159,7 +155,9 @@ def test_a_job_saves_before_its_time_limit_and_continues_in_the_next(byte_corpus
     assert f"resume  after step {saved:,}" in text, text
 
 
-def test_tasks_of_an_array_are_runs_of_their_own(byte_corpus: Corpus, expected: list[float], tmp_path: Path) -> None:
+def test_tasks_of_an_array_are_runs_of_their_own(
+    byte_corpus: Corpus, expected: dict[int, float], tmp_path: Path
+) -> None:
     output = tmp_path / "output-%a"
     with slurm(tmp_path / "slurm") as cluster:
         script = tmp_path / "job.sh"
@@ -177,11 +175,11 @@ def test_tasks_of_an_array_are_runs_of_their_own(byte_corpus: Corpus, expected: 
     texts = {task: (tmp_path / f"output-{task}").read_text() for task in ("1", "2")}
     assert "resume  after step" in texts["1"] and "resume  after step" not in texts["2"], texts
     for task in texts:
-        assert losses(tmp_path / "runs" / task) == pytest.approx(expected, rel=1e-5)
+        assert logged_losses(tmp_path / "runs" / task) == pytest.approx(expected, rel=1e-5)
 
 
 def test_tasks_of_an_array_continue_one_run_one_after_the_other(
-    byte_corpus: Corpus, expected: list[float], tmp_path: Path
+    byte_corpus: Corpus, expected: dict[int, float], tmp_path: Path
 ) -> None:
     output = tmp_path / "output-%a"
     with slurm(tmp_path / "slurm") as cluster:
@@ -197,12 +195,12 @@ def test_tasks_of_an_array_continue_one_run_one_after_the_other(
     first, second, third = ((tmp_path / f"output-{task}").read_text() for task in (1, 2, 3))
     assert "that step is saved" in first and "resume  after step" in second and "done: config, log" in second
     assert f"already done, at step {STEPS}" in third
-    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
+    assert logged_losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("how", ["a node fails", "the job is made smaller"])
 def test_a_job_whose_allocation_shrinks_continues_on_the_remaining_nodes(
-    how: str, byte_corpus: Corpus, expected: list[float], tmp_path: Path
+    how: str, byte_corpus: Corpus, expected: dict[int, float], tmp_path: Path
 ) -> None:
     output = tmp_path / "output"
     with slurm(tmp_path / "slurm") as cluster:
@@ -221,7 +219,7 @@ def test_a_job_whose_allocation_shrinks_continues_on_the_remaining_nodes(
     text = output.read_text()
     rows = [json.loads(line) for line in (tmp_path / "run" / "log.jsonl").read_text().splitlines()]
     assert [row["ranks"] for row in rows if row["kind"] == "start"] == [4, 2], text
-    assert losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
+    assert logged_losses(tmp_path / "run") == pytest.approx(expected, rel=1e-5)
 
 
 def test_a_job_is_not_queued_again_after_a_mistake_in_the_config(byte_corpus: Corpus, tmp_path: Path) -> None:
@@ -280,7 +278,7 @@ def find_task(folder: Path, rank: int) -> int:
 def await_steps(folder: Path, count: int, seconds: float = 60) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
-        if (folder / "log.jsonl").exists() and len(losses(folder)) >= count:
+        if (folder / "log.jsonl").exists() and len(logged_losses(folder)) >= count:
             return
         time.sleep(0.1)
     raise AssertionError(f"the run did not reach step {count}; see {folder.parent}")

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.small_disk import small_disk
 from helpers.train_process import children, is_running
 from stretto.base.log_segments import list_segments
 from stretto.checkpoint.checkpoint import find_checkpoint, read_claims
@@ -40,17 +41,21 @@ def build(task):
 
 @dataclass
 class RestartedRun:
-    """A run whose launcher is started again whenever it has ended but can resume."""
+    """A run whose launcher is started again, with the other kind of recovery, whenever it can resume."""
 
     folder: Path
     command: list[str]
     output: Path
     process: "subprocess.Popen[bytes] | None" = None
+    num_starts: int = 0
 
     def start(self) -> None:
+        recovery = ("live", "restart")[self.num_starts % 2]
+        self.num_starts += 1
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "SOAK_PAUSE": "0.02"}
         with self.output.open("ab") as stream:
-            self.process = subprocess.Popen(self.command, env=environment, stdout=stream, stderr=stream)
+            command = [*self.command, "--run.recovery", recovery]
+            self.process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
 
     def keep_alive(self, seconds: float) -> None:
         """Wait; meanwhile start the launcher again if it has been killed."""
@@ -143,13 +148,8 @@ def kill(pid: int, number: signal.Signals = signal.SIGKILL) -> None:
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A disk that can be filled in a moment."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=200m", "tmpfs", str(folder)], capture_output=True)
-    if mounted.returncode:
-        pytest.skip("only root can mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    with small_disk(tmp_path / "disk", megabytes=200) as folder:
+        yield folder
 
 
 @pytest.mark.timeout(0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.fault_loss import logged_losses
 from helpers.network_hosts import ADDRESSES, HostPair, two_hosts
 from stretto.cli.main import main
 from stretto.data import Corpus
@@ -22,11 +23,6 @@ def start(hosts: HostPair, index: int, command: list[str]) -> "subprocess.Popen[
     name = hosts.names[index]
     environment = {"TF_CONFIG": json.dumps(config), "GLOO_SOCKET_IFNAME": hosts.device(name), "OMP_NUM_THREADS": "1"}
     return hosts.run(name, command, environment)
-
-
-def losses(folder: Path) -> list[float]:
-    rows = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
-    return [row["loss"] for row in rows if row["kind"] == "step"]
 
 
 def test_tf_config_workers_on_two_hosts_have_the_losses_of_one_rank(byte_corpus: Corpus, tmp_path: Path) -> None:
@@ -50,4 +46,4 @@ def test_tf_config_workers_on_two_hosts_have_the_losses_of_one_rank(byte_corpus:
     assert [first.returncode, second.returncode] == [0, 0], outputs
     addresses = [row.split()[3] for row in listening.splitlines() if f":{PORT}" in row]
     assert addresses == [f"{ADDRESSES['strettoA']}:{PORT}"]
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert logged_losses(tmp_path / "two") == pytest.approx(logged_losses(tmp_path / "one"), rel=1e-5)

@@ -21,6 +21,7 @@ import torch
 from stretto.base.errors import StrettoError
 from stretto.launch.rank_environment import free_port
 from stretto.mesh.join import world
+from stretto.mesh.secret import SECRET_VARIABLE, new_secret
 from stretto.mesh.world import TIMEOUT, World
 
 # Making an optimizer imports `torch._dynamo`, which takes another two seconds.
@@ -49,10 +50,11 @@ class RankPool:
         self.pipes: list[Connection] = []
         self.processes = []
         outputs = [Connection(os.dup(number), readable=False) for number in (1, 2)]
+        environment = {SECRET_VARIABLE: new_secret(), **os.environ}
         for rank in range(size):
             ours, theirs = context.Pipe()
             arguments = (rank, size, port, theirs, timeout)
-            process = context.Process(target=_serve_as_child, args=(dict(os.environ), outputs, arguments), daemon=True)
+            process = context.Process(target=_serve_as_child, args=(environment, outputs, arguments), daemon=True)
             process.start()
             theirs.close()
             self.pipes.append(ours)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.fault_loss import logged_losses
 from stretto.cli.main import main
 from stretto.data import Corpus
 from stretto.errors import MeshError
@@ -50,7 +51,7 @@ def test_training_on_workers_of_tf_config_equals_one_rank(byte_corpus: Corpus, t
     )
     # They sign their messages with a secret that rank 0 has created.
     assert stat.S_IMODE((tmp_path / "two" / "secret").stat().st_mode) == 0o600
-    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), rel=1e-5)
+    assert logged_losses(tmp_path / "two") == pytest.approx(logged_losses(tmp_path / "one"), rel=1e-5)
 
 
 def test_a_port_in_use_is_named() -> None:
@@ -89,8 +90,3 @@ def test_a_store_that_listens_on_all_interfaces_is_reported(caplog: pytest.LogCa
     assert message.startswith(
         "rank 0's key-value store listens on all interfaces, because localhost is loopback on its"
     )
-
-
-def losses(folder: Path) -> list[float]:
-    rows = map(json.loads, (folder / "log.jsonl").read_text().splitlines())
-    return [row["loss"] for row in rows if row["kind"] == "step"]

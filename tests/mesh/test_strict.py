@@ -107,7 +107,7 @@ def test_a_step_whose_head_is_split_ends(ranks: RankPool, changes: list[object],
     [
         pytest.param(
             [record_every_step, synchronize_around_actions, post_receives_ahead],
-            marks=[pytest.mark.long, pytest.mark.short],
+            marks=pytest.mark.long,
         ),
         pytest.param([post_receives_ahead, connect_on_first_use], marks=pytest.mark.long),
     ],

@@ -160,7 +160,6 @@ def choose_with_wrong_profile(world: World, corpus: str, cache: str, try_finalis
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_a_layout_that_is_wrongly_predicted_to_be_fastest_loses(
     pools: RankPools, corpus_path: str, tmp_path: Path
 ) -> None:

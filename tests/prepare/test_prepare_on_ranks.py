@@ -52,7 +52,7 @@ def find_rank(rank: int, target: Path) -> int | None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("rank", [pytest.param(2, marks=pytest.mark.short), 0])
+@pytest.mark.parametrize("rank", [2, 0])
 def test_a_rank_that_is_killed_in_the_middle_is_started_again_and_the_bytes_are_the_same(
     rank: int, tmp_path: Path
 ) -> None:

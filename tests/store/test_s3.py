@@ -139,6 +139,7 @@ def test_an_epoch_from_a_bucket_equals_that_of_the_folder_though_the_server_rest
     assert num_windows > 60 and abs(num_rows - 2_000) < 10
 
 
+@pytest.mark.long
 def test_each_of_several_nodes_reads_little_more_than_its_share(server: S3Server, tmp_path: Path) -> None:
     folder = write_store(tmp_path / "large", num_shards=3, num_steps=5_600_000, num_sequences=20_000)
     S3FileSystem().mkdir("large")

@@ -41,21 +41,44 @@ def uninterrupted(corpus: Corpus | None, steps: int = STEPS) -> dict[int, float]
     return {report.step: report.loss for report in reports}
 
 
+def lose(ranks: LiveRanks, *lost: int, num_left: int) -> None:
+    """Kill ranks after some steps, and wait until the other replicas train without them."""
+    ranks.wait_for_step(5)
+    for slot in lost:
+        ranks.signal(slot, signal.SIGKILL)
+    ranks.wait_for(lambda: any(line.get("replicas") == num_left for line in ranks.lines))
+
+
+def replace(ranks: LiveRanks, *lost: int, num_replicas: int) -> None:
+    """Start processes in place of the lost ones, and wait until they train with the others and all are done."""
+    for slot in lost:
+        ranks.start(slot)
+    ranks.wait_for(lambda: ranks.lines[-1].get("replicas") == num_replicas)
+    ranks.wait_until_done()
+
+
+def assert_same_losses(ranks: LiveRanks, slots: tuple[int, ...], corpus: Corpus | None) -> None:
+    """Ranks that were never lost have taken each step once, in one process, with the losses of one device."""
+    expected = uninterrupted(corpus)
+    for slot in slots:
+        lines = [line for line in ranks.lines if line["slot"] == slot]
+        assert [line["step"] for line in lines if "step" in line] == list(range(1, STEPS + 1))
+        assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
+        assert num_processes(ranks, slot) == 1
+
+
+def num_processes(ranks: LiveRanks, slot: int) -> int:
+    return len({line["pid"] for line in ranks.lines if line["slot"] == slot and "pid" in line})
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("data", [pytest.param("lanes", marks=pytest.mark.short), "batches"])
-def test_survivors_go_on_and_another_joins(data: str, byte_corpus: Corpus) -> None:
+def test_survivors_continue_and_another_joins(data: str, byte_corpus: Corpus) -> None:
     corpus = byte_corpus if data == "lanes" else None
     with LiveRanks(Layout(replicas=3), make_trainer, corpus) as ranks:
-        ranks.wait_for_step(5)
-        ranks.kill(1)
-        ranks.wait_for(lambda: any(line.get("replicas") == 2 for line in ranks.lines))
-        ranks.start(1)
-        ranks.wait_for(lambda: ranks.lines[-1].get("replicas") == 3)
-        ranks.wait_until_done()
-    expected = uninterrupted(corpus)
-    for slot in (0, 2):
-        assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
-        assert len({line["pid"] for line in ranks.lines if line["slot"] == slot and "pid" in line}) == 1
+        lose(ranks, 1, num_left=2)
+        replace(ranks, 1, num_replicas=3)
+    assert_same_losses(ranks, (0, 2), corpus)
 
 
 @pytest.mark.long
@@ -64,16 +87,10 @@ def test_one_rank_of_a_pipeline_is_lost(data: str, byte_corpus: Corpus) -> None:
     """The other rank of its replica waits, and joins again with the replacement."""
     corpus = byte_corpus if data == "lanes" else None
     with LiveRanks(Layout(replicas=2, stages=2, chunks=2), make_trainer, corpus) as ranks:
-        ranks.wait_for_step(5)
-        ranks.kill(1)
-        ranks.wait_for(lambda: any(line.get("replicas") == 1 for line in ranks.lines))
-        ranks.start(1)
-        ranks.wait_for(lambda: ranks.lines[-1].get("replicas") == 2)
-        ranks.wait_until_done()
-    expected = uninterrupted(corpus)
-    for slot in (2, 3):
-        assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
-    assert len({line["pid"] for line in ranks.lines if line["slot"] == 0 and "pid" in line}) == 1
+        lose(ranks, 1, num_left=1)
+        replace(ranks, 1, num_replicas=2)
+    assert_same_losses(ranks, (2, 3), corpus)
+    assert num_processes(ranks, 0) == 1
     joined = min(line["step"] for line in ranks.lines if line.get("pid") == ranks.processes[1].pid and "step" in line)
     assert ranks.losses(0).items() >= {step: ranks.losses(1)[step] for step in range(joined, STEPS + 1)}.items()
 
@@ -81,7 +98,7 @@ def test_one_rank_of_a_pipeline_is_lost(data: str, byte_corpus: Corpus) -> None:
 @pytest.mark.long
 @pytest.mark.short
 def test_lost_stage_comes_back_from_memory(byte_corpus: Corpus) -> None:
-    """There is no replica: all ranks go back to the last step that was copied."""
+    """There is no replica: all ranks return to the last step that was copied."""
     with LiveRanks(Layout(stages=2, chunks=2), make_trainer, byte_corpus, copy_every=4) as ranks:
         ranks.wait_for_step(11)
         ranks.kill(1)
@@ -96,15 +113,9 @@ def test_lost_stage_comes_back_from_memory(byte_corpus: Corpus) -> None:
 def test_host_of_the_store_is_lost(byte_corpus: Corpus) -> None:
     """Each replica has a launcher of its own, and the first one hosts the store."""
     with LiveRanks(Layout(replicas=3), make_trainer, byte_corpus, has_hosts=True) as ranks:
-        ranks.wait_for_step(5)
-        ranks.kill(0)
-        ranks.wait_for(lambda: any(line.get("replicas") == 2 for line in ranks.lines))
-        ranks.start(0)
-        ranks.wait_for(lambda: ranks.lines[-1].get("replicas") == 3)
-        ranks.wait_until_done()
-    expected = uninterrupted(byte_corpus)
-    for slot in (1, 2):
-        assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
+        lose(ranks, 0, num_left=2)
+        replace(ranks, 0, num_replicas=3)
+    assert_same_losses(ranks, (1, 2), byte_corpus)
 
 
 @pytest.mark.faults
@@ -114,29 +125,18 @@ def test_frozen_rank_is_left_out_and_joins_again(byte_corpus: Corpus) -> None:
         ranks.signal(1, signal.SIGSTOP)
         ranks.wait_for(lambda: any(line.get("replicas") == 2 for line in ranks.lines))
         ranks.signal(1, signal.SIGCONT)
-        ranks.wait_for(lambda: ranks.lines[-1].get("replicas") == 3)
-        ranks.wait_until_done()
-    expected = uninterrupted(byte_corpus)
-    for slot in (0, 2):
-        assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
-    assert len({line["pid"] for line in ranks.lines if "pid" in line}) == 3
+        replace(ranks, num_replicas=3)
+    assert_same_losses(ranks, (0, 2), byte_corpus)
+    assert num_processes(ranks, 1) == 1
 
 
 @pytest.mark.faults
 def test_two_of_four_are_killed_at_once(byte_corpus: Corpus) -> None:
     """Replicas 0 and 2: each has its copy in a replica that is left."""
     with LiveRanks(Layout(replicas=4), make_trainer, byte_corpus, timeout=5) as ranks:
-        ranks.wait_for_step(5)
-        for slot in (0, 2):
-            ranks.signal(slot, signal.SIGKILL)
-        ranks.wait_for(lambda: any(line.get("replicas") == 2 for line in ranks.lines))
-        for slot in (0, 2):
-            ranks.start(slot)
-        ranks.wait_for(lambda: ranks.lines[-1].get("replicas") == 4)
-        ranks.wait_until_done()
-    expected = uninterrupted(byte_corpus)
-    for slot in (1, 3):
-        assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
+        lose(ranks, 0, 2, num_left=2)
+        replace(ranks, 0, 2, num_replicas=4)
+    assert_same_losses(ranks, (1, 3), byte_corpus)
 
 
 @pytest.mark.faults
@@ -155,13 +155,7 @@ def test_random_moments(seed: int, byte_corpus: Corpus) -> None:
         ranks.wait_for_step(killed_after + 2)
         ranks.start(lost)
         ranks.wait_until_done()
-    expected = uninterrupted(corpus)
-    num_stages = layout.stages
-    for slot in range(layout.num_ranks):
-        assert len({line["pid"] for line in ranks.lines if line["slot"] == slot and "pid" in line}) <= 1 + (
-            slot == lost
-        )
-        if slot // num_stages != lost // num_stages:
-            assert ranks.losses(slot) == pytest.approx(expected, rel=1e-9)
-            steps = [line["step"] for line in ranks.lines if line["slot"] == slot and "step" in line]
-            assert steps == list(range(1, STEPS + 1)), "each step counts once"
+    slots = range(layout.num_ranks)
+    others = tuple(slot for slot in slots if slot // layout.stages != lost // layout.stages)
+    assert_same_losses(ranks, others, corpus)
+    assert all(num_processes(ranks, slot) <= 1 + (slot == lost) for slot in slots)

@@ -97,7 +97,6 @@ def test_the_rows_of_a_tied_table_are_gathered_into_one(seed: int | None, pools:
 
 
 @pytest.mark.long
-@pytest.mark.short
 def test_a_run_with_a_tied_table_resumes_in_any_layout(byte_corpus: Corpus, tmp_path: Path, pools: RankPools) -> None:
     layouts = [THREE_STAGES, HYBRID, Layout(stages=2), TWO_STAGES]
     for stop, layout in enumerate(layouts, start=1):
