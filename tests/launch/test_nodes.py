@@ -118,10 +118,15 @@ def stop_after_some_steps(nodes: Nodes) -> int:
     return int(saved[0])
 
 
+def is_listening(port: int) -> bool:
+    with socket.socket() as connection:
+        return not connection.connect_ex(("127.0.0.1", port))
+
+
 def test_a_node_that_waits_for_another_ends_after_sigterm(byte_corpus: Corpus, tmp_path: Path) -> None:
     nodes = Nodes(byte_corpus.location, tmp_path / "run", *LAYOUT).start(num_started=1)
     until = time.monotonic() + 60
-    while socket.socket().connect_ex(("127.0.0.1", nodes.port)):
+    while not is_listening(nodes.port):
         assert time.monotonic() < until and nodes.processes[0].poll() is None, nodes.finish(0)
         time.sleep(0.1)
     nodes.processes[0].send_signal(signal.SIGTERM)
