@@ -311,7 +311,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Predicted against measured step times.")
     parser.add_argument("--quick", action="store_true", help="two shapes, fewer rounds")
     parser.add_argument("--shape", help="only this shape")
-    parser.add_argument("--try", dest="num_tried", type=int, default=3, help="how many layouts are tried (default: 3)")
+    parser.add_argument("--try", dest="num_tried", type=int, default=5, help="how many layouts are tried (default: 5)")
     options = parser.parse_args()
     shapes, started = [shape for shape in SHAPES if options.shape in (None, shape.name)], time.perf_counter()
     if options.quick and not options.shape:

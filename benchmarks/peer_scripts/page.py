@@ -11,7 +11,12 @@ BASE = "torch, one rank"
 
 
 def write_page(
-    path: Path, cases: dict[str, Case], results: Results, notes: dict[str, str], versions: dict[str, list[str]], day: date
+    path: Path,
+    cases: dict[str, Case],
+    results: Results,
+    notes: dict[str, str],
+    versions: dict[str, list[str]],
+    day: date,
 ) -> None:
     """Write the page, and its picture beside it. `notes` says for each case which layout stretto has chosen."""
     picture = path.with_suffix(".svg")

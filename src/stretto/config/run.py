@@ -120,7 +120,7 @@ class RunSettings(StrictModel):
     tf32: bool = False
     """Use TF32 for matrix products and RNNs in fp32, on NVIDIA GPUs since Ampere: faster, but inputs are rounded to 11
     significant bits. By default fp32 is exact, unlike in torch, where cuDNN's RNNs use TF32."""
-    try_layouts: int = Field(3, ge=0)
+    try_layouts: int = Field(5, ge=0)
     """With `layout = "auto"`: how many of the layouts that are predicted to be fastest are tried for some steps, before
     the run, to choose the fastest; 0 chooses by prediction alone."""
     log_every: int = Field(10, ge=1)

@@ -10,16 +10,16 @@ from stretto.plan.trial import Finalist, Trial
 # Layouts that are predicted to be slower than the fastest by more than this factor are not tried.
 _MAX_SLOWDOWN = 1.5
 # How much faster than the chosen layout others may be, relative to their predictions. Those of different kinds have
-# different costs, which can all be wrong; with another number of chunks, most of the costs are the same.
-_KIND_ERROR, _SAME_KIND_ERROR, _CHUNK_ERROR = 1.3, 1.1, 1.05
+# different costs, which can all be wrong; those of one kind share most of them.
+_KIND_ERROR, _SAME_KIND_ERROR = 1.3, 1.1
 
 
 def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
     """Return up to `num_tried` layouts of a plan to try: the chosen one, and those that are most likely to be faster.
 
     These are worth telling apart: the best of each other kind, other numbers of replicas and stages, and the chosen
-    one interleaved or not, and with fewer and more chunks. A single one need not be tried, so there are none or at
-    least two.
+    one and the best with stages interleaved or not, and with fewer and more chunks. A single one need not be tried, so
+    there are none or at least two.
     """
     fastest = min(prediction.seconds for prediction in plan.best)
     known_kinds = {_kind(plan.chosen.layout)}
@@ -30,9 +30,7 @@ def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
             error = _SAME_KIND_ERROR if kind in known_kinds else _KIND_ERROR
             ranked.append((prediction.seconds / error, prediction))
             known_kinds.add(kind)
-    for variant in plan.variants:
-        has_other_runs = variant.layout.interleave != plan.chosen.layout.interleave
-        ranked.append((variant.seconds / (_SAME_KIND_ERROR if has_other_runs else _CHUNK_ERROR), variant))
+    ranked += [(variant.seconds / _SAME_KIND_ERROR, variant) for variant in plan.variants]
     ranked = [(seconds, prediction) for seconds, prediction in ranked if prediction.seconds <= _MAX_SLOWDOWN * fastest]
     finalists = tuple(
         Finalist(layout=prediction.layout, predicted=prediction.seconds, memory=prediction.memory)

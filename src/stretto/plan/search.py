@@ -4,7 +4,7 @@ It uses branch and bound: it simulates layouts in order of their lower bounds un
 """
 
 import heapq
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -65,7 +65,8 @@ class Plan:
     num_layouts: int  # that were considered
     num_simulated: int  # the others were ruled out by their lower bounds, or don't fit in memory
     has_dropout_between_layers: bool  # so that each layer runs in a call of its own, also on one device
-    variants: tuple[Prediction, ...] = ()  # of the chosen layout: fewer or more chunks, interleaved or not
+    # Of the chosen layout and the best one with stages: fewer or more chunks, interleaved or not.
+    variants: tuple[Prediction, ...] = ()
     trials: tuple[Trial, ...] = ()  # what steps in the finalists took, if they were tried
 
     @property
@@ -164,7 +165,7 @@ class _LayoutSearch:
             num_layouts=len(layouts),
             num_simulated=num_simulated,
             has_dropout_between_layers=self.costs.profile.has_dropout_between_layers,
-            variants=tuple(self._variants(best[0].layout)),
+            variants=tuple(self._variants_of_best(best)),
         )
 
     def _simulate_best(self, layouts: Iterable[Layout], num_best: int) -> tuple[_BestByGrid, int]:
@@ -214,16 +215,27 @@ class _LayoutSearch:
         distributed = (best.seconds for best in best_by_grid.values() if best.layout.num_ranks > 1)
         return max(fastest * _MAX_SLOWDOWN, min(distributed, default=np.inf) if self.cluster.devices > 1 else 0.0)
 
-    def _variants(self, layout: Layout) -> Iterator[Prediction]:
-        """Yield predictions for a layout with 0.5x and 1.5x the chunks; then for its counterpart.
+    def _variants_of_best(self, best: Sequence[Prediction]) -> Iterator[Prediction]:
+        """Yield the variants of the chosen layout, and of the best one with stages: chunks are hardest to predict."""
+        staged = next((prediction.layout for prediction in best if prediction.layout.stages > 1), None)
+        known = {prediction.layout for prediction in best}
+        for layout in dict.fromkeys((best[0].layout, staged)):
+            for variant in () if layout is None else self._variants(layout):
+                if variant.layout not in known:
+                    known.add(variant.layout)
+                    yield variant
 
-        If there is one chunk, the number of micro-batches changes. With stages, the counterpart is interleaved if the
-        layout is not, and the other way round.
+    def _variants(self, layout: Layout) -> Iterator[Prediction]:
+        """Yield predictions for a layout with 0.5x and 1.5x the chunks, or with one more; then for its counterpart.
+
+        If windows can't be cut into chunks, the number of micro-batches changes. With stages, the counterpart is
+        interleaved if the layout is not, and the other way round.
         """
-        name = "chunks" if layout.stages > 1 and layout.chunks > 1 else "micro_batches"
+        can_cut = layout.stages > 1 and self.workload.is_causal and not self.costs.profile.look_ahead_blocks
+        name = "chunks" if can_cut else "micro_batches"
         count = getattr(layout, name)
         largest = self.workload.num_outputs if name == "chunks" else self.workload.min_rows // layout.replicas
-        for changed in dict.fromkeys((count // 2, count * 3 // 2)):
+        for changed in dict.fromkeys((count // 2, max(count + 1, count * 3 // 2))):
             if 1 <= changed <= largest and changed != count:
                 fitted = self.fit(layout.model_copy(update={name: changed, "blocks": ()}))
                 if fitted is not None:

@@ -60,7 +60,7 @@ def choose_layout(
     optimizer: OptimizerFactory = torch.optim.AdamW,
     precision: Precision = "fp32",
     cache: Path | None = None,
-    try_finalists: int = 3,
+    try_finalists: int = 5,
 ) -> Layout:
     """Measure `model` on the ranks of `world`; return the fastest layout on all these ranks.
 
@@ -92,7 +92,7 @@ def choose_on_ranks(
     cache: Path,
     progress: Progress = lambda activity, fraction: None,
     *,
-    try_finalists: int = 3,
+    try_finalists: int = 5,
 ) -> LayoutChoice:
     """Choose a layout that uses all ranks of `world`. Every rank must call this; all get the same choice."""
     cluster = Cluster(devices=world.size, nodes=max(1, world.size // world.local_size))

@@ -5,7 +5,7 @@ model is measured on this machine first, unless it was measured before, or --pro
 
 example:
   stretto plan run.toml --devices 8
-  stretto plan run.toml --try 3
+  stretto plan run.toml --try 5
   stretto plan run.toml --devices 4096 --nodes 512 --hardware H100 --html plan.html
 """
 
