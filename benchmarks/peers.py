@@ -14,11 +14,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import date
 from pathlib import Path
 from typing import IO
 
+import torch
 from rich.console import Console
 from rich.progress import track
 
@@ -30,6 +34,7 @@ from timing import show
 SCRIPTS = Path(__file__).parent / "peer_scripts"
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 1e-3  # of losses, relative
+TIME_LIMIT = 300.0  # seconds for a start, and for a step
 
 CASES = {
     "deep": Case(rows=32, steps=128, layers=4, hidden=512),
@@ -93,6 +98,10 @@ class Contender:
                     stderr=log, text=True, bufsize=1,
                 )
             )  # fmt: skip
+        with self._time_limit():
+            self._await_start()
+
+    def _await_start(self) -> None:
         for process in self.processes:
             assert process.stdout is not None
             while (line := process.stdout.readline()).strip() != "ready":
@@ -107,17 +116,28 @@ class Contender:
         if self.error:
             return
         try:
-            for process in self.processes:
-                assert process.stdin is not None
-                process.stdin.write("step\n")
-                process.stdin.flush()
-            answers = [self._answer(process) for process in self.processes]
+            with self._time_limit():
+                for process in self.processes:
+                    assert process.stdin is not None
+                    process.stdin.write("step\n")
+                    process.stdin.flush()
+                answers = [self._answer(process) for process in self.processes]
         except (OSError, ValueError) as error:
             self.fail(f"failed in a step: {error}")
             return
         self.losses.append(sum(loss for _, loss in answers))
         if is_counted:
             self.seconds.append(max(seconds for seconds, _ in answers))
+
+    @contextmanager
+    def _time_limit(self) -> Iterator[None]:
+        """Kill all ranks after some minutes: one that waits for a lost one would wait for half an hour."""
+        timer = threading.Timer(TIME_LIMIT, self.stop)
+        timer.start()
+        try:
+            yield
+        finally:
+            timer.cancel()
 
     def _answer(self, process: "subprocess.Popen[str]") -> tuple[float, float]:
         assert process.stdout is not None
@@ -230,7 +250,7 @@ def main() -> None:
         if not isinstance(seconds, str) and not isinstance(base := results[name]["torch, one rank"], str)
     }
     if options.page:
-        versions = {name: list(peer.packages) or ["torch==2.13.0"] for name, peer in peers.items()}
+        versions = {name: [*peer.packages] or [f"torch=={torch.__version__}"] for name, peer in peers.items()}
         write_page(options.page, {name: CASES[name] for name in results}, results, notes, versions, date.today())
     rows = [[label, *(_cell(results[name].get(label)) for name in results)] for label in labels]
     show("Seconds per step", ["peer", *results], rows, ratios)

@@ -2,8 +2,8 @@
 
     python benchmarks/resets.py [--quick]
 
-Two LSTM layers, 32 rows, one thread. "Pieces" is what a script can do with torch's LSTM alone: one call for each
-stretch of time in which no row starts again.
+Two layers of LSTM, or of MinGRU, 32 rows, one thread. "Pieces" is what a script can do with torch's LSTM alone: one
+call for each stretch of time in which no row starts again.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import torch
 
 from stretto.blocks.block import Block
 from stretto.data import Window
-from stretto.nn import LSTM, CrossEntropy, Linear, Stack, initialize
+from stretto.nn import LSTM, CrossEntropy, Linear, MinGRU, Stack, initialize
 from stretto.testing import LocalEngine
 from timing import parse_quick, show, take_turns
 
@@ -25,6 +25,15 @@ class PieceLSTM(LSTM):
     """An LSTM that runs in the pieces between resets, as any block without a faster way does."""
 
     run_with_resets = Block.run_with_resets
+
+
+class PieceMinGRU(MinGRU):
+    """A MinGRU that runs in the pieces between resets."""
+
+    run_with_resets = Block.run_with_resets
+
+
+CELLS = {"LSTM": (LSTM, PieceLSTM), "MinGRU": (MinGRU, PieceMinGRU)}
 
 
 def make_window(episode: int | None) -> Window:
@@ -44,28 +53,27 @@ def make_window(episode: int | None) -> Window:
 def main() -> None:
     is_quick = parse_quick("What resets within a window cost.")
     hidden = 256 if is_quick else 512
-    engines = {
-        cls: LocalEngine(
-            initialize(Stack([cls(NUM_INPUTS, hidden), cls(hidden, hidden), Linear(hidden, NUM_CLASSES)]), seed=1),
-            CrossEntropy(),
-        )
-        for cls in (LSTM, PieceLSTM)
-    }
-    sides: dict[str, Callable[[], object]] = {"no resets": partial(engines[LSTM].step, make_window(None), None, 0)}
-    for name, episode in EPISODES.items():
-        window = make_window(episode)
-        sides[name] = partial(engines[LSTM].step, window, None, 0)
-        sides[f"{name}, pieces"] = partial(engines[PieceLSTM].step, window, None, 0)
-    seconds = take_turns("Steps", sides, rounds=4 if is_quick else 12)
-    cost = {name: seconds[name] / seconds["no resets"] for name in sides}
-    rows = [
-        [f"{episode} time steps", f"{1e3 * seconds[name]:.0f}", f"{cost[name]:.2f}", f"{cost[f'{name}, pieces']:.2f}"]
-        for name, episode in EPISODES.items()
-    ]
-    figures = {f"cost_{name}": cost[name] for name in EPISODES}
-    figures |= {f"pieces_{name}": cost[f"{name}, pieces"] for name in EPISODES}
+    rows, figures = [], {}
+    for cell, kinds in CELLS.items():
+        engines = [
+            LocalEngine(
+                initialize(Stack([cls(NUM_INPUTS, hidden), cls(hidden, hidden), Linear(hidden, NUM_CLASSES)]), seed=1),
+                CrossEntropy(),
+            )
+            for cls in kinds
+        ]
+        sides: dict[str, Callable[[], object]] = {"no resets": partial(engines[0].step, make_window(None), None, 0)}
+        for name, episode in EPISODES.items():
+            for engine, suffix in zip(engines, ("", ", pieces"), strict=True):
+                sides[name + suffix] = partial(engine.step, make_window(episode), None, 0)
+        seconds = take_turns(f"Steps of {cell}", sides, rounds=4 if is_quick else 12)
+        cost = {name: seconds[name] / seconds["no resets"] for name in sides}
+        for name, episode in EPISODES.items():
+            pieces = cost[f"{name}, pieces"]
+            rows.append([cell, str(episode), f"{1e3 * seconds[name]:.0f}", f"{cost[name]:.2f}", f"{pieces:.2f}"])
+            figures |= {f"cost_{name}_{cell.lower()}": cost[name], f"pieces_{name}_{cell.lower()}": pieces}
     title = f"{NUM_ROWS} rows x {NUM_STEPS} time steps, 2 layers, H={hidden}; over no resets"
-    show(title, ["mean episode", "ms", "cost", "in pieces"], rows, figures)
+    show(title, ["cell", "time steps per episode", "ms", "cost", "in pieces"], rows, figures)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from stretto.errors import ConfigError, DataError
 from stretto.nn import (
     GRU,
     LSTM,
+    MLSTM,
+    SLSTM,
     ActivationPenalty,
     BidirectionalLSTM,
     Block,
@@ -25,6 +27,8 @@ from stretto.nn import (
     Linear,
     MaxPool,
     MeanPool,
+    MinGRU,
+    MinLSTM,
     Residual,
     Rows,
     Stack,
@@ -47,6 +51,10 @@ def make_model() -> Stack:
         LSTM(WIDTH, WIDTH, bias=False),
         MaxPool(WIDTH),
         GRU(WIDTH, WIDTH, bias=False),
+        MinGRU(WIDTH, WIDTH),
+        MLSTM(WIDTH, WIDTH, num_heads=2),
+        Residual(MinLSTM(WIDTH, WIDTH)),
+        SLSTM(WIDTH, WIDTH, num_heads=2),
         Linear(WIDTH, NUM_CLASSES),
     ]
     return initialize(Stack(blocks).double(), seed=3)

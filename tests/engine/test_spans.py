@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from helpers.layout_cases import Case, run_case
-from helpers.rank_pool import RankPools
-from helpers.span_cases import AFFINE, BLOCKS, LOOKING_AHEAD, SpanCase, run_alone, run_spans
+from helpers.rank_pool import RankPools, RanksFailedError
+from helpers.span_cases import AFFINE, BLOCKS, LOOKING_AHEAD, CountedSteps, SpanCase, run_alone, run_spans
 from stretto import Layout, World, make_engine
 from stretto.data import Window
 from stretto.errors import ConfigError
@@ -85,6 +85,29 @@ def test_affine_blocks_beside_others_over_more_spans_equal_one_device(
 ) -> None:
     case = SpanCase(("mingru", "bilstm", "mlstm", "lstm", "own_affine"), window=20)
     check(pools, case, Layout(spans=spans, micro_batches=2, recompute=recompute))
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.7])
+@pytest.mark.parametrize(
+    "name", [*AFFINE, "own_forward", "hooked", "integer", "lstm", "gru", "weight_drop", "penalty", "mean", "max"]
+)
+def test_resets_over_spans_equal_one_device(name: str, rate: float, pools: RankPools) -> None:
+    case = SpanCase(("dropout", name, "norm", "mingru"), window=20, reset_rate=rate, num_steps=3)
+    check(pools, case, Layout(spans=3, micro_batches=2, recompute=rate > 0.5))
+
+
+def test_a_block_that_counts_time_steps_can_t_start_again_over_spans(pools: RankPools) -> None:
+    with pytest.raises(RanksFailedError, match="has CountedSteps, whose `advance` can't start again within a span"):
+        pools[2].run(run_counted)
+
+
+def run_counted(world: World) -> None:
+    model = Stack([CountedSteps(), MinGRU(4, 4), Linear(4, 3)]).double()
+    engine = make_engine(model, CrossEntropy(), Layout(spans=2), world, seed=1)
+    ends = torch.zeros(6, 2, dtype=torch.bool)
+    inputs, targets = torch.zeros(6, 2, 4, dtype=torch.float64), torch.zeros(6, 2, dtype=torch.int64)
+    fresh = torch.ones(2, dtype=torch.bool)
+    engine.step(Window(6, torch.arange(2), torch.full((2,), 6), fresh, inputs, targets, ends), None, 0)
 
 
 @pytest.mark.parametrize("name", ["own_forward", "hooked", "hooked_residual"])

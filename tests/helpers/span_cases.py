@@ -60,6 +60,13 @@ class EverySecond(Block):
         return x * (1 + times % 2).unsqueeze(2), (time + len(x),)
 
 
+class CountedSteps(EverySecond):
+    """Says what its state is later."""
+
+    def advance(self, state: State, num_steps: int) -> State:
+        return (state[0] + num_steps,)
+
+
 class DecayedSum(AffineBlock):
     """A user's affine block, with an initial state that is trained: `h = decay * h + x`."""
 
@@ -136,6 +143,8 @@ BLOCKS: dict[str, Callable[[], Block]] = {
     "frames": lambda: Stack([StackFrames(2), Linear(2 * WIDTH, WIDTH)]),
     "pool_time": lambda: PoolTime(3, "max"),
 }
+
+
 AFFINE = ("mingru", "minlstm", "mlstm", "own_affine", "nested_affine")
 LOOKING_AHEAD = ("bilstm", "bilstm2", "bigru", "residual", "nested")
 
@@ -150,6 +159,7 @@ class SpanCase:
     is_ragged: bool = True
     is_tied: bool = False
     one_target_per_row: bool = False
+    reset_rate: float = 0.0
     seed: int = 0
     num_steps: int = 2
     precision: Precision = "fp32"  # the weights are in float64, or else in float32
@@ -177,8 +187,10 @@ class SpanCase:
         targets[times >= output_lengths] = -100
         if self.one_target_per_row:
             targets[times != output_lengths - 1] = -100
-        fresh = torch.ones(self.num_rows, dtype=torch.bool)
-        return Window(num_steps, torch.arange(self.num_rows), lengths, fresh, tokens, targets)
+        fresh, resets = torch.ones(self.num_rows, dtype=torch.bool), None
+        if self.reset_rate:
+            resets = torch.rand(num_steps, self.num_rows, generator=generator) < self.reset_rate
+        return Window(num_steps, torch.arange(self.num_rows), lengths, fresh, tokens, targets, resets)
 
 
 @dataclass(frozen=True)

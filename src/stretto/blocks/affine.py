@@ -13,11 +13,15 @@ sends the result on at once, and corrects its outputs. A map stays on its rank:
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import islice
 from typing import Self
 
+import torch
 from torch import Tensor
 
+from stretto.base.resets import Resets
 from stretto.base.state import State
+from stretto.base.window import Rows
 from stretto.blocks.block import Block
 
 
@@ -97,8 +101,52 @@ class AffineBlock(Block):
     def run_affine(self, x: Tensor) -> AffineRun:
         """Run the time steps of `x`, `[time, batch, ...]`, without knowing the state before them."""
 
+    def run_affine_with_resets(self, x: Tensor, resets: Resets) -> AffineRun:
+        """Run the time steps of `x`, where rows start again from the initial state after the end of each episode.
+
+        The pieces between resets run one by one; a block may know a faster way.
+        """
+        pieces = tuple((self.run_affine(x[piece]), rows) for piece, rows in resets.pieces)
+
+        def outputs_and_state(state: State) -> tuple[Tensor, State]:
+            outputs = []
+            for run, rows in pieces:
+                y, state = run.finish(state)
+                outputs.append(y)
+                state = state if rows is None else self.begin(rows, state)
+            return torch.cat(outputs), state
+
+        state_map = _PiecesMap(self, tuple((run.state_map, rows) for run, rows in pieces))
+        return AffineRun(state_map, lambda state: outputs_and_state(state)[0], outputs_and_state)
+
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         return self.run_affine(x).finish(state)
+
+
+@dataclass(frozen=True)
+class _PiecesMap(AffineMap):
+    """The maps of the pieces between resets, and the rows right after each, of which some start again."""
+
+    block: AffineBlock
+    pieces: tuple[tuple[AffineMap, Rows | None], ...]
+
+    @property
+    def tensors(self) -> State:
+        return tuple(tensor for piece_map, _ in self.pieces for tensor in piece_map.tensors)
+
+    def with_tensors(self, tensors: State) -> Self:
+        left = iter(tensors)
+        pieces = ((m.with_tensors(tuple(islice(left, len(m.tensors)))), rows) for m, rows in self.pieces)
+        return type(self)(self.block, tuple(pieces))
+
+    def __call__(self, state: State) -> State:
+        for piece_map, rows in self.pieces:
+            state = piece_map(state)
+            state = state if rows is None else self.block.begin(rows, state)
+        return state
+
+    def then(self, later: Self) -> Self:
+        return type(self)(self.block, self.pieces + later.pieces)
 
 
 def has_own_forward(block: AffineBlock) -> bool:

@@ -1,4 +1,4 @@
-"""Bidirectional LSTM and GRU blocks: they read each row in both directions, so a window can't be cut into chunks."""
+"""Bidirectional LSTM and GRU blocks: they read each row in both directions, so they need all chunks at once."""
 
 import torch
 from torch import Tensor, nn
@@ -46,7 +46,7 @@ class BidirectionalLSTM(Bidirectional):
     """An LSTM that reads each row in both directions; outputs have `2 * hidden_size` features, forward ones first.
 
     For one label or value per row, put `FinalStates`, `MeanPool` or `MaxPool` after it: at a row's last time step, the
-    backward direction has read only that step. Windows are not cut into chunks; the state holds each row's length.
+    backward direction has read only that step. All chunks of a window run at once; the state holds each row's length.
     """
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, *, bias: bool = True) -> None:

@@ -21,7 +21,7 @@ class Block(nn.Module, ABC):
     """
 
     causal: bool = True
-    """False for a block that looks ahead in time; then windows are never cut into chunks."""
+    """False for a block that looks ahead in time; it waits for all chunks of a window, and runs them at once."""
 
     stride: int = 1
     """How many input time steps make one output time step; a row's last output may be made of fewer.

@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import logsigmoid
 
+from stretto.base.device_copy import to_device
+from stretto.base.resets import Resets
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.affine import AffineBlock, AffineRun, DecayMap
+from stretto.blocks.cast_weights import has_hooks
 from stretto.blocks.linear_scan import linear_scan, linear_scan_with_early_gradient, scan_summary
 
 
@@ -27,32 +30,59 @@ class MinimalCell(AffineBlock):
         return (rows.zeros(self.hidden_size),)
 
     def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        (h,) = state
-        decay, added, dtype = self._scan_inputs(x, h.dtype)
-        y, h = linear_scan(decay, added, h)
-        return y.to(dtype), (h,)
+        return self._scan(x, state, None)
+
+    def run_with_resets(self, x: Tensor, state: State, resets: Resets) -> tuple[Tensor, State]:
+        return self._scan(x, state, resets) if self._resets_by_decay else super().run_with_resets(x, state, resets)
 
     def run_affine(self, x: Tensor) -> AffineRun:
-        decay, added, dtype = self._scan_inputs(x, self.inputs.weight.dtype)
+        return self._run_affine(x, None)
+
+    def run_affine_with_resets(self, x: Tensor, resets: Resets) -> AffineRun:
+        return self._run_affine(x, resets) if self._resets_by_decay else super().run_affine_with_resets(x, resets)
+
+    @property
+    def _resets_by_decay(self) -> bool:
+        """Whether a reset is a decay of zero; a subclass may have another initial state or `forward`."""
+        return type(self) in (MinGRU, MinLSTM) and not has_hooks(self)
+
+    def _scan(self, x: Tensor, state: State, resets: Resets | None) -> tuple[Tensor, State]:
+        (h,) = state
+        decay, added, dtype = self._scan_inputs(x, h.dtype, resets)
+        y, h = linear_scan(decay, added, h)
+        return y.to(dtype), (_clear_ended(h, resets),)
+
+    def _run_affine(self, x: Tensor, resets: Resets | None) -> AffineRun:
+        decay, added, dtype = self._scan_inputs(x, self.inputs.weight.dtype, resets)
 
         def outputs_and_state(state: State) -> tuple[Tensor, State]:
             y, h = linear_scan_with_early_gradient(decay, added, *state)
-            return y.to(dtype), (h,)
+            return y.to(dtype), (_clear_ended(h, resets),)
 
         # The scan waits for the state, since it takes less time than the rest of the run; its summary does not.
-        return AffineRun(
-            DecayMap(*scan_summary(decay, added)), lambda state: outputs_and_state(state)[0], outputs_and_state
-        )
+        summary = (_clear_ended(tensor, resets) for tensor in scan_summary(decay, added))
+        return AffineRun(DecayMap(*summary), lambda state: outputs_and_state(state)[0], outputs_and_state)
 
-    def _scan_inputs(self, x: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, torch.dtype]:
-        """Return `a` and `(1 - a) * candidate` in the state's dtype, and the dtype of the outputs."""
+    def _scan_inputs(self, x: Tensor, dtype: torch.dtype, resets: Resets | None) -> tuple[Tensor, Tensor, torch.dtype]:
+        """Return `a`, 0 after a reset, and `(1 - a) * candidate` in the state's dtype, and the dtype of the outputs."""
         maps = self.inputs(x)
         gate, candidate = self._gate(maps.to(dtype))
-        return gate.sigmoid(), (-gate).sigmoid() * candidate, maps.dtype
+        decay = gate.sigmoid()
+        if resets is not None and bool(resets.ends.any()):
+            starts = torch.cat([torch.zeros_like(resets.ends[:1]), resets.ends[:-1]])
+            decay = decay.masked_fill(to_device(starts, x.device).unsqueeze(-1), 0.0)
+        return decay, (-gate).sigmoid() * candidate, maps.dtype
 
     @abstractmethod
     def _gate(self, maps: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logit of the gate `a`, and the candidate."""
+
+
+def _clear_ended(tensor: Tensor, resets: Resets | None) -> Tensor:
+    """Return `[batch, features]` with zeros in the rows whose episode ends with the last time step."""
+    if resets is None or not bool(resets.ends[-1].any()):
+        return tensor
+    return tensor.masked_fill(to_device(resets.ends[-1], tensor.device).unsqueeze(-1), 0.0)
 
 
 class MinGRU(MinimalCell):

@@ -10,7 +10,7 @@ from stretto.base.resets import Resets
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
-from stretto.blocks.cast_weights import find_cast, is_plain
+from stretto.blocks.cast_weights import find_cast, has_hooks, is_plain
 from stretto.blocks.recurrent_resets import Episodes, can_scan, scan
 
 RnnSequence = TypeVar("RnnSequence", Tensor, PackedSequence)
@@ -64,8 +64,9 @@ class _Recurrent(Block):
     cell: nn.LSTM | nn.GRU
 
     def run_with_resets(self, x: Tensor, state: State, resets: Resets) -> tuple[Tensor, State]:
-        if type(self) not in (LSTM, GRU) or not bool(resets.ends.any()):
-            return super().run_with_resets(x, state, resets)  # a subclass may have another initial state
+        # A subclass may have another initial state, and only a call of the block calls its hooks.
+        if type(self) not in (LSTM, GRU) or has_hooks(self) or not bool(resets.ends.any()):
+            return super().run_with_resets(x, state, resets)
         if can_scan(self.cell, x):
             y, after = scan(self.cell, x, state, resets)
         else:

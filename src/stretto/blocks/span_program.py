@@ -18,7 +18,7 @@ once again, correct their outputs:
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Literal
 
@@ -26,9 +26,10 @@ import torch
 from torch import Tensor, nn
 
 from stretto.base.errors import ConfigError
+from stretto.base.resets import Resets
 from stretto.base.state import State
 from stretto.base.window import Rows
-from stretto.blocks.affine import AffineBlock, has_own_forward
+from stretto.blocks.affine import AffineBlock, AffineRun, has_own_forward
 from stretto.blocks.bidirectional import Bidirectional
 from stretto.blocks.block import Block
 from stretto.blocks.cast_weights import has_hooks
@@ -39,11 +40,21 @@ from stretto.blocks.stack import Stack
 
 @dataclass(frozen=True)
 class PlacedBlock:
-    """A block, where its state is in that of the whole stack, and the stride of the blocks before it."""
+    """A block, where its state is in that of the whole stack, the stride of the blocks before it, and its path.
+
+    The path has its index in the stack, and in that of each stack within.
+    """
 
     block: Block
     state_slice: slice
     stride: int
+    path: tuple[int, ...]
+
+    def find_resets(self, resets: Resets) -> Resets:
+        """Return the resets of the block from those of the whole stack."""
+        for index in self.path:
+            resets = resets.for_block(index)
+        return resets
 
 
 class AffinePart(IntEnum):
@@ -87,11 +98,19 @@ class Sweep:
             return self.direction.initial_state(rows)
         return state[self.place.state_slice]
 
-    def __call__(self, x: Tensor, state: State, lengths: Tensor) -> tuple[Tensor, State]:
+    def __call__(self, x: Tensor, state: State, lengths: Tensor, resets: Resets | None) -> tuple[Tensor, State]:
         """Run the time steps of one span; `lengths` are its rows' numbers of valid time steps in it."""
         if self.direction is not None:
             return self.direction(x, state, lengths)
+        if resets is not None:
+            return self.place.block.run_with_resets(x, state, self.place.find_resets(resets))
         return self.place.block(x, state)
+
+    def run_affine(self, x: Tensor, resets: Resets | None) -> AffineRun:
+        """Run the time steps of one span of an affine block, without knowing the state before them."""
+        if resets is not None:
+            return self.affine_block.run_affine_with_resets(x, self.place.find_resets(resets))
+        return self.affine_block.run_affine(x)
 
 
 @dataclass(frozen=True)
@@ -106,10 +125,11 @@ class Segment:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """The weights that it uses."""
-        return [p for operation in self._blocks for p in operation.block.parameters()]
+        return [p for operation in self.blocks for p in operation.block.parameters()]
 
     @property
-    def _blocks(self) -> list[PlacedBlock]:
+    def blocks(self) -> list[PlacedBlock]:
+        """The blocks that it runs."""
         return [operation for operation in self.operations if isinstance(operation, PlacedBlock)]
 
     def __call__(self, values: Sequence[Tensor], state: State, start: int) -> list[Tensor]:
@@ -139,8 +159,15 @@ class SpanProgram:
     def of(cls, stack: Stack) -> "SpanProgram":
         """Return the program of a stack; raise ConfigError if one of its blocks can't be split over spans."""
         program = cls([], [Segment()])
-        program._add_stack(stack, 0, 1)
+        program._add_stack(stack, 0, 1, ())
         return program
+
+    def find_reset_obstacle(self) -> str | None:
+        """Return what keeps rows from starting again within a window; None if nothing does."""
+        for place in (place for segment in self.segments for place in segment.blocks):
+            if _counts_steps(place.block):
+                return f"has {type(place.block).__name__}, whose `advance` can't start again within a span"
+        return None
 
     @property
     def is_affine(self) -> bool:
@@ -152,10 +179,10 @@ class SpanProgram:
         """The number of layers."""
         return len(self.segments) - 1
 
-    def _add_stack(self, stack: Stack, first_tensor: int, stride: int) -> None:
-        for block, state_slice in _state_slices(stack):
+    def _add_stack(self, stack: Stack, first_tensor: int, stride: int, path: tuple[int, ...]) -> None:
+        for index, (block, state_slice) in enumerate(_state_slices(stack), stack.first):
             place = slice(first_tensor + state_slice.start, first_tensor + state_slice.stop)
-            self._add(PlacedBlock(block, place, stride))
+            self._add(PlacedBlock(block, place, stride, (*path, index)))
             stride *= block.stride
 
     def _add(self, place: PlacedBlock) -> None:
@@ -168,10 +195,10 @@ class SpanProgram:
         elif block.causal and not _holds_affine(block):
             self._add_layer(Sweep(self.num_layers, place))
         elif isinstance(block, Stack) and _find_obstacle(block) is None:
-            self._add_stack(block, place.state_slice.start, place.stride)
+            self._add_stack(block, place.state_slice.start, place.stride, place.path)
         elif isinstance(block, Residual) and _find_obstacle(block) is None:
             self.segments[-1].operations.append("open")
-            self._add(PlacedBlock(block.block, place.state_slice, place.stride))
+            self._add(replace(place, block=block.block))
             self.segments[-1].operations.append("close")
         else:
             layers = find_directions(block) if isinstance(block, Bidirectional) else None
@@ -211,6 +238,15 @@ def _holds_affine(block: Block) -> bool:
     if isinstance(block, Stack):
         return any(map(_holds_affine, block))
     return _holds_affine(block.block) if isinstance(block, Residual) else isinstance(block, AffineBlock)
+
+
+def _counts_steps(block: Block) -> bool:
+    """Return whether a reset changes the state of a block in a segment; it does not change a dropout's, for example."""
+    if isinstance(block, Stack):
+        return any(map(_counts_steps, block))
+    if isinstance(block, Residual):
+        return _counts_steps(block.block)
+    return block.remembers and bool(_example_state(block))
 
 
 def _find_obstacle(block: Block) -> str | None:

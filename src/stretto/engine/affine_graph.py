@@ -19,26 +19,26 @@ import torch
 from torch import Tensor, nn
 
 from stretto.base.state import State, detach
-from stretto.blocks.affine import AffineBlock, AffineMap, AffineRun
+from stretto.blocks.affine import AffineMap, AffineRun
 from stretto.engine.cut_graph import find_gradients, make_leaf
 
 
 class AffineGraph:
-    """The block's run; then `pass_on` and `correct`; in the backward `begin_backward`, `pass_back` and `backward`.
+    """A block's `run`; then `pass_on` and `correct`; in the backward `begin_backward`, `pass_back` and `backward`.
 
     With `recompute`, the run has no graph at first, and is repeated by `begin_backward`.
     """
 
     def __init__(
         self,
-        block: AffineBlock,
+        run: Callable[[Tensor], AffineRun],
         x: Tensor,
         context: Callable[[], AbstractContextManager[object]],
         *,
         has_backward: bool,
         recompute: bool,
     ) -> None:
-        self._block, self._context = block, context
+        self._run_affine, self._context = run, context
         self._x = make_leaf(x, x.requires_grad)
         self._has_backward, self._has_graph = has_backward, has_backward and not recompute
         self.state: State = ()  # at the span's start
@@ -53,7 +53,7 @@ class AffineGraph:
 
     def _start(self, *, has_graph: bool) -> AffineRun:
         with torch.set_grad_enabled(has_graph), self._context():
-            return self._block.run_affine(self._x)
+            return self._run_affine(self._x)
 
     def pass_on(self, state: State) -> State:
         """Take the state at the span's start; return the state after the span."""

@@ -1,5 +1,7 @@
 """check_resets: which models can start again within a window."""
 
+from collections.abc import Callable
+
 import torch
 
 from stretto.base.errors import ConfigError, DataError
@@ -7,8 +9,8 @@ from stretto.base.window import Window
 from stretto.engine.engine import Engine
 
 
-def check_resets(engine: Engine, window: Window) -> None:
-    """Raise if a window has resets and they, or the model, don't allow it; every rank raises alike."""
+def check_resets(engine: Engine, window: Window, find_obstacle: Callable[[], str | None] = lambda: None) -> None:
+    """Raise if a window has resets and they, the model, or an obstacle don't allow it; every rank raises alike."""
     if window.resets is None:
         return
     shape = (window.num_steps, window.num_rows)
@@ -17,14 +19,13 @@ def check_resets(engine: Engine, window: Window) -> None:
             f"Window.resets is {window.resets.dtype} {tuple(window.resets.shape)} on {window.resets.device}; "
             f"use a bool tensor {shape} (time, batch) on the CPU"
         )
-    reason = None
     if not engine.is_causal:
         reason = "has a block that looks ahead in time"
-    elif engine.mesh.num_spans > 1:
-        reason = f"is split over layout.spans={engine.mesh.num_spans}"
     elif engine.stride > 1:
         reason = f"has strided blocks (stride {engine.stride})"
     elif engine.row_loss is not None:
         reason = f"is trained with {type(engine.row_loss).__name__}, a loss over whole rows"
+    else:
+        reason = find_obstacle()
     if reason is not None:
         raise ConfigError(f"the window has resets, but the model {reason}; make each episode a row of its own")

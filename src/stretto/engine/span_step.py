@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from stretto.base.resets import Resets
 from stretto.base.state import State, slice_rows
 from stretto.base.window import Rows, Window
 from stretto.blocks.losses import LossSum
@@ -59,6 +60,7 @@ class _SpanPart:
     first: int  # the first time step
     inputs: Tensor  # [time, batch, ...]
     targets: Tensor
+    resets: Resets | None
     values: list[Tensor] = field(default_factory=list)  # the next layer's input, and those of open residuals
     sweeps: dict[int, CutGraph] = field(default_factory=dict)  # inputs: x and the state; outputs: y and the state after
     affine: dict[int, AffineGraph] = field(default_factory=dict)  # by the first sweep of the block
@@ -138,12 +140,15 @@ class SpanStep:
         columns = slice(shape.start, shape.start + num_rows)
         first, stop = shape.chunk_bounds[self.span]
         target_first, target_stop = shape.after_stride(self.model.stack.stride).chunk_bounds[self.span]
+        part_rows = rows[slice(num_rows)]
+        ends = None if self.window.resets is None else self.window.resets[first:stop, columns]
         return _SpanPart(
-            rows[slice(num_rows)],
+            part_rows,
             slice_rows(state, slice(num_rows)),
             first,
             inputs[first - offset[0] : stop - offset[0], columns],
             targets[target_first - offset[1] : target_stop - offset[1], columns],
+            None if ends is None else Resets(replace(part_rows, lengths=part_rows.lengths - first), ends),
         )
 
     def run(self, before_last_backward: BeforeLastBackward, loss_scale: float) -> StepResult:
@@ -195,7 +200,7 @@ class SpanStep:
 
         def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
             with autocast(self.model.device, self.model.precision):
-                y, after = sweep(inputs[0], tuple(inputs[1:]), lengths)
+                y, after = sweep(inputs[0], tuple(inputs[1:]), lengths, part.resets)
             return [y, *after]
 
         state = self._state(sweep, part, received)
@@ -215,10 +220,10 @@ class SpanStep:
         first = action.chunk - affine_part
         if affine_part is AffinePart.RUN:
             context, recompute = partial(autocast, self.model.device, self.model.precision), self.model.layout.recompute
-            graph = AffineGraph(
-                sweep.affine_block, part.values[0], context, has_backward=self.has_backward, recompute=recompute
+            run = partial(sweep.run_affine, resets=part.resets)
+            part.affine[first] = AffineGraph(
+                run, part.values[0], context, has_backward=self.has_backward, recompute=recompute
             )
-            part.affine[first] = graph
         elif affine_part is AffinePart.PASS:
             self.messages.send(action, part.affine[first].pass_on(self._state(sweep, part, received)))
         else:

@@ -114,7 +114,7 @@ class SpanEngine:
         return squared_grad_norm(self.stack, self.mesh.world.device)
 
     def _start(self, window: Window, key: int, on_outputs: OnOutputs | None = None) -> SpanStep:
-        check_resets(self, window)
+        check_resets(self, window, self._model.program.find_reset_obstacle)
         if not bool(window.fresh.all()):
             raise no_lanes_error(self.mesh.num_spans)
         self._num_started_windows += 1
