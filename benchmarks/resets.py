@@ -53,7 +53,8 @@ def make_window(episode: int | None) -> Window:
 def main() -> None:
     is_quick = parse_quick("What resets within a window cost.")
     hidden = 256 if is_quick else 512
-    rows, figures = [], {}
+    rows: list[list[str]] = []
+    figures: dict[str, float] = {}
     for cell, kinds in CELLS.items():
         engines = [
             LocalEngine(

@@ -19,6 +19,7 @@ def check_resets(engine: Engine, window: Window, find_obstacle: Callable[[], str
             f"Window.resets is {window.resets.dtype} {tuple(window.resets.shape)} on {window.resets.device}; "
             f"use a bool tensor {shape} (time, batch) on the CPU"
         )
+    reason: str | None
     if not engine.is_causal:
         reason = "has a block that looks ahead in time"
     elif engine.stride > 1:

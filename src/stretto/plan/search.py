@@ -65,8 +65,7 @@ class Plan:
     num_layouts: int  # that were considered
     num_simulated: int  # the others were ruled out by their lower bounds, or don't fit in memory
     has_dropout_between_layers: bool  # so that each layer runs in a call of its own, also on one device
-    # Of the chosen layout and the best one with stages: fewer or more chunks, interleaved or not.
-    variants: tuple[Prediction, ...] = ()
+    variants: tuple[Prediction, ...] = ()  # of the chosen and the best with stages: other chunks, interleaved or not
     trials: tuple[Trial, ...] = ()  # what steps in the finalists took, if they were tried
 
     @property
