@@ -179,6 +179,32 @@ def test_a_plan_tries_the_best_layouts_and_takes_the_fastest(run_toml: Path, cap
     assert "plan: trying" not in capfd.readouterr().out, "the trials are cached"
 
 
+@pytest.mark.long
+def test_a_layout_in_which_a_rank_runs_out_of_memory_is_left_out_with_a_note(
+    run_toml: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    Path("code.py").write_text(
+        "import os, torch\n"
+        "from stretto.nn import LSTM, Block, Embedding, Linear, Stack\n"
+        "class Greedy(Block):\n"
+        "    def forward(self, x, state):\n"
+        "        if os.environ.get('RANK') == '1' and x.shape[1] == 4: torch.empty(2**60)\n"
+        "        return x, state\n"
+        "def model(task): return Stack([Embedding(256, 16), LSTM(16, 16), Greedy(), Linear(16, 256)])\n"
+    )
+    Path("run.toml").write_text(
+        '[data]\ntrain = "data"\nlanes = 8\nwindow = 16\ncache = "cache"\n[model]\nfactory = "code.py:model"\n'
+    )
+    heavy = by_hand(Path("heavy.json"), 0.1)
+    assert main(["plan", "run.toml", "--profile", heavy, "--devices", "2", "--json", "plan.json", "--try", "2"]) == 0
+    plan = json.loads(Path("plan.json").read_text())
+    replicas, stages = sorted(plan["trials"], key=lambda trial: trial["layout"]["stages"])
+    assert replicas["measured"] is None and replicas["note"] == "the ranks that tried it failed"
+    assert stages["measured"] and plan["best"][0]["layout"] == stages["layout"]
+    assert "the trial of 2 replicas ran out of memory on rank 1, for which other ranks wait" in capfd.readouterr().err
+    assert not Path("cache/trials").exists(), "it may have been for lack of memory that another job used"
+
+
 class MeasuredError(Exception):
     """Ends the command where it would measure."""
 

@@ -2,25 +2,41 @@
 
 import copy
 import json
+import math
+import os
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor, nn
 
 from helpers.profiles import kind, profile
-from helpers.rank_pool import RankPools
-from stretto import Layout, World, make_engine
-from stretto.base.position import Position
+from helpers.rank_pool import RankPool, RankPools, RanksFailedError
+from stretto import Layout, TrainConfig, Trainer, World, make_engine
+from stretto.base.optimizer import OptimizerFactory
+from stretto.base.state import State
 from stretto.blocks.initialize import initialize
+from stretto.cli.rank_exit import exit_on_error
 from stretto.data import Batches, Corpus, Lanes, from_arrays
-from stretto.engine.precision import Precision
-from stretto.errors import PlanError
+from stretto.errors import ConfigError, PlanError
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.span_sweeps import find_sweeps
-from stretto.nn import LSTM, BidirectionalLSTM, CrossEntropy, Embedding, Linear, SquaredError, Stack
+from stretto.nn import (
+    LSTM,
+    BidirectionalLSTM,
+    Block,
+    CrossEntropy,
+    Embedding,
+    Linear,
+    Pointwise,
+    SquaredError,
+    Stack,
+)
 from stretto.plan import Cluster, advise, find_plan, save_profile
 from stretto.plan.advice import describe_trials, layout_name
 from stretto.plan.finalists import choose_by_trials, find_finalists
@@ -33,16 +49,38 @@ from stretto.planning import trial_runs
 from stretto.planning.choose import choose_layout, choose_on_ranks
 from stretto.planning.profiles import profile_path
 from stretto.planning.trial_runs import try_layouts
+from stretto.planning.trials import try_on_ranks
 
 ALONE = World(0, 1, torch.device("cpu"))
 # Sixty-four chunks of one time step cost many times as much as one chunk, on any machine.
 SLOW, FAST = Layout(chunks=64, recompute=True, blocks=(4,)), Layout(blocks=(4,))
 
 
-def input_of(corpus: str, lanes: int = 8, window: int = 64) -> ProfileInput:
-    model = Stack([Embedding(256, 16), LSTM(16, 16), LSTM(16, 16), Linear(16, 256)])
+def input_of(
+    corpus: str,
+    lanes: int = 8,
+    window: int = 64,
+    *,
+    third: Block | None = None,
+    optimizer: OptimizerFactory = torch.optim.SGD,
+) -> ProfileInput:
+    model = Stack([Embedding(256, 16), LSTM(16, 16), third or LSTM(16, 16), Linear(16, 256)])
     windows = Lanes(Corpus.open(corpus), lanes, window)
-    return ProfileInput(model, CrossEntropy(), windows, torch.optim.SGD, torch.device("cpu"), threads=1)
+    return ProfileInput(model, CrossEntropy(), windows, optimizer, torch.device("cpu"), threads=1)
+
+
+class Greedy(Block):
+    """On one rank, its forward number `call` needs more memory than there is."""
+
+    def __init__(self, call: int, rank: int = 0) -> None:
+        super().__init__()
+        self.call, self.rank, self.num_calls = call, rank, 0
+
+    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        self.num_calls += 1
+        if self.num_calls == self.call and os.environ.get("RANK", "0") == str(self.rank):
+            torch.empty(2**60)
+        return x, state
 
 
 def finalists_of(*layouts: Layout, seconds: float = 0.1, memory: float = 1e6) -> list[Finalist]:
@@ -62,33 +100,139 @@ def test_the_measured_times_are_those_of_the_layouts(corpus_path: str) -> None:
     assert slow.steps == fast.steps == 2 + 2, "after two rounds it leaves, and no other is left"
 
 
-def test_trying_changes_neither_the_model_nor_random_numbers_nor_threads(corpus_path: str) -> None:
-    profile_input = input_of(corpus_path)
-    initialize(profile_input.model, 3, torch.device("cpu"))
-    before = copy.deepcopy(profile_input.model.state_dict())
-    first = profile_input.windows.read(Position()).inputs
+def test_trying_changes_neither_a_training_in_progress_nor_random_numbers_nor_threads(corpus_path: str) -> None:
+    def start_training() -> tuple[ProfileInput, Trainer]:
+        given = input_of(corpus_path)
+        engine = make_engine(given.model, given.loss, FAST, ALONE, seed=3)
+        trainer = Trainer(engine, given.windows, TrainConfig(steps=10))
+        trainer.advance()
+        return given, trainer
+
+    _, undisturbed = start_training()
+    profile_input, trainer = start_training()
+    position, weights = trainer.position, copy.deepcopy(profile_input.model.state_dict())
     generator, threads = torch.get_rng_state(), torch.get_num_threads()
     try_layouts(profile_input, ALONE, finalists_of(FAST, seconds=0.4))
     after = profile_input.model.state_dict()
-    assert before.keys() == after.keys() and all(torch.equal(before[name], after[name]) for name in before)
-    assert all(parameter.grad is None for parameter in profile_input.model.parameters())
+    assert weights.keys() == after.keys() and all(torch.equal(weights[name], after[name]) for name in weights)
     assert torch.equal(generator, torch.get_rng_state()) and threads == torch.get_num_threads()
-    again = profile_input.windows.read(Position()).inputs
-    assert first is not None and again is not None and torch.equal(first, again)
+    assert trainer.position == position
+    assert [trainer.advance().loss for _ in range(2)] == [undisturbed.advance().loss for _ in range(2)]
 
 
-def test_a_layout_that_runs_out_of_memory_gets_a_note(corpus_path: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail_for_slow(
-        model: Stack, loss: CrossEntropy, layout: Layout, world: World, *, seed: int, precision: Precision
-    ) -> object:
-        if layout == SLOW:
-            raise torch.OutOfMemoryError("CUDA out of memory")
-        return make_engine(model, loss, layout, world, seed=seed, precision=precision)
+@pytest.mark.parametrize("call", [20, 300], ids=["in the warm-up", "in a turn"])
+def test_a_layout_of_one_rank_that_runs_out_of_memory_gets_a_note(call: int, corpus_path: str, tmp_path: Path) -> None:
+    """FAST has one call per step, and so less than 20 in all; SLOW has 128."""
+    finalists, path = finalists_of(SLOW, FAST, seconds=0.4), tmp_path / "trials.json"
 
-    monkeypatch.setattr(trial_runs, "make_engine", fail_for_slow)
-    slow, fast = try_layouts(input_of(corpus_path), ALONE, finalists_of(SLOW, FAST, seconds=0.4))
+    def run(third: Block | None) -> tuple[Trial, ...]:
+        return try_on_ranks(input_of(corpus_path, third=third), ALONE, finalists, path, lambda *_: None)
+
+    slow, fast = run(Greedy(call))
     assert slow.measured is None and slow.note == "out of memory"
     assert fast.measured is not None and not fast.note
+    # A failure is not cached: the memory may have been taken by another job.
+    assert not path.exists() and all(trial.measured for trial in run(None)) and path.exists()
+
+
+def try_greedy(world: World, corpus: str, layout: Layout, call: int) -> None:
+    """Try a layout as the command does: an error ends the process."""
+    with exit_on_error(world):
+        profile_input = input_of(corpus, window=16, third=Greedy(call, rank=1))
+        try_layouts(profile_input, world, finalists_of(layout, seconds=0.4))
+
+
+@pytest.mark.parametrize(
+    ("layout", "call"),
+    [(Layout(stages=2, chunks=2, blocks=(2, 2)), 1), (Layout(replicas=2, blocks=(4,)), 4)],
+    ids=["in the warm-up", "in a turn"],
+)
+def test_a_rank_that_runs_out_of_memory_in_a_step_ends_all_ranks_at_once(
+    layout: Layout, call: int, corpus_path: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(RanksFailedError) as failed:
+        RankPool(2).run(try_greedy, corpus_path, layout, call, seconds=60)
+    assert failed.value.errors == dict.fromkeys(range(2), "ended with code 2")
+    assert capfd.readouterr().err.splitlines() == [
+        f"stretto: error: the trial of {layout_name(layout)} ran out of memory on rank 1, for which other ranks wait; "
+        "set the layout yourself, use a smaller batch, or leave trials out with run.try_layouts=0 (in Python, "
+        "try_finalists=0)"
+    ]
+
+
+def test_another_failure_of_one_of_several_ranks_names_its_cause(corpus_path: str) -> None:
+    (finalist,) = finalists_of(Layout(replicas=2, blocks=(4,)))
+    run = trial_runs._TrialRun(input_of(corpus_path), World(1, 2, torch.device("cpu")), finalist)
+    with pytest.raises(PlanError, match=r"^the trial of 2 replicas failed \(ValueError: boom\) on rank 1, for which"):  # noqa: SIM117
+        with run._note_failure():
+            raise ValueError("boom\nand more")
+
+
+def try_unbuildable(world: World, corpus: str) -> list[Trial]:
+    def refuse(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        if world.rank == 1:
+            raise ConfigError("not these parameters")
+        return torch.optim.SGD(parameters)
+
+    finalists = finalists_of(Layout(stages=2, chunks=2, blocks=(2, 2)), FAST, seconds=0.4)
+    return list(try_layouts(input_of(corpus, window=16, optimizer=refuse), world, finalists))
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_a_layout_that_one_rank_can_not_build_gets_a_note_on_all(pools: RankPools, corpus_path: str) -> None:
+    first, second = pools[2].run(try_unbuildable, corpus_path, seconds=60)
+    assert first == second
+    assert [trial.note for trial in first] == ["another rank can't build it", ""] and first[1].measured
+
+
+class Infinite(nn.Module):
+    def forward(self, x: Tensor) -> Tensor:
+        return x * math.inf
+
+
+def test_a_loss_that_is_not_finite_ends_no_trial(corpus_path: str) -> None:
+    profile_input = input_of(corpus_path, third=Pointwise(Infinite()))
+    (trial,) = try_layouts(profile_input, ALONE, finalists_of(FAST), turn_steps=20)
+    assert trial.measured and not trial.note and trial.steps == 2 + 6 * 20, "more than a run may skip in a row"
+
+
+def test_the_weights_of_a_trial_stay_those_of_the_seed(corpus_path: str) -> None:
+    optimizers: list[torch.optim.Optimizer] = []
+
+    def make_optimizer(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        optimizers.append(torch.optim.SGD(parameters, lr=1.0))
+        return optimizers[-1]
+
+    profile_input = input_of(corpus_path, optimizer=make_optimizer)
+    try_layouts(profile_input, ALONE, finalists_of(FAST, seconds=0.4))
+    initial = initialize(copy.deepcopy(profile_input.model), profile_input.seed, torch.device("cpu"))
+    (optimizer,) = optimizers
+    weights = optimizer.param_groups[0]["params"]
+    assert len(weights) == len(list(initial.parameters()))
+    assert all(torch.allclose(*pair) for pair in zip(weights, initial.parameters(), strict=True))
+
+
+def test_a_layout_that_has_left_does_not_win_because_later_windows_are_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = np.random.default_rng(1).standard_normal((32, 4, 3), np.float32)
+    windows = Batches(from_arrays(numbers, numbers[..., :1]), max_rows=4)
+    model = Stack([LSTM(3, 4), Linear(4, 1)])
+    profile_input = ProfileInput(model, SquaredError(), windows, torch.optim.SGD, torch.device("cpu"), threads=1)
+    now, advance = 0.0, Trainer.advance
+
+    def advance_clock(trainer: Trainer) -> object:
+        nonlocal now
+        # After two steps of warm-up and two rounds, windows are 1.9 times as long.
+        now += {1: 1.0, 2: 1.1, 4: 1.25}[trainer.engine.num_micro_batches] * (1.0 if trainer.step < 4 else 1.9)
+        return advance(trainer)
+
+    monkeypatch.setattr(Trainer, "advance", advance_clock)
+    monkeypatch.setattr(trial_runs, "synchronized_time", lambda _: now)
+    layouts = [Layout(micro_batches=count, blocks=(2,)) for count in (1, 2, 4)]
+    trials = try_layouts(profile_input, ALONE, finalists_of(*layouts), turn_steps=1)
+    assert [trial.steps for trial in trials] == [2 + 6, 2 + 6, 2 + 2]
+    # The mean of two rounds of 1 and four of 1.9 is 1.6; the one that has left is slower by the same factor.
+    assert [trial.measured for trial in trials] == pytest.approx([1.6, 1.6 * 1.1, 1.6 * 1.25])
 
 
 @pytest.mark.parametrize("memory", [1e6, 1e18])
@@ -96,8 +240,15 @@ def test_layouts_that_do_not_fit_together_are_tried_one_by_one(
     memory: float, corpus_path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: list[int] = []
-    monkeypatch.setattr(trial_runs, "_take_turns", lambda runs, _: groups.append(len(runs)))
-    try_layouts(input_of(corpus_path), ALONE, finalists_of(SLOW, FAST, memory=memory))
+    take_turns = trial_runs._take_turns
+
+    def count_runs(runs: Sequence[Any], turn_steps: int) -> None:
+        groups.append(len(runs))
+        take_turns(runs, turn_steps)
+
+    monkeypatch.setattr(trial_runs, "_take_turns", count_runs)
+    layouts = FAST, Layout(micro_batches=2, blocks=(4,))
+    try_layouts(input_of(corpus_path), ALONE, finalists_of(*layouts, memory=memory), turn_steps=1)
     assert groups == ([2] if memory == 1e6 else [1, 1])
 
 

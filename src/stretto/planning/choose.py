@@ -72,7 +72,8 @@ def choose_layout(
     `windows` is the data of all replicas, the same on every rank; don't call `share` first. `optimizer` is called with
     the parameters, as `torch.optim.AdamW` is. Profile and trials are cached in `cache`, a folder (default:
     `~/.cache/stretto`), so the next call with the same arguments on the same kind of devices measures nothing. Raises
-    `PlanError` if no layout on these ranks is possible, for example because none fits in memory.
+    `PlanError` if no layout on these ranks is possible, for example because none fits in memory, or if one of several
+    ranks fails in a trial; let it end the process, for which the others wait.
 
     Example:
         layout = stretto.choose_layout(model, loss, windows, world=world, optimizer=torch.optim.AdamW)

@@ -9,12 +9,12 @@ A machine's speed drifts within seconds. In turns, the drift hits all layouts al
 
 import copy
 import gc
-from collections.abc import Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 import torch
 
-from stretto.base.errors import ConfigError, PlanError
+from stretto.base.errors import ConfigError, DivergedError, PlanError, StrettoError
 from stretto.base.units import pluralize
 from stretto.config.layout import Layout
 from stretto.config.train import TrainConfig
@@ -23,6 +23,7 @@ from stretto.measure.profile import Progress
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.timing import synchronized_time
 from stretto.mesh.world import World
+from stretto.plan.advice import layout_name
 from stretto.plan.trial import Finalist, Trial, dump_trials, parse_trials
 from stretto.train.trainer import Trainer
 
@@ -34,8 +35,8 @@ _TURN_SECONDS, _MAX_TURN_STEPS = 0.4, 40
 _NUM_FIRST_ROUNDS, _MAX_SLOWDOWN = 2, 1.2
 # Layouts are tried in turns if all of them together need at most this fraction of a rank's memory.
 _MEMORY_FRACTION = 0.7
-# The loop ends before this: how many steps a trial takes depends on their time.
-_CONFIG = TrainConfig(steps=10**9)
+# The loop ends long before so many steps. In such a warm-up, the learning rate is about 0: weights stay as they are.
+_CONFIG = TrainConfig(steps=10**9, warmup=10**9)
 
 
 def try_layouts(
@@ -43,15 +44,18 @@ def try_layouts(
     world: World,
     finalists: Sequence[Finalist],
     progress: Progress = lambda activity, fraction: None,
+    turn_steps: int | None = None,
 ) -> tuple[Trial, ...]:
     """Measure steps of the layouts on real windows; return a trial for each finalist, the same on every rank.
 
     Every rank of `world` must call this. A layout may need fewer ranks: the first ones run it, the others wait. Each
-    layout trains a copy of the model, with weights from the seed, on windows from the first on. A layout that runs out
-    of memory gets a note in place of a time.
+    layout trains a copy of the model, with weights from the seed, on windows from the first on: `turn_steps` per turn,
+    by default as `num_turn_steps` says. A layout of one rank that runs out of memory gets a note in place of a time. In
+    one of several ranks, others may wait for the rank that fails. So it raises `PlanError`, which must end its process:
+    then the others raise the same.
     """
     runs = {finalist.layout: _TrialRun(profile_input, world, finalist) for finalist in finalists}
-    num_threads, num_turn_steps = torch.get_num_threads(), _num_turn_steps(finalists)
+    num_threads, turn_steps = torch.get_num_threads(), turn_steps or num_turn_steps(finalists)
     memory_limit = _MEMORY_FRACTION * profile_input.memory_per_rank(world.local_size)
     # The ranks of a layout must have created equally many groups, also after one that failed on some of them.
     ordered = sorted(runs.values(), key=lambda run: -run.layout.num_ranks)
@@ -61,7 +65,7 @@ def try_layouts(
         with _keep_random_state(world.device):
             for index, group in enumerate([ordered] if fits_together else [[run] for run in ordered]):
                 progress(f"trying {pluralize(len(finalists), 'layout')}", index / len(finalists))
-                _take_turns(group, num_turn_steps)
+                _take_turns(group, turn_steps)
                 for run in group:
                     run.release()
     finally:
@@ -72,6 +76,12 @@ def try_layouts(
     return parse_trials(world.broadcast_text(dump_trials(trials)))
 
 
+def num_turn_steps(finalists: Sequence[Finalist]) -> int:
+    """Return how many steps a turn has. Layouts that are compared must have equally many, on the same windows."""
+    slowest = max(finalist.predicted for finalist in finalists)
+    return round(min(max(_TURN_SECONDS / max(slowest, 1e-9), 1), _MAX_TURN_STEPS))
+
+
 def _keep_random_state(device: torch.device) -> AbstractContextManager[None]:
     """Return a context after which torch's global generators are as before; reading data may draw from them."""
     if device.type == "cpu":
@@ -79,22 +89,23 @@ def _keep_random_state(device: torch.device) -> AbstractContextManager[None]:
     return torch.random.fork_rng(devices=[device], device_type=device.type)
 
 
-def _num_turn_steps(finalists: Sequence[Finalist]) -> int:
-    slowest = max(finalist.predicted for finalist in finalists)
-    return round(min(max(_TURN_SECONDS / max(slowest, 1e-9), 1), _MAX_TURN_STEPS))
-
-
-def _take_turns(runs: Sequence["_TrialRun"], num_turn_steps: int) -> None:
+def _take_turns(runs: Sequence["_TrialRun"], turn_steps: int) -> None:
     """Measure some runs in turns, each round in the opposite order. All ranks take the same decisions."""
     remaining = [run for run in runs if run.start()]
+    left_out: list[_TrialRun] = []
     for index in range(_NUM_ROUNDS):
         if index == _NUM_FIRST_ROUNDS:
-            fastest = min((run.seconds_per_step for run in remaining), default=0.0)
-            remaining = [run for run in remaining if run.seconds_per_step <= _MAX_SLOWDOWN * fastest]
+            limit = _MAX_SLOWDOWN * min((run.seconds_per_step() for run in remaining), default=0.0)
+            left_out = [run for run in remaining if run.seconds_per_step() > limit]
+            remaining = [run for run in remaining if run not in left_out]
         if len(runs) > 1 and len(remaining) == 1 and index >= _NUM_FIRST_ROUNDS:
             break  # there is nothing left to compare with
-        for run in remaining if index % 2 == 0 else reversed(remaining):
-            run.take_turn(num_turn_steps)
+        for run in remaining[:: 1 if index % 2 == 0 else -1]:
+            if not run.take_turn(turn_steps):
+                remaining.remove(run)
+    for run in left_out if remaining else ():
+        # Later windows may be longer: a layout that has left would have slowed down like one that has not.
+        run.factor = remaining[0].seconds_per_step() / remaining[0].seconds_per_step(_NUM_FIRST_ROUNDS)
 
 
 class _TrialRun:
@@ -102,6 +113,7 @@ class _TrialRun:
 
     def __init__(self, profile_input: ProfileInput, world: World, finalist: Finalist) -> None:
         self.layout: Layout = finalist.layout
+        self.factor = 1.0  # of the measured time, see `_take_turns`
         self._profile_input, self._world, self._finalist = profile_input, world, finalist
         self._is_member = world.rank < finalist.layout.num_ranks
         self._trainer: Trainer | None = None
@@ -112,52 +124,42 @@ class _TrialRun:
     def start(self) -> bool:
         """Build the engine and take the first steps, which are slower; return whether that worked on every rank."""
         started = synchronized_time(self._world.device)
-        if self._is_member:
-            try:
+        # These errors are about the layout, and are raised before ranks wait for one another.
+        with self._note_failure(ConfigError, PlanError):
+            if self._is_member:
                 self._trainer = self._make_trainer()
+        self._equalize_groups()
+        is_working = self._is_working()
+        if is_working:
+            with self._note_failure():
                 self._take_steps(_NUM_WARM_UP_STEPS)
-            except (ConfigError, PlanError, RuntimeError, MemoryError) as error:
-                self._note = _describe_failure(error)
-        # Rank 0 runs every layout.
-        num_groups = self._num_groups if self._world.is_rank_zero else 0
-        num_failed, num_groups_of_rank_zero = self._world.all_reduce([float(bool(self._note)), float(num_groups)])
-        if not self._is_member:
-            self._world.add_own_groups(int(num_groups_of_rank_zero))
+            is_working = self._is_working()
         self._total_seconds = synchronized_time(self._world.device) - started
-        if num_failed:
-            # Rank 0 reports the trials, and may not be the rank that failed.
-            self._note = self._note or "out of memory on another rank"
-            self.release()
-            return False
-        self._num_steps = _NUM_WARM_UP_STEPS
-        return True
+        return is_working
 
-    @property
-    def _num_groups(self) -> int:
-        """The number of process groups that this rank has created for the layout."""
-        is_part = 1 < self.layout.num_ranks < self._world.size
-        return 0 if self._trainer is None else self._trainer.engine.mesh.num_groups + is_part
+    def take_turn(self, num_steps: int) -> bool:
+        """Take some steps, and record how long each of them took: the mean, on the slowest rank.
 
-    def take_turn(self, num_steps: int) -> None:
-        """Take some steps, and record how long each of them took: the mean, on the slowest rank."""
+        Return whether that worked on every rank.
+        """
         self._world.barrier()
-        seconds = 0.0
-        if self._is_member:
-            started = synchronized_time(self._world.device)
+        started = synchronized_time(self._world.device)
+        with self._note_failure():
             self._take_steps(num_steps)
-            seconds = synchronized_time(self._world.device) - started
+        seconds = synchronized_time(self._world.device) - started if self._is_member else 0.0
         # Members end together, so the mean of their times is that of the slowest.
         seconds = self._world.all_reduce([seconds])[0] / self.layout.num_ranks
         self._times.append(seconds / num_steps)
-        self._num_steps += num_steps
         self._total_seconds += seconds
+        return self._is_working()
 
-    @property
-    def seconds_per_step(self) -> float:
-        """The time of the fastest turn, as other work only adds time; with windows of different sizes, the mean."""
-        if self._profile_input.windows.is_stateful:
-            return min(self._times)
-        return sum(self._times) / len(self._times)
+    def seconds_per_step(self, num_rounds: int = _NUM_ROUNDS) -> float:
+        """The time of the fastest turn, as other work only adds time; with windows of different sizes, the mean.
+
+        Only the first `num_rounds` turns count.
+        """
+        times = self._times[:num_rounds]
+        return min(times) if self._profile_input.windows.is_stateful else sum(times) / len(times)
 
     def release(self) -> None:
         """Free the memory of the run."""
@@ -171,11 +173,54 @@ class _TrialRun:
         return Trial(
             layout=self.layout,
             predicted=self._finalist.predicted,
-            measured=self.seconds_per_step if self._times else None,
+            measured=None if self._note else self.factor * self.seconds_per_step(),
             steps=self._num_steps,
             seconds=self._total_seconds,
             note=self._note,
         )
+
+    @contextmanager
+    def _note_failure(self, *noted: type[StrettoError]) -> Iterator[None]:
+        """Note `noted` errors, and that a layout of one rank is out of memory; raise what must end all ranks."""
+        try:
+            yield
+        except noted as error:
+            self._note = str(error)
+        except StrettoError:
+            raise
+        except Exception as error:
+            # On a CPU, torch raises a plain RuntimeError.
+            is_memory_error = isinstance(error, (torch.OutOfMemoryError, MemoryError))
+            is_memory_error = is_memory_error or "can't allocate memory" in str(error)
+            if self.layout.num_ranks > 1:
+                first_line = (str(error).splitlines() or [""])[0]
+                failure = "ran out of memory" if is_memory_error else f"failed ({type(error).__name__}: {first_line})"
+                raise PlanError(
+                    f"the trial of {layout_name(self.layout)} {failure} on rank {self._world.rank}, for which other "
+                    "ranks wait; set the layout yourself, use a smaller batch, or leave trials out with "
+                    "run.try_layouts=0 (in Python, try_finalists=0)"
+                ) from error
+            if not is_memory_error:
+                raise
+            self._note = "out of memory"
+
+    def _is_working(self) -> bool:
+        """Return whether no rank has noted a failure; if one has, free the memory of the run."""
+        (num_failed,) = self._world.all_reduce([float(bool(self._note))])
+        if num_failed:
+            # Rank 0 reports the trials, and may not be the rank that failed.
+            self._note = self._note or "another rank can't build it"
+            self.release()
+        return not num_failed
+
+    def _equalize_groups(self) -> None:
+        """Create as many groups on the ranks that only wait as the layout has on its own."""
+        is_part = 1 < self.layout.num_ranks < self._world.size
+        num_groups = 0 if self._trainer is None else self._trainer.engine.mesh.num_groups + is_part
+        # Rank 0 runs every layout.
+        (num_groups_of_rank_zero,) = self._world.all_reduce([float(num_groups if self._world.is_rank_zero else 0)])
+        if not self._is_member:
+            self._world.add_own_groups(int(num_groups_of_rank_zero))
 
     def _make_trainer(self) -> Trainer:
         profile_input = self._profile_input
@@ -189,18 +234,12 @@ class _TrialRun:
         return Trainer(engine, profile_input.windows, _CONFIG, optimizer=optimizer, seed=profile_input.seed)
 
     def _take_steps(self, num_steps: int) -> None:
-        assert self._trainer is not None
+        self._num_steps += num_steps
+        if self._trainer is None:  # this rank only waits
+            return
         self._profile_input.set_threads(min(self.layout.num_ranks, self._world.local_size))
         for _ in range(num_steps):
-            self._trainer.advance()
+            # Raised on all ranks alike; a trial only measures time, so the loss need not be finite.
+            with suppress(DivergedError):
+                self._trainer.advance()
         self._trainer.engine.mesh.world.barrier()
-
-
-def _describe_failure(error: Exception) -> str:
-    """Return why a layout can't be tried; raise errors that are about more than this layout."""
-    # On a CPU, torch raises a plain RuntimeError.
-    if isinstance(error, (torch.OutOfMemoryError, MemoryError)) or "can't allocate memory" in str(error):
-        return "out of memory"
-    if isinstance(error, (ConfigError, PlanError)):
-        return str(error)
-    raise error

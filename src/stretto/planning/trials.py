@@ -21,7 +21,7 @@ from stretto.plan.cluster import Cluster
 from stretto.plan.memory import num_communicators
 from stretto.plan.profile import Profile
 from stretto.plan.trial import Finalist, Trial, dump_finalists, dump_trials, load_trials, parse_trials, save_trials
-from stretto.planning.trial_runs import try_layouts
+from stretto.planning.trial_runs import num_turn_steps, try_layouts
 
 _log = logging.getLogger(__name__)
 
@@ -48,7 +48,7 @@ def try_on_ranks(
         return parse_trials(world.broadcast_text("" if cached is None else dump_trials(cached)))
     trials = try_layouts(profile_input, world, finalists, progress)
     if world.is_rank_zero:
-        save_trials(trials, path)
+        _save_if_complete(trials, path)
     return trials
 
 
@@ -58,12 +58,13 @@ def try_on_this_machine(
     """Return the trials in the file `path`. If it does not exist, launch ranks that try the finalists first."""
     trials = load_trials(path)
     if trials is None:
-        trials = _launch_trials(config, finalists, threads)
+        turn_steps = num_turn_steps(finalists)
+        trials = _launch_trials(config, finalists, threads, turn_steps)
         if trials is None:
-            # Each on ranks of its own, to find out which of them fails.
-            alone = [(finalist, _launch_trials(config, [finalist], threads)) for finalist in finalists]
-            trials = tuple(_failed(finalist) if own is None else own[0] for finalist, own in alone)
-        save_trials(trials, path)
+            _log.warning("the ranks that tried layouts have failed, so each layout is tried on ranks of its own")
+            alone = [_launch_trials(config, [each], threads, turn_steps) or (_failed(each),) for each in finalists]
+            trials = tuple(trial for (trial,) in alone)
+        _save_if_complete(trials, path)
     return trials
 
 
@@ -77,7 +78,15 @@ def leaves_room(profile: Profile, finalists: Sequence[Finalist]) -> bool:
     return kept + max(finalist.memory for finalist in finalists) <= profile.memory
 
 
-def _launch_trials(config: RunConfig, finalists: Sequence[Finalist], threads: int) -> tuple[Trial, ...] | None:
+def _save_if_complete(trials: Sequence[Trial], path: Path) -> None:
+    """Cache trials, unless one has failed: that may be due to another job on the same device."""
+    if all(trial.measured is not None for trial in trials):
+        save_trials(trials, path)
+
+
+def _launch_trials(
+    config: RunConfig, finalists: Sequence[Finalist], threads: int, turn_steps: int
+) -> tuple[Trial, ...] | None:
     """Launch ranks on this machine that try the finalists; None if a rank failed, for example for lack of memory."""
     config = config.model_copy(update={"layout": Layout()})
     num_ranks = max(finalist.layout.num_ranks for finalist in finalists)
@@ -85,7 +94,8 @@ def _launch_trials(config: RunConfig, finalists: Sequence[Finalist], threads: in
         config_path, finalists_path, out = (Path(folder) / name for name in ("run.toml", "finalists.json", "out.json"))
         config_path.write_text(dump_config(config), encoding="utf-8")
         finalists_path.write_text(dump_finalists(finalists), encoding="utf-8")
-        options = ["--finalists", str(finalists_path), "--out", str(out), "--threads", str(threads)]
+        options = ["--finalists", str(finalists_path), "--out", str(out)]
+        options += ["--threads", str(threads), "--turn-steps", str(turn_steps)]
         try:
             launch_local(num_ranks, ["profile", str(config_path), *options])
         except RanksEndedError as error:

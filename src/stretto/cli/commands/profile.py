@@ -34,7 +34,9 @@ def add_arguments(parser: Parser) -> None:
     add("--ranks", type=int, metavar="N", help="number of ranks (default: one per GPU; on a CPU 2 per core, up to 4)")
     add("--threads", type=int, metavar="N", help="threads per rank; 0: split the cores (default: OMP_NUM_THREADS or 0)")
     add("--hardware", metavar="NAME", help="estimate the profile of a different device: A100 or H100")
-    add("--finalists", type=Path, help=argparse.SUPPRESS)  # internal: layouts that ranks try, see `_try_finalists`
+    # Internal: layouts that ranks try, and the steps of a turn, see `_try_finalists`.
+    add("--finalists", type=Path, help=argparse.SUPPRESS)
+    add("--turn-steps", type=int, help=argparse.SUPPRESS)
     add_config_options(parser)
 
 
@@ -103,6 +105,6 @@ def _try_finalists(world: "World", config: RunConfig, options: argparse.Namespac
     profile_input = profile_input_from_config(config, options.threads, world.device)
     finalists = parse_finalists(options.finalists.read_text(encoding="utf-8"))
     with show_measurements(make_console(is_quiet=not world.is_rank_zero), "plan") as progress:
-        trials = try_layouts(profile_input, world, finalists, progress)
+        trials = try_layouts(profile_input, world, finalists, progress, options.turn_steps)
     if world.is_rank_zero:
         save_trials(trials, options.out)
