@@ -9,6 +9,8 @@ A machine's speed drifts within seconds. In turns, the drift hits all layouts al
 
 import copy
 import gc
+import math
+import statistics
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
 
@@ -28,11 +30,11 @@ from stretto.plan.trial import Finalist, Trial, dump_trials, parse_trials
 from stretto.train.trainer import Trainer
 
 _NUM_WARM_UP_STEPS = 2
-_NUM_ROUNDS = 6
+_NUM_ROUNDS = 12
+# After so many rounds, layouts that are slower than the fastest by more than this factor leave.
+_CUTS = {2: 1.2, 6: 1.07}
 # A turn of the slowest layout takes about this many seconds, and every turn has the same number of steps.
 _TURN_SECONDS, _MAX_TURN_STEPS = 0.4, 40
-# After this many rounds, layouts that are slower than the fastest by more than this factor are left out.
-_NUM_FIRST_ROUNDS, _MAX_SLOWDOWN = 2, 1.2
 # Layouts are tried in turns if all of them together need at most this fraction of a rank's memory.
 _MEMORY_FRACTION = 0.7
 # The loop ends long before so many steps. In such a warm-up, the learning rate is about 0: weights stay as they are.
@@ -92,20 +94,30 @@ def _keep_random_state(device: torch.device) -> AbstractContextManager[None]:
 def _take_turns(runs: Sequence["_TrialRun"], turn_steps: int) -> None:
     """Measure some runs in turns, each round in the opposite order. All ranks take the same decisions."""
     remaining = [run for run in runs if run.start()]
-    left_out: list[_TrialRun] = []
     for index in range(_NUM_ROUNDS):
-        if index == _NUM_FIRST_ROUNDS:
-            limit = _MAX_SLOWDOWN * min((run.seconds_per_step() for run in remaining), default=0.0)
-            left_out = [run for run in remaining if run.seconds_per_step() > limit]
-            remaining = [run for run in remaining if run not in left_out]
-        if len(runs) > 1 and len(remaining) == 1 and index >= _NUM_FIRST_ROUNDS:
+        if index in _CUTS and remaining:
+            _compare(remaining)
+            limit = _CUTS[index] * min(run.seconds_per_step for run in remaining)
+            remaining = [run for run in remaining if run.seconds_per_step <= limit]
+        if len(remaining) <= 1 and index >= (min(_CUTS) if len(runs) > 1 else max(_CUTS)):
             break  # there is nothing left to compare with
         for run in remaining[:: 1 if index % 2 == 0 else -1]:
             if not run.take_turn(turn_steps):
                 remaining.remove(run)
-    for run in left_out if remaining else ():
-        # Later windows may be longer: a layout that has left would have slowed down like one that has not.
-        run.factor = remaining[0].seconds_per_step() / remaining[0].seconds_per_step(_NUM_FIRST_ROUNDS)
+    _compare(runs)
+
+
+def _compare(runs: Sequence["_TrialRun"]) -> None:
+    """Set the time of a step in each run: its median, relative to the run with the most turns, times that run's mean.
+
+    The turns of a round have the same windows, and the machine has about the same speed. So runs are compared within
+    rounds, and one that has left is not judged by shorter windows than the others.
+    """
+    pace = max(runs, key=lambda run: len(run.times)).times
+    for run in runs:
+        if run.times:
+            ratios = [seconds / other for seconds, other in zip(run.times, pace, strict=False)]
+            run.seconds_per_step = statistics.median(ratios) * statistics.mean(pace)
 
 
 class _TrialRun:
@@ -113,11 +125,11 @@ class _TrialRun:
 
     def __init__(self, profile_input: ProfileInput, world: World, finalist: Finalist) -> None:
         self.layout: Layout = finalist.layout
-        self.factor = 1.0  # of the measured time, see `_take_turns`
+        self.times: list[float] = []  # seconds per step, one for each turn
+        self.seconds_per_step = math.nan  # set by `_compare`
         self._profile_input, self._world, self._finalist = profile_input, world, finalist
         self._is_member = world.rank < finalist.layout.num_ranks
         self._trainer: Trainer | None = None
-        self._times: list[float] = []  # seconds per step, one for each turn
         self._num_steps, self._total_seconds = 0, 0.0
         self._note = ""
 
@@ -149,17 +161,9 @@ class _TrialRun:
         seconds = synchronized_time(self._world.device) - started if self._is_member else 0.0
         # Members end together, so the mean of their times is that of the slowest.
         seconds = self._world.all_reduce([seconds])[0] / self.layout.num_ranks
-        self._times.append(seconds / num_steps)
+        self.times.append(seconds / num_steps)
         self._total_seconds += seconds
         return self._is_working()
-
-    def seconds_per_step(self, num_rounds: int = _NUM_ROUNDS) -> float:
-        """The time of the fastest turn, as other work only adds time; with windows of different sizes, the mean.
-
-        Only the first `num_rounds` turns count.
-        """
-        times = self._times[:num_rounds]
-        return min(times) if self._profile_input.windows.is_stateful else sum(times) / len(times)
 
     def release(self) -> None:
         """Free the memory of the run."""
@@ -173,7 +177,7 @@ class _TrialRun:
         return Trial(
             layout=self.layout,
             predicted=self._finalist.predicted,
-            measured=None if self._note else self.factor * self.seconds_per_step(),
+            measured=None if self._note else self.seconds_per_step,
             steps=self._num_steps,
             seconds=self._total_seconds,
             note=self._note,
