@@ -133,3 +133,12 @@ class NcclModel:
             resident = ", ".join(f"{event.kind} {event.ranks}" for event in state.resident) or "nothing"
             lines.append(f"rank {rank}: host at {host} ({state.position}), stream at {stream}, resident: {resident}")
         return "deadlock\n" + "\n".join(lines)
+
+
+def find_problem(logs: Sequence[Sequence[Event]]) -> str | None:
+    """Return why the ranks don't finish under some of the rules; None if they always do."""
+    for rules in ({}, {"exclusive": True}, {"synchronous": True}):
+        problem = NcclModel(logs, **rules).run()
+        if problem is not None:
+            return f"{rules}: {problem}"
+    return None

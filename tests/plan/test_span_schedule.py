@@ -7,15 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from helpers.span_grids import grids, two_sided
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.draw import draw_text
 from stretto.plan.simulator import simulate
 from stretto.plan.span_schedule import SpanGrid, SweepShape, affine_sweeps, span_schedules
 from stretto.plan.timeline import Timeline
-
-
-def two_sided(num_layers: int) -> tuple[SweepShape, ...]:
-    return tuple(SweepShape(layer, is_reverse) for layer in range(num_layers) for is_reverse in (False, True))
 
 
 def run(grid: SpanGrid, backward: float = 2.0) -> Timeline:
@@ -87,23 +84,6 @@ def test_a_timeline_of_spans_is_drawn() -> None:
     grid = SpanGrid(two_sided(1), 2, (2,))
     picture = draw_text(run(grid, backward=1.0), width=16, row_name="span")
     assert picture.splitlines() == ["span 0    F0--F1--B1--B0--", "span 1    F1--F0--B0--B1--"]
-
-
-@st.composite
-def grids(draw: st.DrawFn) -> SpanGrid:
-    num_spans = draw(st.integers(1, 6))
-    kinds = draw(st.lists(st.sampled_from(["causal", "two-sided", "affine"]), min_size=1, max_size=5))
-    costs = st.sampled_from([0.01, 0.5, 1.0, 3.0])
-    sweeps: list[SweepShape] = []
-    for kind in kinds:
-        layer = sweeps[-1].layer + 1 if sweeps else 0
-        if kind == "affine":
-            sweeps += affine_sweeps(layer, draw(costs))
-        else:
-            directions = (False,) if kind == "causal" else (False, True)
-            sweeps += [SweepShape(layer, is_reverse, draw(costs)) for is_reverse in directions]
-    counts = draw(st.lists(st.integers(1, num_spans), min_size=1, max_size=5))
-    return SpanGrid(tuple(sweeps), num_spans, tuple(counts), has_row_loss=draw(st.booleans()))
 
 
 def check_order(grid: SpanGrid, span: int, actions: Sequence[Action]) -> None:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.device_copy import to_device
+from stretto.base.errors import ConfigError
 from stretto.base.state import State
 from stretto.base.window import Window
 from stretto.plan.actions import Action
@@ -87,6 +88,11 @@ def cut_window(window: Window, num_micro_batches: int, num_chunks: int, stride: 
 
     Chunks start at multiples of the model's `stride`, so that no time step of a later block is cut.
     """
+    if num_micro_batches > window.num_rows:
+        raise ConfigError(
+            f"layout.micro_batches={num_micro_batches} exceeds a replica's number of rows; "
+            f"use at most {window.num_rows}"
+        )
     lengths = window.lengths.clamp(max=window.num_steps)
     order = None
     if not bool((lengths[:-1] >= lengths[1:]).all()):

@@ -70,4 +70,6 @@ class Edge:
         channel = self._channels[message.kind]
         if channel is None:
             return self._kept.pop((message.kind, message.micro_batch, message.chunk))
-        return channel.receive(description)
+        tensor = channel.receive(description)
+        channel.prepare_receive()
+        return tensor

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -13,13 +13,16 @@ from stretto.base.state import State, detach, where_rows
 from stretto.base.units import pluralize
 from stretto.base.window import Rows, Window
 from stretto.blocks.check_widths import ModelInput
-from stretto.blocks.losses import LossSum
+from stretto.blocks.head_loss import class_outputs
+from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.stack import Stack
+from stretto.blocks.torch_losses import mark_ignored
 from stretto.engine.precision import Precision
 from stretto.engine.recorder import ActionRecorder
 from stretto.engine.tied_weights import TiedWeights
 from stretto.mesh.mesh import Mesh
+from stretto.plan.actions import Action
 
 BeforeLastBackward = Callable[[], Sequence[Tensor]]
 """Called just before the last backward of a step; the scalars that it returns become roots of that backward too."""
@@ -133,6 +136,16 @@ class Engine(Protocol):
         """
 
 
+class ActionStatus(NamedTuple):
+    """A rank's status while it runs an action; it becomes text only when it is published."""
+
+    action: Action
+    window: int
+
+    def __str__(self) -> str:
+        return f"in {self.action} of window {self.window}"
+
+
 def window_tensor(window: Window, name: Literal["inputs", "targets"], dtype: torch.dtype | None = None) -> Tensor:
     """Return a window's inputs or targets, cast to `dtype` if they are floats; raise if the window has none."""
     tensor = window.inputs if name == "inputs" else window.targets
@@ -144,6 +157,14 @@ def window_tensor(window: Window, name: Literal["inputs", "targets"], dtype: tor
 def no_op() -> Sequence[Tensor]:
     """Do nothing: the default for `before_last_backward`."""
     return ()
+
+
+def compute_loss(loss: Loss, y: Tensor, targets: Tensor, on_outputs: OnOutputs | None) -> LossSum:
+    """Return the loss of some time steps; give `on_outputs`, if there is one, outputs and targets."""
+    result = loss(y, targets)
+    if on_outputs is not None:
+        on_outputs(class_outputs(loss, y), mark_ignored(loss, targets))
+    return result
 
 
 def step_result(losses: Sequence[LossSum], state: State, device: torch.device) -> StepResult:

@@ -13,17 +13,17 @@ from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights, rnn_modules
 from stretto.blocks.check_widths import ModelInput
-from stretto.blocks.head_loss import class_outputs
 from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.row_loss import RowLoss, call_row_loss
 from stretto.blocks.row_summary import find_unsummarized
 from stretto.blocks.stack import Stack
-from stretto.blocks.torch_losses import as_loss, mark_ignored
+from stretto.blocks.torch_losses import as_loss
 from stretto.engine.engine import (
     BeforeLastBackward,
     OnOutputs,
     StepResult,
+    compute_loss,
     describe_engine,
     no_op,
     reset_ended_rows,
@@ -162,8 +162,4 @@ class LocalEngine:
                 targets = targets[: len(y)] if self.row_loss.targets_per_step else targets
                 on_outputs(predictions, to_device(targets, self._device))
             return loss
-        targets = to_device(targets, self._device)
-        loss = self._loss(y, targets)
-        if on_outputs is not None:
-            on_outputs(class_outputs(self._loss, y), mark_ignored(self._loss, targets))
-        return loss
+        return compute_loss(self._loss, y, to_device(targets, self._device), on_outputs)

@@ -26,33 +26,32 @@ A stage may have several runs of blocks (`RunChain`), each with its own states. 
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from stretto.base.denormals import flush_denormals
-from stretto.base.errors import ConfigError
 from stretto.base.resets import Resets
 from stretto.base.state import State, cat_rows, detach, slice_rows
 from stretto.base.window import Window
 from stretto.blocks.cast_weights import CastWeights
 from stretto.blocks.check_widths import ModelInput
-from stretto.blocks.head_loss import class_outputs
 from stretto.blocks.losses import Loss, LossSum
 from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.row_summary import find_unsummarized
 from stretto.blocks.stack import Stack
-from stretto.blocks.torch_losses import as_loss, mark_ignored
+from stretto.blocks.torch_losses import as_loss
 from stretto.config.layout import Layout
 from stretto.engine.boundary import Boundary, infer_boundary
 from stretto.engine.cut import WindowCut, cut_window
 from stretto.engine.edge import Edge
 from stretto.engine.embedding_step import EmbeddingStep
 from stretto.engine.engine import (
+    ActionStatus,
     BeforeLastBackward,
     OnOutputs,
     StepResult,
+    compute_loss,
     describe_engine,
     no_op,
     reset_ended_rows,
@@ -73,16 +72,6 @@ from stretto.mesh.mesh import Mesh
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.run_chain import RunChain
 from stretto.plan.schedule import chain_schedule, following_actions, forward_schedule
-
-
-class _ActionStatus(NamedTuple):
-    """A rank's status while it runs an action; it becomes text only when it is published."""
-
-    action: Action
-    window: int
-
-    def __str__(self) -> str:
-        return f"in {self.action} of window {self.window}"
 
 
 @dataclass
@@ -210,11 +199,6 @@ class PipelineEngine:
         return squared_grad_norm(self.stack, self.device)
 
     def _cut(self, window: Window) -> WindowCut:
-        if self.layout.micro_batches > window.num_rows:
-            raise ConfigError(
-                f"layout.micro_batches={self.layout.micro_batches} exceeds a replica's number of rows; "
-                f"use at most {window.num_rows}"
-            )
         return cut_window(window, self.layout.micro_batches, self.layout.chunks, self.stride)
 
     def boundaries(self, inputs: Tensor | None) -> list[Boundary]:
@@ -244,12 +228,7 @@ class PipelineEngine:
                 y, after = run.fused_stack(x, state)
             else:
                 y, after = run.stack.run_with_resets(x, state, resets)
-        if targets is None:
-            return y, after
-        loss = self._loss(y, targets)
-        if on_outputs is not None:
-            on_outputs(class_outputs(self._loss, y), mark_ignored(self._loss, targets))
-        return loss, after
+        return (y if targets is None else compute_loss(self._loss, y, targets, on_outputs)), after
 
 
 class _PipelineStep:
@@ -373,7 +352,7 @@ class _PipelineStep:
         posted_after = self._receives_after(actions)
         last_backward = next((action for action in reversed(actions) if action.kind is ActionKind.BACKWARD), None)
         for action in actions:
-            self.mesh.world.set_status(_ActionStatus(action, self.engine.num_started_windows))
+            self.mesh.world.set_status(ActionStatus(action, self.engine.num_started_windows))
             if self.head is not None:
                 self.head.post_receives(action)
             if action.kind is ActionKind.FORWARD:

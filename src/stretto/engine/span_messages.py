@@ -66,7 +66,7 @@ def _padded(num_bytes: int) -> int:
 
 
 class SpanMessages:
-    """This span's messages of one step, in both directions.
+    """This span's messages of one step, in both directions. `span_order` says when each call is made.
 
     A neighbor sends its messages in the order of its own schedule, in which they may be needed here in another order.
     Those that are not needed yet are kept.
@@ -84,20 +84,36 @@ class SpanMessages:
         self._rows_per_span = rows_per_span  # of each micro-batch
         self._expected: dict[int, Iterator[Action]] = {}
         self._arrived: dict[Action, State] = {}
+        self._unsent: tuple[Channel, Tensor] | None = None  # the message of the action that has just run
         for neighbor in (mesh.span - 1, mesh.span + 1):
             if 0 <= neighbor < mesh.num_spans:
                 actions = [action for action in schedules[neighbor] if grid.receiver(action, neighbor) == mesh.span]
                 self._expected[neighbor] = iter(actions)
-                self._channel(neighbor, is_sender=True).post_receives(self._buffers(actions, neighbor))
+                self._channel(neighbor, is_sender=True).set_buffers(self._buffers(actions, neighbor))
 
-    def send(self, action: Action, tensors: Sequence[Tensor]) -> None:
-        """Send what the receiver of an action needs: the state after a forward, the gradient of one in a backward."""
+    def prepare(self, neighbors: Sequence[int]) -> None:
+        """Create a buffer for the next message of each of these neighbors, before it is sent; with gloo, receive it."""
+        for neighbor in neighbors:
+            self._channel(neighbor, is_sender=True).prepare_receive()
+
+    def post(self, neighbor: int) -> None:
+        """Post the receive of a neighbor's next message."""
+        self._channel(neighbor, is_sender=True).post_receive()
+
+    def pack(self, action: Action, tensors: Sequence[Tensor]) -> None:
+        """Take what the receiver of an action needs: the state after a forward, the gradient of one in a backward."""
         receiver = self._grid.receiver(action, self._mesh.span)
         if receiver is None:
             return
         num_rows = self._num_rows(action, receiver)
         message = self._spec(action).pack([tensor[:num_rows] for tensor in tensors], self._mesh.world.device)
-        self._channel(receiver, is_sender=False).send(message)
+        self._unsent = self._channel(receiver, is_sender=False), message
+
+    def send(self) -> None:
+        """Send the message of the action that has just run."""
+        assert self._unsent is not None
+        (channel, message), self._unsent = self._unsent, None
+        channel.send(message)
 
     def receive(self, action: Action) -> State | None:
         """Return what an action needs of its sender, of as many rows as it has; None if it has no sender."""

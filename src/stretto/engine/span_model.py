@@ -1,24 +1,20 @@
-"""SpanModel: what all steps of a span share: the model, its loss, the layout, and how a window is cut."""
+"""SpanModel: what all steps of a span share: the model, its loss, the layout, and which weights each layer has."""
 
 from dataclasses import dataclass, field
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import nn
 
 from stretto.base.device_copy import to_device
-from stretto.base.errors import ConfigError
 from stretto.base.window import Rows, Window
-from stretto.blocks.head_loss import class_outputs
-from stretto.blocks.losses import Loss, LossSum
+from stretto.blocks.losses import Loss
 from stretto.blocks.row_loss import RowLoss
 from stretto.blocks.span_program import SpanProgram
 from stretto.blocks.stack import Stack
-from stretto.blocks.torch_losses import mark_ignored
 from stretto.config.layout import Layout
 from stretto.engine.boundary import BoundarySpec
-from stretto.engine.cut import WindowCut, cut_window
-from stretto.engine.engine import OnOutputs, window_tensor
+from stretto.engine.engine import window_tensor
 from stretto.engine.precision import Precision, autocast
 from stretto.engine.recorder import ActionRecorder
 from stretto.mesh.mesh import Mesh
@@ -82,18 +78,25 @@ class SpanModel:
         """The device of this rank."""
         return self.mesh.world.device
 
-    def cut(self, window: Window) -> WindowCut:
-        """Return how a window is cut into micro-batches and spans."""
-        if self.layout.micro_batches > window.num_rows:
-            raise ConfigError(
-                f"layout.micro_batches={self.layout.micro_batches} exceeds a replica's number of rows; "
-                f"use at most {window.num_rows}"
-            )
-        return cut_window(window, self.layout.micro_batches, self.mesh.num_spans, self.stack.stride)
+    def segment_parameters(self, index: int) -> list[nn.Parameter]:
+        """Return the parameters of a segment; the last one includes the loss."""
+        parameters = self.program.segments[index].parameters
+        if index == self.program.num_layers and self.stack.loss is not None:
+            parameters = [*parameters, *self.stack.loss.parameters()]
+        return parameters
 
-    def compute_loss(self, y: Tensor, targets: Tensor, on_outputs: OnOutputs | None) -> LossSum:
-        """Return the loss of some time steps."""
-        loss = self.loss(y, targets)
-        if on_outputs is not None:
-            on_outputs(class_outputs(self.loss, y), mark_ignored(self.loss, targets))
-        return loss
+    @cached_property
+    def parameters_by_layer(self) -> list[list[nn.Parameter]]:
+        """The parameters whose gradients are complete after the backwards of each layer; last, of the last segment.
+
+        A weight that several layers use belongs to the first of them.
+        """
+        layers = dict.fromkeys(self.stack.parameters(), 0)
+        for layer in reversed(range(self.program.num_layers + 1)):
+            sweeps = [sweep for sweep in self.program.sweeps if sweep.layer == layer]
+            used = [*self.segment_parameters(layer), *(weight for sweep in sweeps for weight in sweep.parameters)]
+            layers |= dict.fromkeys(used, layer)
+        return [
+            [parameter for parameter, own_layer in layers.items() if own_layer == layer]
+            for layer in range(self.program.num_layers + 1)
+        ]

@@ -11,17 +11,17 @@ Each sweep over a span, and each segment between two layers, has an autograd gra
        d(state) ◄──└───────┘◄── d(after)     both dx to the dy of the layer before
 
 The backward of the last segment, which has the loss, follows its forward at once. An affine block is an `AffineGraph`.
+When messages are sent and received, and gradients handed over to the reducer, is said by `span_order`.
 "Next" and "before" are meant in the direction of the sweep. Rows are sorted longest first, so those that a later span
 has are the first ones of an earlier span. In the backward direction, a row that ends in a span starts there.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from stretto.base.resets import Resets
 from stretto.base.state import State, slice_rows
@@ -29,8 +29,18 @@ from stretto.base.window import Rows, Window
 from stretto.blocks.losses import LossSum
 from stretto.blocks.span_program import AffinePart, Sweep, join_sweeps
 from stretto.engine.affine_graph import AffineGraph, add_gradients
+from stretto.engine.cut import cut_window
 from stretto.engine.cut_graph import CutGraph
-from stretto.engine.engine import BeforeLastBackward, OnOutputs, StepResult, step_result, window_tensor
+from stretto.engine.engine import (
+    ActionStatus,
+    BeforeLastBackward,
+    OnOutputs,
+    StepResult,
+    compute_loss,
+    no_op,
+    step_result,
+    window_tensor,
+)
 from stretto.engine.gradient_sums import GradientSums
 from stretto.engine.precision import autocast
 from stretto.engine.span_messages import SpanMessages, StateSpec
@@ -38,17 +48,11 @@ from stretto.engine.span_model import SpanModel
 from stretto.engine.span_row_loss import SpanRowLoss
 from stretto.engine.strided_targets import stride_window
 from stretto.plan.actions import Action, ActionKind
+from stretto.plan.span_order import CallKind, SpanCall, SpanTurn, span_order
 from stretto.plan.span_schedule import SpanGrid, span_schedules
 
-
-class _SpanStatus(NamedTuple):
-    """A rank's status while it runs an action; it becomes text only when it is published."""
-
-    action: Action
-    window: int
-
-    def __str__(self) -> str:
-        return f"in {self.action} of window {self.window}"
+Finish = Callable[[], object]
+"""What is left of an action after its message: no other span waits for it."""
 
 
 @dataclass
@@ -95,7 +99,7 @@ class SpanStep:
         row_loss = model.row_loss
         if model.stack.stride > 1 and (row_loss is None or row_loss.targets_per_step):
             window = stride_window(window, model.stack.stride)
-        self.cut = model.cut(window)
+        self.cut = cut_window(window, model.layout.micro_batches, model.mesh.num_spans, model.stack.stride)
         if row_loss is not None:
             self.output_spec = model.find_output_spec(window)
         self.window, offset = self._own_time(window)
@@ -117,9 +121,9 @@ class SpanStep:
             self.row_loss = SpanRowLoss(row_loss, model.mesh, self.cut.after_stride(stride), targets, lengths)
         spans = tuple(len(shape.chunk_bounds) for shape in self.cut.micro_batches)
         self.grid = SpanGrid(model.sweep_shapes, model.mesh.num_spans, spans, has_row_loss=row_loss is not None)
-        self.schedules = span_schedules(self.grid, has_backward=self.has_backward)
+        schedules = span_schedules(self.grid, has_backward=self.has_backward)
         rows_per_span = [shape.rows_per_chunk for shape in self.cut.micro_batches]
-        self.messages = SpanMessages(model.mesh, self.grid, self.schedules, specs, rows_per_span)
+        self.messages = SpanMessages(model.mesh, self.grid, schedules, specs, rows_per_span)
 
     def _own_time(self, window: Window) -> tuple[Window, tuple[int, int]]:
         """Return the window with the inputs and targets of this span only, and the time steps that they start at."""
@@ -153,49 +157,52 @@ class SpanStep:
 
     def run(self, before_last_backward: BeforeLastBackward, loss_scale: float) -> StepResult:
         """Run the actions in order; return this span's result of the step."""
-        model, actions = self.model, self.schedules[self.span]
+        model = self.model
         if self.has_backward:
             self.loss_scale = loss_scale
-            self.sums = GradientSums(model.stack.parameters(), self._uses(), before_last_backward)
-            self.sums.hand_over_unused()
-        for action in actions:
-            model.mesh.world.set_status(_SpanStatus(action, self.number))
-            received = self.messages.receive(action)
-            with model.recorder.action(self.span, action):
-                if action.kind is ActionKind.FORWARD:
-                    self._forward(action, received)
-                elif action.kind is ActionKind.HEAD:
-                    self._run_row_loss(action)
-                else:
-                    self._backward(action, received)
+            self.sums = GradientSums(model.parameters_by_layer, before_last_backward)
+        for turn in span_order(self.grid, self.span, has_backward=self.has_backward):
+            self._take_turn(turn)
         self.messages.flush()
         model.mesh.world.set_status(f"after window {self.number}")
         return step_result(self.losses, (), model.device)  # no state: every row of the next window starts fresh
 
-    def _uses(self) -> Iterator[Sequence[nn.Parameter]]:
-        """Yield the parameters of each backward of this step."""
-        if self.model.row_loss is not None:
-            yield from ([*self.model.row_loss.parameters()] for _ in self.cut.micro_batches)
-        for _ in self.parts:
-            yield from (sweep.parameters for sweep in self.program.sweeps)
-            yield from (self._segment_parameters(index) for index in range(len(self.program.segments)))
+    def _take_turn(self, turn: SpanTurn) -> None:
+        """Run an action, and make the calls until the next one."""
+        self.messages.prepare(turn.posts)
+        action = turn.action
+        if action is None:
+            self._make_calls(turn.later_calls)
+            return
+        self.model.mesh.world.set_status(ActionStatus(action, self.number))
+        received = self.messages.receive(action)
+        with self.model.recorder.action(self.span, action):
+            if action.kind is ActionKind.FORWARD:
+                finish = self._forward(action, received)
+            elif action.kind is ActionKind.HEAD:
+                finish = self._run_row_loss(action)
+            else:
+                finish = self._backward(action, received)
+            self._make_calls(turn.calls)
+            finish()
+            self._make_calls(turn.later_calls)
 
-    def _segment_parameters(self, index: int) -> list[nn.Parameter]:
-        """Return the parameters of a segment; the last one includes the loss."""
-        parameters = self.program.segments[index].parameters
-        is_last = index == self.program.num_layers
-        if is_last and self.model.row_loss is None and self.model.stack.loss is not None:
-            parameters = [*parameters, *self.model.stack.loss.parameters()]
-        return parameters
+    def _make_calls(self, calls: Sequence[SpanCall]) -> None:
+        for kind, number, _ in calls:
+            if kind is CallKind.SEND:
+                self.messages.send()
+            elif kind is CallKind.POST:
+                self.messages.post(number)
+            else:
+                self.sums.hand_over(number)
 
-    def _forward(self, action: Action, received: State | None) -> None:
+    def _forward(self, action: Action, received: State | None) -> Finish:
         part, number = self.parts[action.micro_batch], action.chunk
         sweep = self.program.sweeps[number]
         if not part.values:
             self._run_segment(part, 0, [part.inputs])
         if sweep.affine_part is not None:
-            self._forward_affine(action, sweep.affine_part, received)
-            return
+            return self._forward_affine(action, sweep.affine_part, received)
         lengths = part.lengths(sweep.place.stride)
 
         def run(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
@@ -205,17 +212,21 @@ class SpanStep:
 
         state = self._state(sweep, part, received)
         graph = part.sweeps[number] = self._graph(run, [part.values[0], *state])
-        self.messages.send(action, graph.outputs[1:])
-        layer = self.grid.layers[sweep.layer]
+        self.messages.pack(action, graph.outputs[1:])
+        return partial(self._finish_forward, part, sweep.layer)
+
+    def _finish_forward(self, part: _SpanPart, index: int) -> None:
+        """Run the segment after a layer, if all its sweeps have run."""
+        layer = self.grid.layers[index]
         if all(other in part.sweeps for other in layer):
             outputs = [part.sweeps[other].outputs[0] for other in layer]
-            self._run_segment(part, sweep.layer + 1, [*outputs, *part.values[1:]])
+            self._run_segment(part, index + 1, [*outputs, *part.values[1:]])
             if not self.has_backward:
                 for other in layer:
                     part.sweeps[other].release()
                 part.segments.clear()
 
-    def _forward_affine(self, action: Action, affine_part: AffinePart, received: State | None) -> None:
+    def _forward_affine(self, action: Action, affine_part: AffinePart, received: State | None) -> Finish:
         part, sweep = self.parts[action.micro_batch], self.program.sweeps[action.chunk]
         first = action.chunk - affine_part
         if affine_part is AffinePart.RUN:
@@ -225,13 +236,14 @@ class SpanStep:
                 run, part.values[0], context, has_backward=self.has_backward, recompute=recompute
             )
         elif affine_part is AffinePart.PASS:
-            self.messages.send(action, part.affine[first].pass_on(self._state(sweep, part, received)))
+            self.messages.pack(action, part.affine[first].pass_on(self._state(sweep, part, received)))
         else:
             y = part.affine[first].correct()
             self._run_segment(part, sweep.layer + 1, [y, *part.values[1:]])
             if not self.has_backward:
                 del part.affine[first]
                 part.segments.clear()
+        return no_op
 
     def _state(self, sweep: Sweep, part: _SpanPart, received: State | None) -> State:
         """Return the state that a sweep starts from."""
@@ -267,7 +279,7 @@ class SpanStep:
 
         def run_with_loss(inputs: Sequence[Tensor]) -> Sequence[Tensor]:
             (y,) = run(inputs)
-            losses.append(self.model.compute_loss(y, part.targets, self.on_outputs))
+            losses.append(compute_loss(self.model.loss, y, part.targets, self.on_outputs))
             return [losses[-1].total]
 
         graph = part.segments[index] = CutGraph(run_with_loss, inputs, has_backward=self.has_backward)
@@ -276,7 +288,7 @@ class SpanStep:
             part.value_gradients = [torch.full_like(graph.outputs[0], self.loss_scale)]
             self._run_segment_backward(part, index)
 
-    def _run_row_loss(self, action: Action) -> None:
+    def _run_row_loss(self, action: Action) -> Finish:
         """Compute the loss of some rows of a micro-batch; keep the gradient of this span's outputs."""
         assert self.row_loss is not None and self.model.row_loss is not None
         part = self.parts.get(action.micro_batch)
@@ -293,24 +305,30 @@ class SpanStep:
             self.sums.add([*self.model.row_loss.parameters()], result.weight_gradients)
             if part is not None:
                 part.value_gradients = [result.output_gradient]
-                self._run_segment_backward(part, self.program.num_layers)
+                return partial(self._run_segment_backward, part, self.program.num_layers)
+        return no_op
 
-    def _backward(self, action: Action, received: State | None) -> None:
+    def _backward(self, action: Action, received: State | None) -> Finish:
         part, number = self.parts[action.micro_batch], action.chunk
         sweep = self.program.sweeps[number]
         if sweep.affine_part is not None:
-            self._backward_affine(action, sweep.affine_part, received)
-            return
+            return self._backward_affine(action, sweep.affine_part, received)
         graph = part.sweeps.pop(number)
         output_gradients = [part.output_gradients.pop(number), *_spread_gradients(graph.outputs[1:], received)]
         input_gradients, gradients = graph.backward(output_gradients, sweep.parameters)
-        self.messages.send(action, _state_gradients(graph.inputs[1:], input_gradients[1:]))
-        part.value_gradients[0] = add_gradients(part.value_gradients[0], input_gradients[0])
+        self.messages.pack(action, _state_gradients(graph.inputs[1:], input_gradients[1:]))
+        return partial(self._finish_backward, part, sweep, input_gradients[0], gradients)
+
+    def _finish_backward(
+        self, part: _SpanPart, sweep: Sweep, input_gradient: Tensor | None, gradients: Sequence[Tensor | None]
+    ) -> None:
+        """Add the gradients of a sweep; run the backward of the segment before its layer, if it was the last sweep."""
+        part.value_gradients[0] = add_gradients(part.value_gradients[0], input_gradient)
         self.sums.add(sweep.parameters, gradients)
         if not any(other in part.sweeps for other in self.grid.layers[sweep.layer]):
             self._run_segment_backward(part, sweep.layer)
 
-    def _backward_affine(self, action: Action, affine_part: AffinePart, received: State | None) -> None:
+    def _backward_affine(self, action: Action, affine_part: AffinePart, received: State | None) -> Finish:
         part, sweep = self.parts[action.micro_batch], self.program.sweeps[action.chunk]
         first = action.chunk - affine_part
         graph = part.affine[first]
@@ -318,16 +336,17 @@ class SpanStep:
             graph.begin_backward(part.output_gradients.pop(action.chunk))
         elif affine_part is AffinePart.PASS:
             state_gradients = graph.pass_back(_spread_gradients(graph.after, received))
-            self.messages.send(action, _state_gradients(graph.state, state_gradients))
+            self.messages.pack(action, _state_gradients(graph.state, state_gradients))
         else:
             part.value_gradients[0], gradients = graph.backward(sweep.parameters)
             del part.affine[first]
             self.sums.add(sweep.parameters, gradients)
             self._run_segment_backward(part, sweep.layer)
+        return no_op
 
     def _run_segment_backward(self, part: _SpanPart, index: int) -> None:
         """Turn the gradients of a segment's values into those of the sweeps before it and of open residuals."""
-        parameters = self._segment_parameters(index)
+        parameters = self.model.segment_parameters(index)
         graph = part.segments.pop(index)
         input_gradients, gradients = graph.backward(part.value_gradients, parameters)
         self.sums.add(parameters, gradients)

@@ -4,8 +4,9 @@ Sends are asynchronous, so that messages travel while the stage computes. With g
 
 With NCCL a posted receive is a kernel that stays on the GPU until its message arrives. Posted ahead, it would wait for
 a message whose sender may be waiting for this rank's next kernels, which may not start before the receive has ended. So
-with any backend but gloo, a receive is posted when the stage needs its message, and not before. Its buffer exists by
-then: to allocate memory, CUDA may wait for the message that was just sent, whose receiver may wait for a message too.
+with any backend but gloo, a receive is posted when the stage needs its message, or when the caller knows that it is on
+its way. Its buffer exists by then: to allocate memory, CUDA may wait for the message that was just sent, whose receiver
+may wait for a message too.
 """
 
 from collections import deque
@@ -26,13 +27,9 @@ Endpoint = tuple[dist.ProcessGroup, int | None]
 
 
 class Channel:
-    """One direction of messages through this stage: it receives from `source` and sends to `target`.
+    """One direction of messages through this stage: it receives from `source` and sends to `target`."""
 
-    If it `is_unbounded`, a send never waits for earlier ones, and with gloo all receives are posted at once: between
-    spans, small messages go both ways at any time, and two ranks that wait for sends would wait for each other.
-    """
-
-    def __init__(self, world: World, source: Endpoint, target: Endpoint, *, is_unbounded: bool = False) -> None:
+    def __init__(self, world: World, source: Endpoint, target: Endpoint) -> None:
         self._world = world
         self._source_group, self._source = source
         self._target_group, self._target = target
@@ -40,8 +37,7 @@ class Channel:
         self._pending_receives: deque[tuple[Tensor, dist.Work]] = deque()
         self._pending_sends: deque[tuple[Tensor, dist.Work]] = deque()
         self._buffers: Iterator[Tensor] = iter(())
-        self._next_buffer: Tensor | None = None
-        self._is_unbounded = is_unbounded
+        self._ready_buffers: deque[Tensor] = deque()  # of the next receives, which are not posted yet
         self._num_receives_ahead = MAX_PENDING if dist.get_backend(self._source_group) == dist.Backend.GLOO else 0
 
     @property
@@ -49,14 +45,31 @@ class Channel:
         """The device of this rank, where messages are received."""
         return self._world.device
 
-    def post_receives(self, buffers: Iterator[Tensor]) -> None:
-        """Take one buffer for each message that will arrive, in order; with gloo, post the first receives."""
+    def set_buffers(self, buffers: Iterator[Tensor]) -> None:
+        """Take one buffer for each message that will arrive, in order; `prepare_receive` creates the next one."""
         self._buffers = buffers
-        self._next_buffer = next(buffers, None)
-        for _ in range(self._num_receives_ahead):
-            self._post_next_receive()
-        while self._is_unbounded and self._num_receives_ahead and self._next_buffer is not None:
-            self._post_next_receive()
+
+    def post_receives(self, buffers: Iterator[Tensor]) -> None:
+        """Do the same, and prepare the first receives."""
+        self.set_buffers(buffers)
+        for _ in range(max(1, self._num_receives_ahead)):
+            self.prepare_receive()
+
+    def prepare_receive(self) -> None:
+        """Create the buffer of the next message, if there is one; with gloo, post its receive."""
+        buffer = next(self._buffers, None)
+        if buffer is not None:
+            self._ready_buffers.append(buffer)
+            if self._num_receives_ahead:
+                self.post_receive()
+
+    def post_receive(self) -> None:
+        """Post the next receive whose buffer exists, if it is not posted yet."""
+        if self._ready_buffers:
+            assert self._source is not None
+            buffer = self._ready_buffers.popleft()
+            work = self._start(lambda: dist.irecv(buffer, self._source, self._source_group), self._source, "receiving")
+            self._pending_receives.append((buffer, work))
 
     def post_ahead(self) -> None:
         """Post the next receive, if there is one: its sender sends it before the next collective of both ranks.
@@ -65,20 +78,16 @@ class Channel:
         operations, to allocate memory, would never take part in it.
         """
         if not self._pending_receives:
-            self._post_next_receive()
+            self.post_receive()
 
     def receive(self, description: str) -> Tensor:
         """Wait for the next message and return it; `description` names it in this rank's status and in errors."""
         if not self._pending_receives:
-            self._post_next_receive()
+            self.post_receive()
         buffer, work = self._pending_receives.popleft()
         assert self._source is not None
         activity = f"{WAITING} for {description}"
         self._wait(work, self._source, status=activity, activity=activity)
-        if self._num_receives_ahead:
-            self._post_next_receive()
-        else:
-            self._next_buffer = next(self._buffers, None)
         return buffer
 
     def send(self, tensor: Tensor) -> None:
@@ -88,9 +97,8 @@ class Channel:
         tensor = tensor.contiguous()
         work = self._start(lambda: dist.isend(tensor, self._target, self._target_group), self._target, "sending")
         self._pending_sends.append((tensor, work))
-        if not self._is_unbounded:
-            # Wait for the older sends now: this frees their tensors during the step, not only at its end.
-            self._wait_for_sends(MAX_PENDING)
+        # Wait for the older sends now: this frees their tensors during the step, not only at its end.
+        self._wait_for_sends(MAX_PENDING)
 
     def flush(self) -> None:
         """Wait until all messages have been sent."""
@@ -101,15 +109,6 @@ class Channel:
             assert self._target is not None
             _, work = self._pending_sends.popleft()
             self._wait(work, self._target, status=f"{WAITING} to send to rank {self._target}", activity="sending")
-
-    def _post_next_receive(self) -> None:
-        buffer, self._next_buffer = self._next_buffer, None
-        if buffer is not None:
-            assert self._source is not None
-            work = self._start(lambda: dist.irecv(buffer, self._source, self._source_group), self._source, "receiving")
-            self._pending_receives.append((buffer, work))
-        if self._num_receives_ahead:
-            self._next_buffer = next(self._buffers, None)
 
     def _start(self, start: Callable[[], dist.Work | None], peer: int, activity: str) -> dist.Work:
         try:

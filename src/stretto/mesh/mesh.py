@@ -156,12 +156,8 @@ class Mesh:
                     previous, forward_from, backward_to = self._ring_neighbor(), forward, backward
                 elif self.is_last_stage:
                     following, forward_to, backward_from = self._ring_neighbor(), forward, backward
-            self.forward_channel = Channel(
-                self.world, (forward_from, previous), (forward_to, following), is_unbounded=self.num_spans > 1
-            )
-            self.backward_channel = Channel(
-                self.world, (backward_from, following), (backward_to, previous), is_unbounded=self.num_spans > 1
-            )
+            self.forward_channel = Channel(self.world, (forward_from, previous), (forward_to, following))
+            self.backward_channel = Channel(self.world, (backward_from, following), (backward_to, previous))
         if self.num_copies > 1:
             self.replica_group = self._create_group(self.topology.stage_ranks(self.stage))
 

@@ -27,6 +27,7 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 from stretto.plan.actions import Action, ActionKind
+from stretto.plan.timeline import TimedAction
 
 _Priority = tuple[int, int, int, int]
 # Of an affine block's other sweeps, relative to its run: as measured on a MinGRU on a CPU, rounded.
@@ -143,6 +144,13 @@ class SpanGrid:
 @lru_cache(maxsize=256)
 def span_schedules(grid: SpanGrid, *, has_backward: bool = True) -> tuple[tuple[Action, ...], ...]:
     """Return the actions of each span for one step, in order; an evaluation step has no backwards."""
+    timed = timed_span_schedules(grid, has_backward=has_backward)
+    return tuple(tuple(timed_action.action for timed_action in schedule) for schedule in timed)
+
+
+@lru_cache(maxsize=256)
+def timed_span_schedules(grid: SpanGrid, *, has_backward: bool = True) -> tuple[tuple[TimedAction, ...], ...]:
+    """Return the same with the times of the simulation that made the order; a sweep of cost 1 takes one unit."""
     return _ListScheduler(grid, has_backward).run()
 
 
@@ -163,9 +171,9 @@ class _ListScheduler:
                 if not needed:
                     self._push(span, action)
 
-    def run(self) -> tuple[tuple[Action, ...], ...]:
+    def run(self) -> tuple[tuple[TimedAction, ...], ...]:
         """Return the actions of each span in the order in which they ran."""
-        schedules: list[list[Action]] = [[] for _ in self.ready]
+        schedules: list[list[TimedAction]] = [[] for _ in self.ready]
         running: list[tuple[float, int, Action]] = []  # a heap: (end, span, action)
         is_busy, now = [False] * len(self.ready), 0.0
         at_head: dict[Action, list[int]] = {}  # the spans that have come to a head
@@ -174,14 +182,15 @@ class _ListScheduler:
                 if heap and not is_busy[span]:
                     _, action = heapq.heappop(heap)
                     is_busy[span] = True
-                    schedules[span].append(action)
                     starting = [span]
                     if action.kind is ActionKind.HEAD:
                         at_head.setdefault(action, []).append(span)
                         # All spans run a head together: it starts when the last one has come to it.
                         starting = at_head[action] if len(at_head[action]) == len(self.ready) else []
                     for other in starting:
-                        heapq.heappush(running, (now + self._cost(action), other, action))
+                        stop = now + self._cost(action)
+                        schedules[other].append(TimedAction(other, action, now, stop))
+                        heapq.heappush(running, (stop, other, action))
             if not running:
                 return tuple(map(tuple, schedules))
             now = running[0][0]
