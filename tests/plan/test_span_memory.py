@@ -1,7 +1,7 @@
 """The memory of spans: what is predicted to be kept is what the engine keeps, in the order that it executes."""
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pytest
@@ -13,7 +13,9 @@ from helpers.rank_pool import RankPools
 from stretto import Layout, World, make_engine
 from stretto.data import Window
 from stretto.engine.recorder import ActionRecorder
-from stretto.nn import LossSum, MinGRU, Stack
+from stretto.engine.span_messages import SpanMessages, StateSpec
+from stretto.measure.span_sweeps import find_sweeps
+from stretto.nn import MLSTM, BidirectionalLSTM, LossSum, MinGRU, Stack, State
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
@@ -26,8 +28,14 @@ from stretto.plan.workload import Workload
 LOAD = Workload([[16] * 8])
 
 
+def without_states(drawn: Profile) -> Profile:
+    """Return the profile of a model whose states take no memory."""
+    sweeps = tuple(sweep.model_copy(update={"state_bytes": 0}) for sweep in drawn.sweeps)
+    return drawn.model_copy(update={"sweeps": sweeps})
+
+
 def activations(drawn: Profile, layout: Layout) -> list[float]:
-    prediction = predict(CostModel(drawn), LOAD, layout, Cluster(layout.num_ranks))
+    prediction = predict(CostModel(without_states(drawn)), LOAD, layout, Cluster(layout.num_ranks))
     return [stage.memory.activations for stage in prediction.stages]
 
 
@@ -120,3 +128,77 @@ def test_the_last_block_waits_for_a_loss_over_whole_rows_which_saves_something_i
     wide = drawn.model_copy(update={"kinds": drawn.kinds | {"1": kind(saved=100.0, output_bytes=100.0)}})
     outputs = 100.0 * 8 * 8
     assert activations(wide, Layout(spans=2)) == pytest.approx([500 + 50 + outputs + (2 + 3) * outputs] * 2)
+
+
+class HeldBytes:
+    """Counts the bytes of messages that exist: each one is in the memory of an array, which is freed with it."""
+
+    def __init__(self) -> None:
+        self.now = self.peak = 0
+
+    def add(self, message: Tensor) -> Tensor:
+        """Return a copy of a message that is counted as long as anything refers to its memory."""
+        array = message.numpy().copy()
+        self.now += array.nbytes
+        self.peak = max(self.peak, self.now)
+        weakref.finalize(array, self._remove, array.nbytes)
+        return torch.from_numpy(array)
+
+    def _remove(self, num_bytes: int) -> None:
+        self.now -= num_bytes
+
+
+MODELS: dict[str, Callable[[], Stack]] = {
+    "two-sided": lambda: Stack([BidirectionalLSTM(8, 4) for _ in range(4)]),
+    "affine": lambda: Stack([MLSTM(8, 8, 2) for _ in range(4)]),
+}
+
+
+def find_held_messages(world: World, name: str, layout: Layout) -> int:
+    """Return the most bytes of messages that a span has at a time: sent, or received and not used yet."""
+    held = HeldBytes()
+    own_buffers, own_pack, own_unpack = SpanMessages._buffers, StateSpec.pack, StateSpec.unpack
+
+    def buffers(self: SpanMessages, actions: Sequence[Action], neighbor: int) -> Iterator[Tensor]:
+        return map(held.add, own_buffers(self, actions, neighbor))
+
+    def pack(self: StateSpec, tensors: Sequence[Tensor], device: torch.device) -> Tensor:
+        return held.add(own_pack(self, tensors, device))
+
+    def unpack(self: StateSpec, message: Tensor, num_rows: int) -> State:
+        return tuple(tensor.clone() for tensor in own_unpack(self, message, num_rows))
+
+    engine = make_engine(MODELS[name](), squared_error, layout, world, seed=1)
+    num_rows, num_steps = 4 * layout.micro_batches, 2 * layout.spans
+    x = torch.randn(num_steps, num_rows, 8)
+    fresh = torch.ones(num_rows, dtype=torch.bool)
+    window = Window(num_steps, torch.arange(num_rows), torch.full((num_rows,), num_steps), fresh, x, x)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SpanMessages, "_buffers", buffers)
+        patch.setattr(StateSpec, "pack", pack)
+        patch.setattr(StateSpec, "unpack", unpack)
+        engine.step(window, None, 0)
+    return held.peak
+
+
+@pytest.mark.parametrize("spans", [2, 3])
+@pytest.mark.parametrize("micro_batches", [1, 3])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_messages_that_are_predicted_are_those_that_a_span_holds(
+    name: str, micro_batches: int, spans: int, pools: RankPools
+) -> None:
+    layout = Layout(spans=spans, micro_batches=micro_batches)
+    drawn = profile([kind()] * 4).model_copy(update={"sweeps": find_sweeps(MODELS[name]())})
+    load = Workload([[2 * spans] * 4 * micro_batches])
+    prediction = predict(CostModel(drawn), load, layout, Cluster(spans))
+    held = pools[spans].run(find_held_messages, name, layout)
+    for stage, held_bytes in zip(prediction.stages, held, strict=True):
+        assert 0.5 * stage.memory.messages <= held_bytes <= stage.memory.messages
+
+
+def test_the_states_before_and_after_each_sweep_are_kept_until_its_backward() -> None:
+    drawn = bidirectional(profile([kind(saved=0.0, output_bytes=0.0)] * 3))
+    for layout in (Layout(spans=2), Layout(spans=2, recompute=True)):
+        prediction = predict(CostModel(drawn), LOAD, layout, Cluster(2))
+        # 3 layers of two sweeps; 8 rows; 16 bytes per row.
+        assert [stage.memory.activations for stage in prediction.stages] == pytest.approx([6 * 2 * 8 * 16] * 2)

@@ -12,7 +12,8 @@ from stretto.plan.head_share import head_share, own_blocks, splits_embedding, st
 from stretto.plan.partition import RangeCosts, range_costs
 from stretto.plan.schedule import max_live_chunks
 
-# Message buffers per boundary of a stage: one in use, and 2 (MAX_PENDING) for receives posted ahead or sends.
+# Message buffers per boundary of a stage: one in use, and 2 (MAX_PENDING) for receives posted ahead or sends. Between
+# spans, so many sent messages per neighbor.
 NUM_MESSAGE_BUFFERS = 3
 
 

@@ -107,6 +107,12 @@ class SpanCosts:
         """Return the bytes per row and time step that recomputation keeps for a sweep."""
         return self._graph_shares[number] * self.costs.sent_bytes(self.sweeps[number].block + 1)
 
+    def kept_state_bytes(self, number: int) -> float:
+        """Return the bytes per row of the states before and after a sweep; an affine block has those of its run."""
+        if number in self.affine_runs:
+            return 2.0 * self.sweeps[number + 1].state_bytes
+        return 0.0 if number in self._affine_sweeps else 2.0 * self.sweeps[number].state_bytes
+
     def segment_input_bytes(self, index: int) -> float:
         """Return the bytes per row and time step that recomputation keeps for a segment."""
         return sum(self.costs.sent_bytes(block + 1) for block in self._segments[index])

@@ -1,15 +1,20 @@
 """span_memory: the peak memory of each span, as the order of its actions takes and frees activations.
 
 What a sweep or a segment saves is kept from its forward to its backward. With recomputation only its inputs are, and
-what it saves exists while its backward runs. Three parts of a model are different:
+what it saves exists while its backward runs. The states before and after a sweep are kept, too. Three parts of a model
+are different:
 
 - An affine block has one graph for its three sweeps, from the forward of the run to the backward of the run. With
   recomputation, the run waits without a graph for its correction; the graph is there from the backward of the
   correction to that of the run.
 - The backward of the last segment follows the loss at once, so what it saves exists during one action.
 - If the loss is one over whole rows, the last segment and its outputs wait for it, from the forward to the head.
+
+A receive has a buffer from the start of the action after which it is posted (`span_order`) to the end of the action
+that needs the message; then it is the state of a sweep. Of those that are sent to a neighbor, the last few exist.
 """
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -18,7 +23,8 @@ from stretto.plan.actions import Action, ActionKind
 from stretto.plan.cost_model import CostModel
 from stretto.plan.memory import NUM_MESSAGE_BUFFERS, RankMemory, num_communicators
 from stretto.plan.span_costs import SpanCosts
-from stretto.plan.span_schedule import span_schedules
+from stretto.plan.span_order import CallKind, span_order
+from stretto.plan.span_schedule import SpanGrid, span_schedules
 
 
 @dataclass
@@ -34,12 +40,10 @@ def span_memory(costs: CostModel, layout: Layout, rows: int, steps: int) -> list
     """Return the memory of each span: all weights, and the activations of its own time, `rows` x `steps`."""
     span_costs, num_blocks = SpanCosts(costs, layout), costs.num_blocks
     weights = costs.weight_bytes(0, num_blocks)
-    state = max(sweep.state_bytes for sweep in span_costs.sweeps) * rows
     grid = span_costs.grid(layout.spans, [layout.spans] * layout.micro_batches)
     activations = _SpanActivations(span_costs, layout, rows, steps)
     memory = []
     for span, actions in enumerate(span_schedules(grid)):
-        num_neighbors = (span > 0) + (span < layout.spans - 1)
         memory.append(
             RankMemory(
                 weights=weights,
@@ -47,11 +51,31 @@ def span_memory(costs: CostModel, layout: Layout, rows: int, steps: int) -> list
                 gradients=weights,
                 optimizer=weights * costs.profile.optimizer_state_ratio,
                 activations=activations.peak(actions),
-                messages=NUM_MESSAGE_BUFFERS * num_neighbors * state,
+                messages=rows * _peak_message_bytes(span_costs, grid, span),
                 communicators=num_communicators(layout, span) * costs.profile.communicator_bytes,
             )
         )
     return memory
+
+
+def _peak_message_bytes(span_costs: SpanCosts, grid: SpanGrid, span: int) -> float:
+    """Return the most bytes per row that the messages of a span take at a time, in both directions."""
+
+    def num_bytes(action: Action | None) -> float:
+        return 0.0 if action is None else span_costs.sweeps[action.chunk].state_bytes
+
+    received = peak = 0.0
+    sent = {neighbor: deque([0.0], maxlen=NUM_MESSAGE_BUFFERS) for neighbor in (span - 1, span + 1)}
+    for turn in span_order(grid, span):
+        calls = (*turn.calls, *turn.later_calls)
+        received += sum(num_bytes(call.action) for call in calls if call.kind is CallKind.POST)
+        for call in calls:
+            if call.kind is CallKind.SEND:
+                sent[call.number].append(num_bytes(call.action))
+        peak = max(peak, received + sum(map(sum, sent.values())))
+        if turn.action is not None and grid.sender(turn.action, span) is not None:
+            received -= num_bytes(turn.action)
+    return peak
 
 
 class _SpanActivations:
@@ -116,9 +140,10 @@ class _SpanActivations:
 
     def _kept_sweep(self, number: int) -> float:
         """Return the bytes that are kept from the forward of a sweep to its backward."""
+        states = self.span_costs.kept_state_bytes(number) * self.shape[0]
         if not self.layout.recompute:
-            return self._saved_sweep(number)
-        return self.span_costs.sweep_input_bytes(number) * self.shape[0] * self.shape[1]
+            return self._saved_sweep(number) + states
+        return self.span_costs.sweep_input_bytes(number) * self.shape[0] * self.shape[1] + states
 
     def _kept_segment(self, index: int) -> float:
         """Return the bytes that are kept from the forward of a segment to its backward in another action."""
