@@ -67,5 +67,7 @@ def _verify(world: "World", config: RunConfig, options: argparse.Namespace) -> N
     if verification.is_equal:
         console.print(f"{config.layout}: {verification.verdict}", soft_wrap=True)
     else:
+        is_rounding_possible = not options.double and not verification.violations
+        hint = "; check with --double whether that is only rounding" if is_rounding_possible else ""
         # Only rank 0 prints the verdict; the others exit with the same code.
-        raise LayoutMismatchError(verification.verdict if world.is_rank_zero else "")
+        raise LayoutMismatchError(f"{verification.verdict}{hint}" if world.is_rank_zero else "")
