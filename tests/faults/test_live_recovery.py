@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import secrets
 import signal
 import subprocess
@@ -11,11 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fault_loss import FaultMeter, LossRecorder, logged_losses
+from helpers.fault_loss import FaultMeter, LossRecorder, log_lines, logged_losses
+from helpers.html_page import ParsedPage
 from helpers.slow_process import slow_down
 from helpers.train_process import STEPS, TrainProcess, children
+from stretto.base.units import pluralize
 from stretto.checkpoint import find_checkpoint
 from stretto.launch.rank_environment import free_port
+from stretto.report import render_run
 
 pytestmark = pytest.mark.faults
 GRIDS = [(2, 1), (3, 1), (2, 2)]
@@ -43,6 +47,19 @@ def kill_one(run: TrainProcess, seed: int) -> tuple[int, FaultMeter]:
     return victim, meter
 
 
+def assert_change_is_reported(folder: Path, victim: int, output: str) -> None:
+    """One launch that has lost a replica, which has joined again if there was time."""
+    lines = list(log_lines(folder / "log.jsonl"))
+    assert [(line["generation"], line["step"]) for line in lines if line["kind"] == "start"] == [(1, 0)]
+    changes = [line for line in lines if line["kind"] == "rank_change"]
+    lost = changes[0]["lost"]
+    assert victim in lost and changes[0]["reason"] and all(line["from_memory"] for line in changes)
+    assert [(line["lost"], line["joined"]) for line in changes] in ([(lost, [])], [(lost, []), ([], lost)])
+    assert output.count("\nranks   lost rank") == 1 and output.count(" joined\n") == len(changes) - 1, output
+    counts = f"was launched once; had {pluralize(len(changes), 'change')} of ranks within a launch."
+    assert counts in ParsedPage(render_run(folder)).text
+
+
 @pytest.fixture(scope="module")
 def expected(faults_data: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     run = TrainProcess(tmp_path_factory.mktemp("reference") / "run", faults_data).start()
@@ -61,6 +78,9 @@ def test_survivors_of_a_lost_replica_keep_their_processes(
     code, output = run.finish()
     assert code == 0, output
     assert f"rank {victim} was killed by SIGKILL; the others continue" in output
+    assert re.search(rf"rank {victim} is started again as process \d+\n", output), output
+    assert "stretto: error" not in output, "not even by a process that comes too late"
+    assert_change_is_reported(run.folder, victim, output)
     assert logged_losses(run.folder) == pytest.approx(expected, rel=1e-3), "in float32"
     assert find_checkpoint(run.folder).manifest.training_state.step == STEPS
 
@@ -151,6 +171,21 @@ def test_preemption_saves_a_run_with_live_recovery(faults_data: Path, tmp_path: 
     code, output = again.finish()
     assert code == 0, output
     assert len(logged_losses(run.folder)) == STEPS
+
+
+def test_a_run_from_another_checkpoint_keeps_its_own_after_a_change_of_ranks(faults_data: Path, tmp_path: Path) -> None:
+    """Started again with the same `--resume PATH`, it builds on what it has saved, as without a change of ranks."""
+    code, output = TrainProcess(tmp_path / "first", faults_data, options={"train.steps": 5}).start().finish()
+    assert code == 0, output
+    run = TrainProcess(
+        tmp_path / "run", faults_data, (2, 1), {"run.recovery": "live", "run.timeout": 20},
+        arguments=["--resume", str(tmp_path / "first")],
+    ).start()  # fmt: skip
+    kill_one(run, 0)
+    code, output = run.finish()
+    assert code == 0, output
+    code, output = run.start().finish()
+    assert code == 0 and f"already done, at step {STEPS}" in output, output
 
 
 def test_a_mistake_ends_all_ranks_of_a_run_with_live_recovery(faults_data: Path, tmp_path: Path) -> None:

@@ -86,5 +86,6 @@ def _last_step(lines: list[dict[str, Any]]) -> int:
 
 
 def _last_start(lines: list[dict[str, Any]]) -> tuple[int, int]:
-    """Return the generation of the last launch in a log, and the step that it resumed from."""
-    return max(((line["generation"], line["step"]) for line in lines if line["kind"] == "start"), default=(0, 0))
+    """Return the generation of the last launch or change of ranks in a log, and the step that it resumed from."""
+    kinds = ("start", "rank_change")
+    return max(((line["generation"], line["step"]) for line in lines if line["kind"] in kinds), default=(0, 0))

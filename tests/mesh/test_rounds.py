@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from stretto.errors import LostPeerError
 from stretto.mesh.c10d import HashStore
 from stretto.mesh.rank_store import RankStore
-from stretto.mesh.rounds import Round, Rounds, report_dead
+from stretto.mesh.rounds import Round, Rounds, RunEndedError, report_dead
 from stretto.mesh.signed_store import SignedStore
 
 
@@ -89,6 +89,18 @@ def test_new_process_joins_and_has_nothing() -> None:
     third = meet_all(job, [processes[0], processes[2]], second, [9, 9])[0]
     assert joined.result(20) == third
     assert third.slots == [0, 1, 2] and third.holders == [0, 2]
+
+
+def test_new_process_is_told_that_the_run_is_done() -> None:
+    job = Job(2)
+    processes = [job.rounds(slot) for slot in range(2)]
+    meet_all(job, processes, None, [-1] * 2)
+    new = job.start(lambda: job.rounds(1, "second 1").meet(None))
+    time.sleep(0.1)
+    assert not new.done(), "the run may still need it"
+    processes[0].end()
+    with pytest.raises(RunEndedError, match="the run was done before rank 1 could join it"):
+        new.result(5)
 
 
 def test_incomplete_replica_waits() -> None:

@@ -113,6 +113,10 @@ def test_a_flipped_bit_is_named_and_the_run_ends_with_the_same_weights(
         assert [line["step"] for line in lines if line["kind"] == "step"] == list(range(1, STEPS + 1))
         (line,) = (line for line in lines if line["kind"] == "corruption")
         assert line["suspects"][0]["rank"] == flip.rank and line["suspects"][0]["node"]
+        # After the restart from step 4: every third step, and step 8, before it is saved.
+        checks = [line for line in lines if line.pop("kind") == "weights"]
+        expected = [{"step": 9, "num_checks": 3}, {"step": 12, "num_checks": 1}]
+        assert checks == [{**fields, "num_copies": replicas} for fields in expected]
     assert suspect.tensor in render_run(folder)
 
 

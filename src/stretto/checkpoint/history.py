@@ -44,6 +44,7 @@ class History:
 
     def __init__(self, storage: Storage, retention: Retention, *, needs_lock: bool = True) -> None:
         self.generation = 0  # until `claim`
+        self.num_launches = self.num_rank_changes = 0  # of the run so far; until `claim`
         self.token = ""  # of its claim; until then, empty
         self.lineage: list[CheckpointName] = []  # newest first
         self._storage = storage
@@ -65,6 +66,9 @@ class History:
         num_ranks: int,
         retry_seconds: float,
         allowed_locations: Sequence[str] = (),
+        *,
+        is_launch: bool = True,
+        from_memory: bool = False,
     ) -> Checkpoint | None:
         """Claim the next generation and remove incomplete checkpoints; return the checkpoint to resume from, if any."""
         claims = read_claims(self._storage)
@@ -80,9 +84,13 @@ class History:
                 process=os.getpid(),
                 time=datetime.now(UTC).isoformat(timespec="seconds"),
                 token=uuid.uuid4().hex,
+                is_launch=is_launch,
+                from_memory=from_memory,
             )
         )
         self.generation, self.token = claim.generation, claim.token
+        self.num_launches = sum(earlier.is_launch for earlier in claims.values()) + is_launch
+        self.num_rank_changes = len(claims) + 1 - self.num_launches
         self.lineage = lineage({**claims, claim.generation: claim}, names)
         for name in all_checkpoint_names(self._storage):
             if name not in names and name.generation < self.generation:

@@ -5,7 +5,8 @@
     generation 2                   step 300   step 400       its claim says: resumed from step 200 of generation 1
 
 Each launch of a run claims the next generation number with a create-only write, and names the checkpoint that it
-resumes from. An older launch that is still running may complete a checkpoint, but the lineage leaves it out.
+resumes from. So does rank 0 when ranks change during a launch (live recovery). An older launch that is still running
+may complete a checkpoint, but the lineage leaves it out.
 """
 
 import math
@@ -39,7 +40,7 @@ class CheckpointName:
 
 
 class Claim(StrictModel):
-    """One launch of a run: its generation, the checkpoint it resumes from, and its process."""
+    """A launch of a run, or a change of its ranks: its generation, the checkpoint it resumes from, its process."""
 
     version: Literal[2] = 2
     generation: int = Field(ge=1, lt=2**63)
@@ -51,6 +52,8 @@ class Claim(StrictModel):
     process: int = 0  # the first rank's process id on that host
     time: str = ""  # of the launch, in UTC
     token: str = ""  # unique to this launch
+    is_launch: bool = True  # False: the same launch, after its ranks have changed
+    from_memory: bool = False  # it continues with what its ranks have in memory, which is not in `resumed_from`
 
 
 def lineage(claims: Mapping[int, Claim], names: Iterable[CheckpointName]) -> list[CheckpointName]:

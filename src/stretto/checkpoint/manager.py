@@ -108,18 +108,27 @@ class CheckpointManager:
     def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         self.close(wait=error is None)
 
-    def start(self, resume: Path | str = "auto", allowed_locations: Sequence[str] = ()) -> Checkpoint | None:
+    def start(
+        self,
+        resume: Path | str = "auto",
+        allowed_locations: Sequence[str] = (),
+        *,
+        is_launch: bool = True,
+        from_memory: bool = False,
+    ) -> Checkpoint | None:
         """Claim the next generation; return the checkpoint to resume from, or None to start from the beginning.
 
         `resume` is `auto` (the newest checkpoint of this run), `never`, or the path or URL of a checkpoint or run, or
         `RUN@best`. If the files of a run refer to a checkpoint elsewhere, its URL must be in one of
         `allowed_locations`. The first rank reads the manifest for all ranks.
+        With live recovery, ranks start again when they change, which is not a launch (`is_launch`), and may continue
+        with what they have in memory instead (`from_memory`); the claim says so.
         """
         key = f"{self._key_prefix}/start"
         checkpoint = None
         place = None  # of the checkpoint to resume from, as another rank than the first finds it
         if self.world.is_rank_zero:
-            checkpoint = self._claim_generation(resume, allowed_locations)
+            checkpoint = self._claim_generation(resume, allowed_locations, is_launch=is_launch, from_memory=from_memory)
             assert self._history is not None
             self.world.store.set(key, f"{self.generation} {self._history.token}")
         else:
@@ -212,10 +221,25 @@ class CheckpointManager:
         """The step that the run would resume from now; None if from the beginning, and on all ranks but the first."""
         return self._history.lineage[0].step if self._history and self._history.lineage else self._resumed_step
 
-    def _claim_generation(self, resume: Path | str, allowed_locations: Sequence[str]) -> Checkpoint | None:
+    @property
+    def num_launches(self) -> int:
+        """The number of launches of the run so far, with this one; 0 before `start`, and on all ranks but the first."""
+        return 0 if self._history is None else self._history.num_launches
+
+    @property
+    def num_rank_changes(self) -> int:
+        """How often the ranks of a launch have changed, on the first rank."""
+        return 0 if self._history is None else self._history.num_rank_changes
+
+    def _claim_generation(
+        self, resume: Path | str, allowed_locations: Sequence[str], *, is_launch: bool = True, from_memory: bool = False
+    ) -> Checkpoint | None:
         try:
             self._history = History(self._storage, self._retention, needs_lock=self._needs_lock)
-            checkpoint = self._history.claim(resume, self.world.size, self._retry_seconds, allowed_locations)
+            checkpoint = self._history.claim(
+                resume, self.world.size, self._retry_seconds, allowed_locations,
+                is_launch=is_launch, from_memory=from_memory,
+            )  # fmt: skip
         except OSError as error:
             self.close(wait=False)
             path, reason = error.filename or self.location, error.strerror or str(error)

@@ -31,7 +31,8 @@ def train_live(live: LiveWorld, config: RunConfig, resume: str, allowed_location
             if end is None:
                 return
             is_planned = end is RanksChangeError
-            resume = "auto"
+            if resume == "never":
+                resume = "auto"  # of this launch; a path stays, so that all claims of the launch name it
 
 
 def _train(
@@ -49,14 +50,15 @@ def _train(
             train_and_show(run)
             return None
         except LostPeerError as error:
-            if world.is_rank_zero:
-                then = "" if isinstance(error, RanksChangeError | StateLostError) else "; the others continue"
+            if world.is_rank_zero and not isinstance(error, RanksChangeError):
+                then = "" if isinstance(error, StateLostError) else "; the others continue"
                 print(f"stretto: {error}{then}", file=sys.stderr, flush=True)
             if run is not None:
                 run.close()
             if isinstance(error, RanksChangeError) and recovery.live.is_dismissed():
-                raise LostPeerError(f"rank {world.rank} slowed down all others, so it makes way for another") from None
-            recovery.leave()
+                slot = recovery.round.slots[world.rank]
+                raise LostPeerError(f"rank {slot} slowed down all others, so it makes way for another") from None
+            recovery.leave("" if isinstance(error, RanksChangeError) else str(error))
             if isinstance(error, StateLostError):
                 recovery.forget()
             return type(error)

@@ -19,6 +19,7 @@ from stretto.mesh.join import world
 from stretto.mesh.launch_info import find_launch_info
 from stretto.mesh.live_world import LiveWorld, live_world
 from stretto.mesh.node_info import NodeInfo, find_node_info
+from stretto.mesh.rounds import RunEndedError
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.train.build import build_inputs, fit_to_ranks
@@ -115,8 +116,11 @@ def _run_as_rank(config: RunConfig, command: RankCommand) -> None:
         layout = config.layout
         topology = Topology(layout.replicas, layout.stages, layout.adjacent, layout.spans)
         device, folder = config.run.device, command.secret_folder
-        with live_world(topology, device=device, timeout=timeout, secret_folder=folder) as live:
-            command.live_function(live, config)
+        try:
+            with live_world(topology, device=device, timeout=timeout, secret_folder=folder) as live:
+                command.live_function(live, config)
+        except RunEndedError as error:  # a success: this process would have replaced a lost rank
+            print(f"stretto: {error}", file=sys.stderr, flush=True)
         return
     with (
         world(num_ranks, device=config.run.device, timeout=timeout, secret_folder=command.secret_folder) as joined,

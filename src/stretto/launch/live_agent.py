@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
@@ -33,15 +33,18 @@ _SAME_CAUSE_SECONDS = 10.0
 
 
 class LiveAgent:
-    """Runs a command in `num_ranks` processes. `restart_policy` says how many more processes may be started."""
+    """Runs a command in `num_ranks` processes. `restart_policy` says how many more processes may be started.
+
+    `on_message` is called with the process id of each of these.
+    """
 
     def __init__(
         self, num_ranks: int, command: Sequence[str], restart_policy: RestartPolicy, max_restarts: int,
-        *, grace_seconds: float,
+        on_message: Callable[[str], None], *, grace_seconds: float,
     ) -> None:  # fmt: skip
         self._num_ranks, self._command = num_ranks, command
         self._restart_policy, self._remaining = restart_policy, max_restarts
-        self._grace_seconds = grace_seconds
+        self._on_message, self._grace_seconds = on_message, grace_seconds
         self._rendezvous = LoopbackRendezvous()
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._tokens: dict[int, str] = {}
@@ -106,6 +109,7 @@ class LiveAgent:
                         deadline = min(deadline, time.monotonic() + _END_SECONDS)
                 else:
                     self._start(slot)
+                    self._on_message(f"rank {slot} is started again as process {self._processes[slot].pid}")
         if 0 in self._ended.values():
             return RunResult(WorkerState.SUCCEEDED)
         return RunResult(WorkerState.FAILED, failures=failures)

@@ -67,7 +67,7 @@ def launch_local(
     policy = _RestartPolicy(max_restarts, progress, on_message, is_live=is_live)
     agent: ElasticAgent | LiveAgent
     if is_live:
-        agent = LiveAgent(num_ranks, command, policy, max_restarts, grace_seconds=grace_seconds)
+        agent = LiveAgent(num_ranks, command, policy, max_restarts, on_message, grace_seconds=grace_seconds)
     else:
         spec = WorkerSpec(
             role="stretto",
@@ -140,7 +140,7 @@ class _RestartPolicy:
         self, max_restarts: int, progress: Callable[[], object], on_message: Callable[[str], None], *, is_live: bool
     ) -> None:
         self._max_restarts, self._progress, self._on_message = max_restarts, progress, on_message
-        self._action = "the others continue, and it is started again" if is_live else "restarting all ranks"
+        self._action = "the others continue" if is_live else "restarting all ranks"
         self._last_progress = progress()
 
     def __call__(self, result: RunResult, remaining: int) -> int:

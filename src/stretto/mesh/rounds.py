@@ -46,6 +46,10 @@ class MovedError(RuntimeError):
     """The run is under way with another store."""
 
 
+class RunEndedError(LostPeerError):
+    """The others have finished the run, so this process is not needed."""
+
+
 @dataclass(frozen=True)
 class Arrival:
     """A process that is ready for a round."""
@@ -190,7 +194,7 @@ class Rounds:
             if not arrival.has_state and self.is_cancelled():
                 raise LostPeerError("this rank was stopped before it could join the others; start it again")
             if self._store.check([_ENDED_KEY]):
-                raise LostPeerError("the run has ended before this rank could join it; start it again")
+                raise RunEndedError(f"the run was done before rank {self.slot} could join it")
             time.sleep(_PAUSE_SECONDS)
         return self._read(decision_key)
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from stretto.base.units import format_bytes, format_seconds, pluralize
+from stretto.checkpoint.lineage import Claim
 from stretto.report.chart import Line, line_chart
 from stretto.report.checkpoint_inventory import CheckpointInventory
 from stretto.report.downsampled_series import DownsampledSeries
@@ -14,22 +15,20 @@ from stretto.report.record import MAX_LISTED, JsonObject, Record, SaveHistory, r
 _MAX_ROWS = 20  # launches in the table, and checkpoints in the list
 _UNREADABLE_CAUSES = "as happens when it is killed while writing, or when a file log-NNNNN.jsonl is missing"
 _MAX_ERRORS = 8  # failed saves in the table, and files of non-finite batches in the list
-_LAUNCH_HEADERS = ("launch", "time", "host", "ranks", "layout", "resumed from", "changes")
+_LAUNCH_HEADERS = ("generation", "time", "host", "ranks", "layout", "resumed from", "changes")
+_CHANGE_HEADERS = ("generation", "time", "after step", "lost ranks", "joined", "ranks", "weights from", "reason")
 
 
 def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
     """Return the section with the launches of a run, steps skipped or undone, wrong weights and failed saves."""
     parts: list[Html | None] = [note(_describe(record, inventory))]
-    launches = _launch_rows(record, inventory)
-    if launches:
-        # A column that is empty for every launch is left out.
-        columns = [index for index in range(len(_LAUNCH_HEADERS)) if any(row[index] for row in launches)]
-        headers = [_LAUNCH_HEADERS[index] for index in columns]
-        text_columns = [position for position, header in enumerate(headers) if header != "ranks"]
-        parts.append(table(headers, [[row[index] for index in columns] for row in launches[-_MAX_ROWS:]], text_columns))
-        if len(launches) > _MAX_ROWS:
-            parts.append(note(f"The last {_MAX_ROWS} of {len(launches):,} launches are listed."))
+    parts += _generation_table(_LAUNCH_HEADERS, _launch_rows(record, inventory), "launches")
+    if changes := _change_rows(record, inventory):
+        parts.append(note("Ranks were lost or joined within a launch; they are numbered as the launcher started them:"))
+        parts += _generation_table(_CHANGE_HEADERS, changes, "changes of ranks")
     steps, saves = record.steps, record.saves
+    if record.num_weight_checks:
+        parts.append(note(_describe_weight_checks(record)))
     if steps.num_skipped:
         num_unlisted = steps.num_skipped - len(steps.skipped)
         more = f" and {num_unlisted:,} more" if num_unlisted > 0 else ""
@@ -76,10 +75,14 @@ def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> H
 
 
 def _describe(record: Record, inventory: CheckpointInventory) -> str:
-    num_launches, steps, saves = max(len(record.launches), len(inventory.claims)), record.steps, record.saves
+    steps, saves = record.steps, record.saves
+    num_launch_claims = sum(claim.is_launch for claim in inventory.claims.values())
+    num_launches = max(len(record.launches), num_launch_claims)
+    num_changes = max(len(record.rank_changes), len(inventory.claims) - num_launch_claims)
     unreadable = pluralize(record.num_unreadable_lines, "unreadable line")
     possible_events = {
-        f"was launched {num_launches:,} times": num_launches > 1,
+        f"was launched {_format_times(num_launches)}": num_launches > 1 or num_changes,
+        f"had {pluralize(num_changes, 'change')} of ranks within a launch": num_changes,
         f"skipped {pluralize(steps.num_skipped, 'step')}": steps.num_skipped,
         f"had non-finite values in {pluralize(steps.num_nonfinite, 'step')}": steps.num_nonfinite,
         f"undid {pluralize(steps.num_spikes, 'spike')} of the loss": steps.num_spikes,
@@ -97,18 +100,71 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
 def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
     """Return a row per launch. A launch missing from the log is known from its claim, a file written at its start."""
     lines = {read_int(line, "generation"): line for line in record.launches}
+    claims = {generation: claim for generation, claim in inventory.claims.items() if claim.is_launch}
     rows: list[tuple[str, ...]] = []
-    for generation in sorted({*lines, *inventory.claims}):
-        line, claim = lines.get(generation, {}), inventory.claims.get(generation)
-        checkpoint = read_str(line, "resumed_from").rstrip("/").rpartition("/")[2]
+    for generation in sorted({*lines, *claims}):
+        line, claim = lines.get(generation, {}), claims.get(generation)
         changes = line.get("changes") if line else ["not in the log: it ran no steps, or a later launch repeated them"]
         time, host = (format_time(claim.time), claim.host) if claim else ("", "")
         ranks = read_str(line, "ranks") or (str(claim.num_ranks) if claim else "")
-        resumed_from = checkpoint or str((claim and claim.resumed_from) or "the beginning")
+        resumed_from = _checkpoint_name(line, claim)
         description = "; ".join(map(str, changes)) if isinstance(changes, list) else ""
         layout = read_str(line, "layout").partition(" (")[0]  # only the sizes, such as `2 x 4 x 8 x 1`
         rows.append((str(generation), time, host, ranks, layout, resumed_from, description))
     return rows
+
+
+def _change_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
+    """Return a row per change of ranks within a launch, which is known from the log, its claim, or both."""
+    lines = {read_int(line, "generation"): line for line in record.rank_changes}
+    claims = {generation: claim for generation, claim in inventory.claims.items() if not claim.is_launch}
+    rows: list[tuple[str, ...]] = []
+    for generation in sorted({*lines, *claims}):
+        line, claim = lines.get(generation, {}), claims.get(generation)
+        time = format_time(claim.time) if claim else ""
+        step = f"{read_int(line, 'step'):,}" if line else "not in the log"
+        lost, joined = (_format_list(line.get(name)) for name in ("lost", "joined"))
+        ranks = read_str(line, "ranks") or (str(claim.num_ranks) if claim else "")
+        is_from_memory = line.get("from_memory") is True or (claim is not None and claim.from_memory)
+        source = "the ranks' memory" if is_from_memory else _checkpoint_name(line, claim)
+        rows.append((str(generation), time, step, lost, joined, ranks, source, read_str(line, "reason")))
+    return rows
+
+
+def _generation_table(headers: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> list[Html]:
+    """Return a table of launches or changes of ranks, if there are any; a column that is always empty is left out."""
+    if not rows:
+        return []
+    columns = [index for index in range(len(headers)) if any(row[index] for row in rows)]
+    headers = [headers[index] for index in columns]
+    text_columns = [position for position, header in enumerate(headers) if header not in ("ranks", "after step")]
+    parts = [table(headers, [[row[index] for index in columns] for row in rows[-_MAX_ROWS:]], text_columns)]
+    if len(rows) > _MAX_ROWS:
+        parts.append(note(f"The last {_MAX_ROWS} of {len(rows):,} {name} are listed."))
+    return parts
+
+
+def _checkpoint_name(line: JsonObject, claim: Claim | None) -> str:
+    """Return the name of the checkpoint that a log line or a claim says the run has resumed from."""
+    name = read_str(line, "resumed_from").rstrip("/").rpartition("/")[2]
+    return name or (claim.resumed_from if claim else None) or "the beginning"
+
+
+def _describe_weight_checks(record: Record) -> str:
+    num_copies, step = (read_int(record.last_weight_check, name) for name in ("num_copies", "step"))
+    times = _format_times(record.num_weight_checks)
+    return (
+        f"Weights and optimizer state of ranks that hold the same blocks were compared {times} and were the same; the "
+        f"last time after step {step:,}, on {pluralize(num_copies, 'rank')} each."
+    )
+
+
+def _format_times(count: int) -> str:
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def _format_list(values: object) -> str:
+    return ", ".join(map(str, values)) if isinstance(values, list) else ""
 
 
 def _format_ranges(steps: Sequence[int]) -> str:

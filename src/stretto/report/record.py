@@ -220,12 +220,15 @@ class Record:
     has_weights: bool  # whether the run has written its final weights
     nonfinite_files: Sequence[str]  # saved batches that gave non-finite values
     launches: list[JsonObject] = field(default_factory=list)  # log lines of the kind "start"
+    rank_changes: list[JsonObject] = field(default_factory=list)  # log lines of the kind "rank_change"
     steps: StepHistory = field(default_factory=StepHistory)
     evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
     saves: SaveHistory = field(default_factory=SaveHistory)
     ranks: RankMeans = field(default_factory=RankMeans)
     plan_events: deque[JsonObject] = field(default_factory=lambda: deque(maxlen=10))  # log lines of the kind "plan"
     corruptions: list[JsonObject] = field(default_factory=list)  # the first MAX_LISTED lines of this kind
+    num_weight_checks: int = 0  # comparisons of weights in which all copies were the same
+    last_weight_check: JsonObject = field(default_factory=dict)  # the last log line of the kind "weights"
     num_unreadable_lines: int = 0
 
     def add(self, line: JsonObject | None) -> None:
@@ -242,12 +245,15 @@ class Record:
                 self.saves.add(line)
             case "ranks":
                 self.ranks.add(line)
-            case "start":
-                self.launches.append(line)
+            case "start" | "rank_change" as kind:
+                (self.launches if kind == "start" else self.rank_changes).append(line)
                 self.evaluations.set_monitor(line)
             case "corruption":
                 if len(self.corruptions) < MAX_LISTED:
                     self.corruptions.append(line)
+            case "weights":
+                self.num_weight_checks += max(0, read_int(line, "num_checks"))
+                self.last_weight_check = line
             case "plan":
                 self.plan_events.append(line)
 

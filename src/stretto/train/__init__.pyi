@@ -26,5 +26,6 @@ from stretto.train.trainer_copy import TrainerCopy as TrainerCopy
 from stretto.train.weight_check import Corruption as Corruption
 from stretto.train.weight_check import SuspectRank as SuspectRank
 from stretto.train.weight_check import WeightCheck as WeightCheck
+from stretto.train.weight_check import WeightReport as WeightReport
 
 __all__: list[str]

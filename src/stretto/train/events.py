@@ -12,6 +12,7 @@ from stretto.train.plan_check import PlanReport
 from stretto.train.rank_monitor import RankReport
 from stretto.train.straggler import StragglerReport
 from stretto.train.trainer import StepReport
+from stretto.train.weight_check import WeightReport
 
 
 class PreemptedError(StrettoError):
@@ -35,9 +36,15 @@ class EvaluationReport:
     evaluation: Evaluation
 
 
-Event = StepReport | RankReport | StragglerReport | EvaluationReport | SaveReport | PlanReport
+Event = StepReport | RankReport | StragglerReport | EvaluationReport | SaveReport | PlanReport | WeightReport
 
-_KINDS = {StepReport: "step", StragglerReport: "straggler", SaveReport: "save", PlanReport: "plan"}
+_KINDS = {
+    StepReport: "step",
+    StragglerReport: "straggler",
+    SaveReport: "save",
+    PlanReport: "plan",
+    WeightReport: "weights",
+}
 
 
 def log_line(event: Event) -> tuple[str, Mapping[str, object]]:

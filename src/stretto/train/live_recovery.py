@@ -1,6 +1,7 @@
 """LiveRecovery: takes the state of a trainer from one round of ranks to the next, in the memory of the ranks."""
 
 import json
+from dataclasses import astuple
 
 from stretto.base.checksum import checksums
 from stretto.base.errors import StateLostError
@@ -9,6 +10,7 @@ from stretto.mesh.live_world import LiveWorld
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.rounds import Round
 from stretto.train.peer_memory import PeerMemory, TrainerMemory
+from stretto.train.rank_change import RankChange
 from stretto.train.stage_copy import KeptCopies, Rollback, StageCopy
 from stretto.train.trainer import Request, StepReport, Trainer
 
@@ -36,6 +38,8 @@ class LiveRecovery:
         self.requests: set[Request] = set()  # for the next trainer
         self._step, self._totals = -1, ""
         self._report: StepReport | None = None  # of that step
+        self._trained: Round | None = None  # the last round that had a trainer
+        self._reason = ""  # why it has ended, if ranks were lost
 
     @property
     def round(self) -> Round:
@@ -59,8 +63,12 @@ class LiveRecovery:
         """The step to go back to if a stage is lost; None if there is none."""
         return Rollback.find(self.round, self.round.holders) if self._copy_every else None
 
-    def leave(self) -> None:
-        """Close the connections of the trainer that was restored in this round, if there is one, and keep its state."""
+    def leave(self, reason: str = "") -> None:
+        """Close the connections of the trainer that was restored in this round, if there is one, and keep its state.
+
+        `reason` says why, if ranks were lost.
+        """
+        self._reason = reason or self._reason
         trainer, self._current = self._current, None
         if trainer is None:
             return
@@ -96,6 +104,22 @@ class LiveRecovery:
             self._report = trainer.report
         return report
 
+    def find_change(self) -> RankChange | None:
+        """Return, on all ranks of this round, how they differ from those that trained before; None for a new launch."""
+        members = self.round.members
+        # A process that was there before knows; the first rank may be new.
+        source = max(range(len(members)), key=lambda rank: (members[rank].round, members[rank].step))
+        if members[source].round < 0:
+            return None
+        own = RankChange.between(self._trained, self.round, self._reason or None)
+        lost, joined, reason = json.loads(self.live.world.broadcast_text(json.dumps(astuple(own)), source))
+        return RankChange(tuple(lost), tuple(joined), reason)
+
+    def dismiss(self, rank: int) -> None:
+        """Let a rank leave after a step, because it slows down all others."""
+        self.live.dismiss(rank)
+        self._reason = f"rank {self.round.slots[rank]} slowed down all others"
+
     def restore(self, trainer: Trainer) -> bool:
         """Give a trainer of this round the state that its ranks have in memory; return whether they have one.
 
@@ -119,6 +143,7 @@ class LiveRecovery:
             self._stage_copy = StageCopy(ring, self._copy_every, self._kept)
         mesh.world.barrier()  # all have what they need, so nobody has to keep more
         self._memory, self._current = None, trainer
+        self._trained, self._reason = self.round, ""
         self.pass_requests()
         return can_restore
 

@@ -119,7 +119,6 @@ class LiveTrainer:
         self._trainer = None
         self._recovery.leave()
         self._start(is_planned=is_planned)
-        _log.info("now %s", pluralize(self.num_replicas, "replica"))
 
     def _start(self, *, is_planned: bool = False) -> None:
         """Meet with the other ranks, and make a trainer for them; again if a rank is lost meanwhile."""
@@ -141,6 +140,9 @@ class LiveTrainer:
         assert self._recovery is not None
         live = self._recovery.live
         layout = self._layout.model_copy(update={"replicas": live.grid.num_replicas})
+        change = self._recovery.find_change()
         trainer = self._make_trainer(live.world, layout)
         self._recovery.restore(trainer)
+        if change is not None:
+            _log.info("%s; now %s", change, pluralize(live.grid.num_replicas, "replica"))
         return trainer

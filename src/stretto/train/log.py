@@ -28,12 +28,12 @@ from stretto.base.log_segments import (
 from stretto.base.run_folder import RunFolder
 from stretto.config.run import RunConfig
 from stretto.train.node_report import NodeReport
-from stretto.train.sinks.sink import LogLine
+from stretto.train.sinks.sink import RANK_CHANGE, LogLine
 from stretto.train.sinks.sinks import Sinks, open_sinks
 
 _log = logging.getLogger(__name__)
 CORRUPTION = "corruption"  # the kind of a line that names a rank with wrong weights
-_KEPT_KINDS = {CORRUPTION}  # lines that a resumed run keeps, whatever step they are of
+_KEPT_KINDS = {CORRUPTION, RANK_CHANGE}  # lines that a resumed run keeps, whatever step they are of
 _BLOCK_BYTES = 1 << 16
 _MAX_COPIED_BYTES = 16 << 20  # of a log; a longer one becomes a segment
 

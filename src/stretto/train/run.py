@@ -35,11 +35,12 @@ from stretto.train.run_table import run_table
 from stretto.train.save_policy import SavePolicy
 from stretto.train.signals import on_interrupt, on_preemption_signal
 from stretto.train.sinks.node_sinks import NodeSinks
+from stretto.train.sinks.sink import RANK_CHANGE
 from stretto.train.start import check_same_data, checkpoint_location, prepare_run
 from stretto.train.trace import gather_trace, save_trace
 from stretto.train.trained_model import read_weights
 from stretto.train.trainer import Request, StepReport, Trainer
-from stretto.train.weight_check import CorruptionError, WeightCheck
+from stretto.train.weight_check import CorruptionError, WeightCheck, WeightReport
 from stretto.train.weights import load_initial_weights, save_weights
 
 # A launch traces its tenth step, when caches are warm; or its last step, if it has fewer.
@@ -87,6 +88,8 @@ class Run:
             ranks_per_node=self.world.local_size,
         )
         check_same_data(inputs, config, self.world)
+        # None for a launch; otherwise, ranks were lost or have joined since, and the launch continues.
+        self.rank_change = None if recovery is None else recovery.find_change()
         self.model, self.data_spec = inputs.model, inputs.train.data_spec
         self.valid = None if inputs.valid is None else inputs.valid.windows
         self.metrics = inputs.metrics
@@ -99,19 +102,12 @@ class Run:
             config=self._launched_config.model_dump(mode="json"), layout=str(config.layout), data=inputs.train.digest
         )
         self._spec_files = data_spec_files(self.data_spec)
-        self.checkpoints = CheckpointManager(
-            checkpoint_location(config),
-            self.world,
-            keep=config.save.keep,
-            keep_every=config.save.keep_every,
-            keep_best=config.save.keep_best,
-            retry_seconds=config.data.retry_seconds,
-            needs_lock=not self.is_recovered,
-            verify=config.save.verify,
-        )
+        self.checkpoints = self._make_checkpoints()
         self._lock = self._lock_folder() if self.world.is_rank_zero else None
         try:
-            checkpoint = self.checkpoints.start(resume, allowed_locations)
+            checkpoint = self.checkpoints.start(
+                resume, allowed_locations, is_launch=self.rank_change is None, from_memory=self.is_recovered
+            )
             self.changes = self._restore(checkpoint)
             # The checkpoint that this launch resumes from, or None.
             self.resumed = None if self.is_recovered else checkpoint
@@ -176,9 +172,10 @@ class Run:
             self.close()
 
     def _train_and_log(self, log: LogWriter, on_window: OnWindow) -> Iterator[Event]:
-        """Log this launch; then train, and log each event before it is yielded."""
+        """Log this launch, or the change of ranks; then train, and log each event before it is yielded."""
+        rank_change = self.rank_change
         log.write(
-            "start",
+            "start" if rank_change is None else RANK_CHANGE,
             {
                 "step": self.trainer.step,
                 "generation": self.checkpoints.generation,
@@ -188,6 +185,7 @@ class Run:
                 "changes": [str(change) for change in self.changes],
                 "monitor": self.metrics.monitor,
                 "mode": self.metrics.mode,
+                **({} if rank_change is None else {**asdict(rank_change), "from_memory": self.is_recovered}),
             },
         )
         if self.trainer.report is not None and not has_line(self.folder.log, "step", self.trainer.step):
@@ -243,7 +241,7 @@ class Run:
             if is_last or report.step % self.config.run.log_every == 0:
                 rank_report, node_report = monitor.gather_by_node()
                 straggler = None if rank_report is None else monitor.new_straggler(rank_report)
-                yield from filter(None, (rank_report, node_report, straggler))
+                yield from filter(None, (rank_report, node_report, straggler, self._take_weight_report()))
                 if straggler is not None and self.config.sentinel.replace_straggler:
                     self._dismiss(straggler.rank)
             if trainer.is_recording and (is_last or report.step == traced_step):
@@ -267,6 +265,8 @@ class Run:
             if self.world.is_rank_zero:
                 self._policy.request_save_if_due(trainer)
             self._change_ranks()
+        if (weight_report := self._take_weight_report()) is not None:
+            yield weight_report  # of the last save
         # No rank exits before all are done: the first rank may host the key-value store, which the others still use.
         self.world.barrier()
         yield from iter(self.checkpoints.poll, None)
@@ -282,7 +282,7 @@ class Run:
     def _dismiss(self, rank: int) -> None:
         """With live recovery: let a rank make way for another process, after the next step."""
         if self._recovery is not None:
-            self._recovery.live.dismiss(rank)
+            self._recovery.dismiss(rank)
             self.trainer.request(Request.REGROUP)
 
     def _finish_last_step(self, on_window: OnWindow) -> Iterator[Event]:
@@ -353,6 +353,12 @@ class Run:
         if self._weight_check is not None and is_due:
             self._weight_check.check()
 
+    def _take_weight_report(self) -> WeightReport | None:
+        """Return, on the first rank, how often weights were compared since the last call, if they were."""
+        if self._weight_check is None or not self.world.is_rank_zero:
+            return None
+        return self._weight_check.take_report()
+
     def _save(self, *, wait: bool) -> None:
         if self._weight_check is not None and self._weight_check.agreed_step != self.trainer.step:
             self._weight_check.check()  # so that no checkpoint has wrong weights
@@ -373,6 +379,19 @@ class Run:
         trace = gather_trace(self.trainer)
         if trace is not None:
             save_trace(trace, self.folder)
+
+    def _make_checkpoints(self) -> CheckpointManager:
+        config = self.config
+        return CheckpointManager(
+            checkpoint_location(config),
+            self.world,
+            keep=config.save.keep,
+            keep_every=config.save.keep_every,
+            keep_best=config.save.keep_best,
+            retry_seconds=config.data.retry_seconds,
+            needs_lock=not self.is_recovered,
+            verify=config.save.verify,
+        )
 
     def _restore(self, checkpoint: Checkpoint | None) -> list[ConfigChange]:
         """Load a checkpoint, or without one the initial weights; return the config's changes since the checkpoint."""

@@ -56,6 +56,15 @@ class Corruption:
         )
 
 
+@dataclass(frozen=True)
+class WeightReport:
+    """Comparisons of the weights and optimizer state since the last such report, in which all copies were the same."""
+
+    step: int
+    num_copies: int  # ranks that hold the same blocks
+    num_checks: int
+
+
 class CorruptionError(StrettoError):
     """A rank's weights or optimizer state changed silently. The last checkpoint is good: the run can be restarted."""
 
@@ -80,6 +89,7 @@ class WeightCheck:
         self._trainer, self._mesh = trainer, trainer.engine.mesh
         self._is_on, self._replays = self._mesh.num_copies > 1, self._mesh.num_copies == 2
         self._mesh.local_gradients.is_recording = self._replays
+        self._num_checks = 0  # since the last report
         self._begin()
 
     def _begin(self) -> None:
@@ -101,6 +111,11 @@ class WeightCheck:
         if corruption is not None:
             raise CorruptionError(corruption)
 
+    def take_report(self) -> WeightReport | None:
+        """Return how often all copies agreed since the last call; None if they were not compared."""
+        num_checks, self._num_checks = self._num_checks, 0
+        return WeightReport(self.agreed_step, self._mesh.num_copies, num_checks) if num_checks else None
+
     def find(self) -> Corruption | None:
         """Return, on all ranks, whose bits differ; None if all copies agree.
 
@@ -115,6 +130,7 @@ class WeightCheck:
         is_agreed = torch.equal(extremes[: len(sums)], ~extremes[len(sums) :])
         (num_disagreeing,) = self._mesh.world.all_reduce([float(not is_agreed)])
         if not num_disagreeing:
+            self._num_checks += 1
             self._begin()
             return None
         sums_by_rank = self._mesh.gather_from_copies(sums).cpu()

@@ -46,7 +46,7 @@ def show_run_or_checkpoint(path: str, allowed_locations: Sequence[str], *, is_qu
 
 
 def _run_tables(storage: Storage) -> Group:
-    """Return a table of all checkpoints of a run, and a table of its launches, each from the claim that it wrote."""
+    """Return a table of all checkpoints of a run, and one of its launches and changes of ranks, from their claims."""
     claims = read_claims(storage)
     names = sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation))
     lineage_names = lineage(claims, names)
@@ -65,10 +65,12 @@ def _run_tables(storage: Storage) -> Group:
         is_listed = best is not None and name in scores and scores[name].name == scores[best].name
         value = f"{scores[name].value:.4f}" if is_listed else ""
         table.add_row(str(name), f"{name.step:,}", saved_at, size, value, ", ".join(marks))
-    launches = Table("generation", "resumed from", "ranks", "host", "time", title="launches")
+    title = "launches" if all(claim.is_launch for claim in claims.values()) else "launches and changes of ranks"
+    launches = Table("generation", "resumed from", "ranks", "host", "time", title=title)
     for generation, claim in sorted(claims.items()):
-        resumed_from, time = claim.resumed_from or "the beginning", format_time(claim.time)
-        launches.add_row(str(generation), resumed_from, str(claim.num_ranks), claim.host, time)
+        source = "memory" if claim.from_memory else claim.resumed_from or "the beginning"
+        source += "" if claim.is_launch else ", ranks changed"
+        launches.add_row(str(generation), source, str(claim.num_ranks), claim.host, format_time(claim.time))
     return Group(table, launches)
 
 

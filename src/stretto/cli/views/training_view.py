@@ -114,7 +114,8 @@ def _show_live(console: Console, run: Run) -> None:
         target_name(run.data_spec.task.targets),
         step=trainer.step,
         progress=trainer.progress,
-        restarts=run.checkpoints.generation - 1,
+        restarts=run.checkpoints.num_launches - 1,
+        rank_changes=run.checkpoints.num_rank_changes,
     )
     with Live(view, console=console, refresh_per_second=_REFRESH_PER_SECOND, vertical_overflow="crop"):
         try:
@@ -182,6 +183,8 @@ def _describe_straggler(report: StragglerReport) -> str:
 
 def _print_run_summary(console: Console, run: Run) -> None:
     config = run.config
+    if run.rank_change is not None:
+        console.print(f"ranks   {run.rank_change}")
     if run.is_recovered:
         replicas = pluralize(config.layout.replicas, "replica")
         console.print(f"resume  after step {run.trainer.step:,}, from the ranks' memory, with {replicas}")
