@@ -21,6 +21,7 @@ from stretto.checkpoint import SaveReport
 from stretto.cli.main import main
 from stretto.cli.views.live_view import LiveView
 from stretto.cli.views.training_view import _format_figures
+from stretto.data import Corpus
 from stretto.train import EvaluationReport, PlanReport, RankReport
 
 
@@ -185,3 +186,18 @@ def run_in_terminal(arguments: list[str], width: int, height: int, environment: 
     os.close(parent)
     assert process.wait() == 0, seen.decode()
     return seen.decode()
+
+
+def test_a_run_names_the_settings_that_have_no_effect_on_one_rank(
+    byte_corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text(
+        f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 2\nwindow = 4\n[model]\nhidden = 4\n[train]\nsteps = 1\n'
+        f'[layout]\ninterleave = 2\n[run]\nfolder = "{tmp_path / "run"}"\nrecovery = "live"\n'
+        "[sentinel]\nhash_every = 1\n"
+    )
+    assert main(["train", str(tmp_path / "run.toml")]) == 0
+    hints = [line for line in capsys.readouterr().out.splitlines() if line.startswith("hint ") and "no effect" in line]
+    assert [hint.split()[1] for hint in hints] == [
+        "run.recovery='live'", "sentinel.hash_every=1", "layout.interleave=2"
+    ]  # fmt: skip

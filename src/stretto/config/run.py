@@ -226,6 +226,13 @@ class RunConfig(StrictModel):
                 "run.precision='fp16' scales the loss, but not model.activation_penalty and model.temporal_penalty; "
                 "use bf16 or fp32"
             )
+        live_settings = {
+            "run.copy_every": self.run.copy_every,
+            "sentinel.replace_straggler": self.sentinel.replace_straggler,
+        }
+        for name, value in live_settings.items():
+            if value and self.run.recovery != "live":
+                raise ValueError(f"{name}={value} has no effect without run.recovery='live'; set it, or remove {name}")
         has_validation = self.data.valid is not None or self.data.factory is not None
         if self.metrics.names and not has_validation:
             raise ValueError("metrics.names are computed in evaluations, which need validation data; set data.valid")

@@ -12,6 +12,7 @@ from stretto.base.units import format_loss, format_seconds, pluralize
 from stretto.checkpoint.manager import SaveReport
 from stretto.cli.views.console import make_console
 from stretto.cli.views.live_view import LiveView
+from stretto.config.idle_settings import idle_settings
 from stretto.engine.build import stage_parts
 from stretto.train.events import EvaluationReport, Event
 from stretto.train.naive_scores import NaiveScores
@@ -207,6 +208,8 @@ def _print_run_summary(console: Console, run: Run) -> None:
     console.print(f"run     {length} on {run.world.device}{backend}, {precision}, in {run.folder}")
     if config.run.tf32 and not uses_tf32:
         console.print("hint    run.tf32 has no effect: TF32 is for fp32 on NVIDIA GPUs")
+    for sentence in idle_settings(config) if run.rank_change is None else ():
+        console.print(f"hint    {sentence}", soft_wrap=not console.is_terminal)
     if run.world.device.type == "cpu":
         if config.run.precision == "fp16":
             console.print("hint    fp16 is emulated on CPUs and slow; use bf16 or fp32 (run.precision)")
