@@ -21,6 +21,7 @@ from stretto.errors import LawError
 from stretto.launch.rank_environment import free_port
 from stretto.measure.verify import BlockDifference
 from stretto.nn import (
+    CRF,
     GRU,
     LSTM,
     Block,
@@ -118,6 +119,14 @@ def test_a_lawful_model_passes_on_cuda(byte_corpus: Corpus) -> None:
         layout = Layout(micro_batches=2, chunks=3)
         verification = verify(lawful(), CrossEntropy(), Lanes(byte_corpus, 8, 12), layout, joined)
     assert verification.is_equal, verification.verdict
+
+
+def test_a_loss_with_weights_is_checked_without_a_warning_about_their_gradient() -> None:
+    torch.set_warn_always(True)  # else torch warns once per process
+    try:
+        check_loss(CRF(3), torch.randn(5, 4, 3), torch.randint(3, (5, 4)))
+    finally:
+        torch.set_warn_always(False)
 
 
 def test_a_loss_is_checked_by_itself() -> None:

@@ -291,6 +291,7 @@ def _without_graph(loss: LossSum) -> LossSum:
     return replace(loss, total=loss.total.detach())
 
 
+@torch.no_grad()  # a CRF has weights
 def _check_row_loss(loss: RowLoss, y: Tensor, targets: Tensor, lengths: Tensor | None, tolerance: float) -> None:
     if lengths is None:
         lengths = torch.full((y.shape[1],), len(y))
