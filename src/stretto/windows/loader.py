@@ -17,7 +17,11 @@ _PREFETCH_FACTOR = 2  # windows that each worker prefetches
 
 @runtime_checkable
 class WindowSource(Protocol):
-    """The data that a trainer needs: the window at any position is a pure function of that position."""
+    """The data that a trainer needs: the window at any position is a pure function of that position.
+
+    A class of your own needs no base class, only these members: docs/how-to/carry-hidden-state.md has a complete one
+    ("Windows of your own").
+    """
 
     @property
     def is_stateful(self) -> bool:
