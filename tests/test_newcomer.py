@@ -65,7 +65,7 @@ def test_a_newcomer_gets_from_three_kinds_of_files_to_predictions(
         folder = tmp_path / name
         folder.mkdir()
         stretto(folder, "init", *map(str, files), "--name", name, "--yes")
-        fewer = () if steps is None else ("--train.steps", str(steps), "--train.warmup", "0")
+        fewer = () if steps is None else ("--train.steps", str(steps))
         assert "done:" in stretto(folder, "train", "run.toml", *fewer)
         run = f"runs/{name}"
         stretto(folder, "report", run)

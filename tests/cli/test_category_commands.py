@@ -62,7 +62,7 @@ def test_a_forecast_with_static_and_known_texts(capsys: pytest.CaptureFixture[st
     assert (config.data.static, config.data.known_future) == (("store",), ("sky",))
     shown = call(capsys, "show", "run.toml")
     assert "inputs 5 channels (4 of them categories)" in shown and "EmbedCategories" in shown
-    call(capsys, "train", "run.toml", "--train.steps", "2", "--train.warmup", "0")
+    call(capsys, "train", "run.toml", "--train.steps", "2")
     write_sales("next.csv", "b", num_future=2)
     assert "60" in call(capsys, "forecast", "runs/a", "--data", "next.csv")
     expected, table = forecast_values("next.csv", "expected.csv"), Path("next.csv").read_text()

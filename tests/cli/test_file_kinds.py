@@ -84,7 +84,7 @@ def test_a_file_is_trained_on_and_predicted_without_an_edit(name: str, capsys: p
 
 def check_run(name: str, options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", name, "--name", "a", *options]) == 0, capsys.readouterr().err
-    assert main(["train", "run.toml", "--train.steps", "2", "--train.warmup", "0"]) == 0, capsys.readouterr().err
+    assert main(["train", "run.toml", "--train.steps", "2"]) == 0, capsys.readouterr().err
     assert main(["predict", "runs/a", "--data", name]) == 0, capsys.readouterr().err
     predictions = [json.loads(line) for line in Path("runs/a/predictions.jsonl").read_text().splitlines()]
     assert predictions

@@ -60,6 +60,13 @@ def test_train_hints_at_settings_that_do_not_fit_a_cpu(prepared: Path, capsys: p
     assert "hint    fp16 is emulated on CPUs and slow; use bf16 or fp32 (run.precision)\n" in said
 
 
+def test_a_short_trial_of_a_long_run_trains_and_says_that_it_ends_within_the_warm_up(
+    prepared: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["train", "run.toml", "--train.steps", "2", "--train.warmup", "50"]) == 0
+    assert "hint    train.warmup=50 exceeds the number of steps, so the learning rate" in capsys.readouterr().out
+
+
 def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["schema"]) == 0
     schema = json.loads(capsys.readouterr().out)
@@ -90,10 +97,18 @@ def test_the_schema_is_json_and_names_every_section(capsys: pytest.CaptureFixtur
             "--train.lrr is not an option of `stretto train`; did you mean --train.lr?",
         ),
         (["train", "run.toml", "--lr", "1"], "--lr is not an option of `stretto train`; did you mean --train.lr?"),
+        (["train", "run.toml", "--layout", "auto"], "is not an option of `stretto train`; write --layout.auto true"),
+        (["train", "run.toml", "--layout=stages"], "is not an option of `stretto train`; write --layout.stages"),
         (["train", "run.toml", "--train.lr", "fast"], "error: --train.lr='fast' should be a valid number"),
-        (["train", "run.toml", "--train.warmup", "99"], "train: warmup=99 exceeds steps=20"),
+        (
+            ["train", "run.toml", "--train.average", "swa", "--train.average_start", "99"],
+            "average_start=99 exceeds steps=20",
+        ),
         # Not `--steps`, which is how many steps are compared.
-        (["verify", "run.toml", "--train.warmup", "99"], "train: warmup=99 exceeds steps=20"),
+        (
+            ["verify", "run.toml", "--train.average", "swa", "--train.average_start", "99"],
+            "train: average_start=99 exceeds steps=20",
+        ),
         (["verify", "run.toml", "--steps", "0"], "--steps=0 compares nothing"),
         (["train", "run.toml", "--data.window", "9999"], "needs 79,992 tokens per step"),
         (["train", "run.toml", "--data.train", "gone"], "the folder gone does not exist; make it with"),

@@ -28,7 +28,7 @@ def use(path: str, capsys: pytest.CaptureFixture[str], *options: str) -> tuple[s
     """Call the commands; return what `init` says, and the predictions."""
     assert main(["init", path, "--name", "a", *options]) == 0, capsys.readouterr().err
     said = capsys.readouterr().out
-    assert main(["train", "run.toml", "--train.steps", "2", "--train.warmup", "0"]) == 0, capsys.readouterr().err
+    assert main(["train", "run.toml", "--train.steps", "2"]) == 0, capsys.readouterr().err
     assert main(["eval", "runs/a"]) == 0
     assert main(["predict", "runs/a", "--data", path]) == 0, capsys.readouterr().err
     return said, [json.loads(line) for line in Path("runs/a/predictions.jsonl").read_text().splitlines()]

@@ -94,6 +94,12 @@ ERROR_SECTIONS = (
                 "stretto train run.toml --layout 2",
             ),
             ErrorCase(
+                "<option> is not an option of `stretto train`; write <option> true",
+                "The option names a section of the config, and the word after it one of its fields.",
+                "Join the two with a dot, as in the message.",
+                "stretto train run.toml --layout auto",
+            ),
+            ErrorCase(
                 "--<option>=<value> is an option of --gpu; add --gpu, or leave it out",
                 "Without `--gpu`, `stretto doctor` starts ranks with the backend of their device, and writes findings to `--json`.",
                 "Add `--gpu` to check GPUs.",
@@ -140,6 +146,13 @@ ERROR_SECTIONS = (
                 "Fields must be below the name of their section; this one is above all sections.",
                 "Move the field below the section in the message.",
                 triggers.no_section,
+            ),
+            ErrorCase(
+                '<file>: <section>.layout is not a known field; write `layout = "auto"` above the first section, or a '
+                "section [layout]",
+                "In TOML, a line belongs to the section above it, so the short form must come before all sections.",
+                'Move `layout = "auto"` to the top of the file.',
+                triggers.auto_layout_in_a_section,
             ),
             ErrorCase(
                 "--<field>=<value> should be greater than 0",
@@ -218,12 +231,6 @@ ERROR_SECTIONS = (
                 "The schedule `one_cycle` raises the learning rate over the first 30 % of the run.",
                 "Remove `train.warmup`, or choose another schedule.",
                 "stretto train run.toml --train.schedule one_cycle --train.warmup 2",
-            ),
-            ErrorCase(
-                "<file>: train: warmup=<n> exceeds steps=<n>; set train.warmup to at most <n>",
-                "The run would end before the warm-up does.",
-                "Lower `train.warmup`, or raise `train.steps`.",
-                "stretto train run.toml --train.warmup 9",
             ),
             ErrorCase(
                 "--<field>=<value> should be true or false",

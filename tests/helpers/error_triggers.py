@@ -242,6 +242,11 @@ def no_section() -> None:
     load_config("run.toml")
 
 
+def auto_layout_in_a_section() -> None:
+    write("run.toml", _RUN + 'layout = "auto"\n')
+    load_config("run.toml")
+
+
 def section_as_value() -> None:
     write("run.toml", 'data = "data/train"\n')
     load_config("run.toml")

@@ -24,7 +24,7 @@ def test_the_forecast_of_a_file_names_the_times_in_its_format(
     write_load(Path("load.csv"), 120, datetime(2025, 12, 26, 15))
     options = ["--kind", "series", "--by", "site", "--time", "when", "--horizon", "3", "--context", "8", "--yes"]
     assert main(["init", "load.csv", *options]) == 0
-    assert main(["train", "run.toml", "--train.steps", "1", "--train.warmup", "0"]) == 0
+    assert main(["train", "run.toml", "--train.steps", "1"]) == 0
     capsys.readouterr()
     assert main(["forecast", "runs/load", "--data", "load.csv", "--out", "next.csv", "--html", "next.html"]) == 0
     assert "31.12.2025 15:00" in capsys.readouterr().out

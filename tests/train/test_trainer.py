@@ -164,10 +164,14 @@ class OneHot(torch.nn.Module):
         return torch.nn.functional.one_hot(tokens, 256).float()
 
 
+def test_a_run_that_is_shorter_than_its_warm_up_ends_within_it(byte_corpus: Corpus) -> None:
+    config = TrainConfig(steps=2, lr=0.5, warmup=50, schedule="constant")
+    trainer = Trainer(LocalEngine(make(byte_corpus), CrossEntropy()), Lanes(byte_corpus, 10, 50), config)
+    assert [report.learning_rate for report in trainer] == pytest.approx([0.01, 0.02])
+
+
 def test_impossible_settings_are_refused_at_once(byte_corpus: Corpus) -> None:
     lanes = Lanes(byte_corpus, 10, 50)
-    with pytest.raises(ConfigError, match=r"train\.warmup=999 exceeds the run's \d+ steps"):
-        Trainer(LocalEngine(make(byte_corpus), CrossEntropy()), lanes, TrainConfig(warmup=999))
     ahead = Stack([Embedding(256, 4), BidirectionalLSTM(4, 4), Linear(8, 256)])
     with pytest.raises(ConfigError, match="looks ahead in time"):
         Trainer(LocalEngine(ahead, CrossEntropy()), lanes, TrainConfig())

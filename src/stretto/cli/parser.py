@@ -45,7 +45,11 @@ class Parser(argparse.ArgumentParser):
             section_options = [option for option in known if option.startswith(f"{name}.")]
             hint = f"did you mean {similar[0]}?" if similar else f"see `{self.prog} --help`"
             if section_options:
+                words = [*unknown[0].split("="), *arguments[arguments.index(unknown[0]) + 1 :], ""]
+                field = self._option_string_actions.get(f"{name}.{words[1]}")
                 hint = f"it is a section; choose from {', '.join(section_options)}"
+                if field is not None:  # `--layout auto`
+                    hint = f"write {field.option_strings[0]}{' true' if field.metavar == 'BOOL' else ''}"
             kind = "option" if name.startswith("-") else "argument"
             raise ConfigError(f"{name} is not an {kind} of `{self.prog}`; {hint}")
         return options

@@ -134,6 +134,9 @@ def _describe_unknown_field(loc: tuple[int | str, ...]) -> str:
         sections_with_name = [key for key in RunConfig.model_fields if name in section_model(key).model_fields]
         if sections_with_name:
             return f"{name} is outside of its section; move it to [{sections_with_name[0]}]"
+    if len(sections) == 1 and name == "layout":
+        remedy = 'write `layout = "auto"` above the first section, or a section [layout]'
+        return f"{sections[0]}.layout is not a known field; {remedy}"
     known = _model_at(loc[:-1]).model_fields
     kind = "field" if sections else "section"
     return f"{'.'.join(map(str, loc))} is not a known {kind}; {suggest_name(name, known)}"

@@ -57,7 +57,8 @@ class TrainConfig(StrictModel):
     root of the step; `one_cycle` raises it over the first 30 % of the run, then lowers it; `plateau` lowers it when
     evaluations no longer improve; `constant` keeps `lr`."""
     warmup: int = Field(0, ge=0)
-    """Number of warm-up steps, over which a linear ramp up to 1 multiplies the scheduled learning rate."""
+    """Number of warm-up steps, over which a linear ramp up to 1 multiplies the scheduled learning rate; a shorter run
+    ends within them."""
     final_lr_ratio: float | None = Field(None, ge=0, le=1)
     """The lowest learning rate, as a fraction of `lr`; by default 0.1 for `cosine` and `linear`, else 0."""
     plateau_patience: int = Field(2, ge=1)
@@ -128,7 +129,4 @@ class TrainConfig(StrictModel):
             raise ValueError(f"average_start={self.average_start} exceeds steps={self.steps}; start earlier")
         if self.warmup and self.schedule == "one_cycle":
             raise ValueError(f"warmup={self.warmup} has no effect: one_cycle has a rise of its own; remove warmup")
-        if self.steps is not None and self.warmup > self.steps:
-            remedy = f"set train.warmup to at most {self.steps}"
-            raise ValueError(f"warmup={self.warmup} exceeds steps={self.steps}; {remedy}")
         return self

@@ -660,9 +660,7 @@ def _check_lanes(engine: Engine) -> None:
 
 
 def _check_length(config: TrainConfig, num_steps: int | None) -> None:
-    """Raise if a run is too short for its warm-up, or for the average of its weights."""
-    if num_steps is not None and config.warmup > num_steps:
-        raise ConfigError(f"train.warmup={config.warmup} exceeds the run's {num_steps} steps; shorten it")
+    """Raise if a run is too short for the average of its weights."""
     if num_steps is not None and config.average_start > num_steps:
         raise ConfigError(
             f"train.average_start={config.average_start} exceeds the run's {num_steps} steps; start earlier"

@@ -206,6 +206,9 @@ def _print_run_summary(console: Console, run: Run) -> None:
     uses_tf32 = config.run.tf32 and config.run.precision == "fp32" and run.world.device.type == "cuda"
     precision = "fp32 with TF32" if uses_tf32 else config.run.precision
     console.print(f"run     {length} on {run.world.device}{backend}, {precision}, in {run.folder}")
+    if steps is not None and steps < config.train.warmup:
+        warmup = f"train.warmup={config.train.warmup} exceeds the number of steps"
+        console.print(f"hint    {warmup}, so the learning rate stays below its peak, as in a short trial")
     if config.run.tf32 and not uses_tf32:
         console.print("hint    run.tf32 has no effect: TF32 is for fp32 on NVIDIA GPUs")
     for sentence in idle_settings(config) if run.rank_change is None else ():
