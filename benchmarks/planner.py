@@ -337,7 +337,7 @@ def report(results: list[ShapeResult], minutes: float) -> None:
         [
             [
                 row.shape,
-                f"{row.layout.sizes}{' ^' if row.layout.splits_vocab else ''}",
+                row.layout.name,
                 "|".join(map(str, row.layout.blocks)),
                 f"{row.predicted * 1e3:.1f}",
                 f"{statistics.median(row.measured) * 1e3:.1f}",

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from stretto.plan.advice import layout_name
 from stretto.plan.cluster import Cluster
 from stretto.plan.hardware import KNOWN_HARDWARE, BlockShape, derive_profile
 from stretto.plan.profile import KindCosts, Link, Profile
@@ -48,7 +47,7 @@ def compare_baselines(hidden: int) -> list[str]:
     fastest = min(best.best, key=lambda prediction: prediction.seconds)
     gains = [f"{seconds / fastest.seconds:.2f}" for seconds in (one, best.single_device.seconds)]
     times = [f"{1e3 * seconds:.0f}" for seconds in (one, best.single_device.seconds, fastest.seconds)]
-    return [f"{hidden:,}", *times[:2], layout_name(fastest.layout), times[2], *gains]
+    return [f"{hidden:,}", *times[:2], fastest.layout.name, times[2], *gains]
 
 
 def plan(device: str, devices: int, lanes: int, modify: Callable[[Profile], Profile] = lambda profile: profile) -> Plan:
@@ -190,7 +189,7 @@ def main() -> None:
                         scaling,
                         f"{devices:,}",
                         f"{lanes:,}",
-                        layout_name(best.chosen.layout),
+                        best.chosen.layout.name,
                         f"{best.chosen.seconds:.3f}",
                         f"{best.chosen.tokens_per_second / 1e6:,.2f}",
                         f"{gain:,.0f}",
@@ -203,7 +202,7 @@ def main() -> None:
     for label, modify in () if options.quick else IMPROVEMENTS.items():
         best = plan("H100", 4096, STRONG_LANES, modify)
         gain = best.speed_up(best.chosen)
-        rows.append(["H100", label, "4,096", f"{STRONG_LANES:,}", layout_name(best.chosen.layout),
+        rows.append(["H100", label, "4,096", f"{STRONG_LANES:,}", best.chosen.layout.name,
                      f"{best.chosen.seconds:.4f}", f"{best.chosen.tokens_per_second / 1e6:,.2f}", f"{gain:,.0f}",
                      f"{gain / 4096:.0%}", f"{best.chosen.memory / 1e9:.0f}"])  # fmt: skip
         figures[label.replace(" ", "_")] = best.chosen.seconds

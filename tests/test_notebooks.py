@@ -13,7 +13,7 @@ SECONDS = 200  # of a cell; each takes a few on a quiet core
 # What cells show: an output that contains this text.
 SHOWN = {
     "arrays": ["best validation loss", "5,797 weights in total", "<polyline"],
-    "plan_and_layout": ["replicas x stages", "equal to the unsplit step", "<td>finished after step 40</td>"],
+    "plan_and_layout": ["2 micro-batches x 4 chunks", "equal to the unsplit step", "<td>finished after step 40</td>"],
     "table": ["num_outputs=24", "repeating the last day", "<polyline"],
 }
 

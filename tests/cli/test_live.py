@@ -75,6 +75,12 @@ def test_all_figures_are_shown_if_there_is_space(width: int, height: int, num_ra
     assert text.count(" busy ") == (1 if height < 20 else 8 if num_ranks == 8 else 3)
 
 
+def test_a_run_whose_layout_was_tried_is_compared_with_the_trial() -> None:
+    view = full_view()
+    view.update(PlanReport(23, 0.2, 0.22, tried=0.21), 0.1)
+    assert any("tried 210 ms per step, now 220 ms" in row for row in drawn(view, 80, 24))
+
+
 def test_the_curve_falls_with_the_loss() -> None:
     (row,) = (row for row in drawn(full_view(), 80, 24) if row.startswith("loss"))
     curve = row.split()[-1]

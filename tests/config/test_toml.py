@@ -187,4 +187,15 @@ def test_mistakes_in_python_are_our_errors() -> None:
 
 
 def test_a_layout_shows_its_blocks() -> None:
-    assert str(Layout(stages=2, blocks=(5, 1))).endswith("(replicas x stages x micro-batches x chunks), blocks 5,1")
+    assert str(Layout(stages=2, blocks=(5, 1))) == "2 stages, blocks 5,1"
+    everything = Layout(
+        replicas=2, stages=3, chunks=4, micro_batches=5, interleave=2, adjacent="replicas", recompute=True
+    )
+    assert (
+        everything.name
+        == "2 replicas x 3 stages x 5 micro-batches x 4 chunks, interleave 2, adjacent replicas, recompute"
+    )
+    assert (
+        str(Layout(blocks=(4,))) == "one device"
+        and Layout(stages=2, vocab_parallel=True).name == "2 stages, vocab_parallel"
+    )

@@ -60,7 +60,7 @@ def count_groups(world: World, layout: Layout) -> tuple[int, int]:
         Layout(spans=2),
         Layout(replicas=2, spans=2),
     ],
-    ids=lambda layout: layout.sizes,
+    ids=str,
 )
 def test_a_rank_has_as_many_communicators_as_its_mesh_has_groups(layout: Layout, pools: RankPools) -> None:
     for column, num_groups in pools[layout.num_ranks].run(count_groups, layout):

@@ -38,7 +38,7 @@ from stretto.nn import (
     Stack,
 )
 from stretto.plan import Cluster, advise, find_plan, save_profile
-from stretto.plan.advice import describe_trials, layout_name
+from stretto.plan.advice import describe_trials
 from stretto.plan.finalists import choose_by_trials, find_finalists
 from stretto.plan.profile import AllReduceCost
 from stretto.plan.serialize import plan_to_dict, trials_from_plan
@@ -154,7 +154,7 @@ def test_a_rank_that_runs_out_of_memory_in_a_step_ends_all_ranks_at_once(
         RankPool(2).run(try_greedy, corpus_path, layout, call, seconds=60)
     assert failed.value.errors == dict.fromkeys(range(2), "ended with code 2")
     assert capfd.readouterr().err.splitlines() == [
-        f"stretto: error: the trial of {layout_name(layout)} ran out of memory on rank 1, for which other ranks wait; "
+        f"stretto: error: the trial of {layout.name} ran out of memory on rank 1, for which other ranks wait; "
         "set the layout yourself, use a smaller batch, or leave trials out with run.try_layouts=0 (in Python, "
         "try_finalists=0)"
     ]
@@ -363,6 +363,25 @@ def test_a_variant_that_is_measured_to_be_fastest_is_chosen() -> None:
     variant = plan.variants[0].layout
     tried = choose_by_trials(plan, [Trial(layout=variant, predicted=1.0, measured=0.5)])
     assert tried.chosen.layout == variant and tried.best[1:] == plan.best
+    slow = [
+        Trial(layout=variant, predicted=1.0, measured=0.5),
+        Trial(layout=plan.chosen.layout, predicted=1.0, measured=0.4),
+    ]
+    best = choose_by_trials(plan, slow).best
+    assert [one.layout for one in best[:2]] == [plan.chosen.layout, variant], "every layout that was tried is listed"
+    assert len(best) == len(plan.best) + 1
+
+
+def test_the_advice_says_which_speeds_are_measured_and_which_are_predicted() -> None:
+    plan = find_plan(profile([kind(0.1, 0.2)] * 4), Workload.of(8, 64), Cluster(2))
+    chosen, one = plan.chosen.layout, plan.single_device.layout
+    assert chosen.num_ranks == 2 and f": predicted to be {plan.speed_up(plan.chosen):.2f} times as fast" in advise(plan)
+    trials = [Trial(layout=chosen, predicted=1.0, measured=1.0), Trial(layout=one, predicted=1.0, measured=1.25)]
+    advice = advise(choose_by_trials(plan, trials))
+    assert f"use 2 devices as {chosen.name}: measured to be 1.25 times as fast as one device (62% of linear" in advice
+    assert f"; the prediction is {plan.speed_up(plan.chosen):.2f} times, in which " in advice
+    # One device was not tried, so there is no measured speed-up.
+    assert advise(choose_by_trials(plan, trials[:1])) == advise(plan)
 
 
 def test_the_fastest_of_the_measured_is_chosen_and_the_advice_says_so() -> None:
@@ -377,12 +396,13 @@ def test_the_fastest_of_the_measured_is_chosen_and_the_advice_says_so() -> None:
     ]
     tried = choose_by_trials(plan, found)
     assert tried.chosen.layout == one and len(tried.best) == len(plan.best)
-    assert "is 0.67 times as fast as one device" in advise(tried)
-    times = f"{layout_name(one)} 20 ms, {layout_name(several)} 30 ms"
+    predicted = f"the prediction is {plan.speed_up(plan.chosen):.2f} times, in which "
+    assert f"is measured to be 0.67 times as fast as one device; {predicted}" in advise(tried)
+    times = f"{one.name}: 20 ms; {several.name}: 30 ms"
     assert describe_trials(tried) == f"tried 2 layouts (28 steps in 3 s): {times}"
     failed = [trial.model_copy(update={"measured": None, "note": "out of memory"}) for trial in found]
     assert choose_by_trials(plan, failed).best == plan.best, "the prediction decides"
-    assert describe_trials(choose_by_trials(plan, failed)).endswith(f"{layout_name(one)} out of memory")
+    assert describe_trials(choose_by_trials(plan, failed)).endswith(f"{one.name}: out of memory")
     values = json.loads(json.dumps(plan_to_dict(tried, profile([kind()]), Timeline(1, ()))))
     assert trials_from_plan(values) == tuple(found) and trials_from_plan({"trials": [3]}) == ()
 

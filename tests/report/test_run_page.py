@@ -273,6 +273,15 @@ def test_the_layouts_that_were_tried_are_listed_the_fastest_first(tmp_path: Path
     assert "Layouts that were tried" not in ParsedPage(render_run(folder)).text
 
 
+def test_a_run_whose_layout_was_tried_is_compared_with_the_trial(tmp_path: Path) -> None:
+    event = {"kind": "plan", "step": 23, "predicted": 0.1, "measured": 0.15, "tried": 0.12}
+    folder = write_log(tmp_path / "run", [step(1), event])
+    trial = {"layout": {"stages": 2}, "predicted": 0.1, "measured": 0.12}
+    (folder / "plan.json").write_text(json.dumps({"best": [], "trials": [trial]}))
+    text = ParsedPage(render_run(folder)).text
+    assert "1.25" in text and "The planned time per step is that of the trial" in text
+
+
 def test_the_page_of_512_ranks_stays_small(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [step(number) for number in range(1, 30)]
     busy = [1 + math.sin(rank) / 4 for rank in range(512)]

@@ -3,7 +3,7 @@ from pathlib import Path
 
 from stretto import Layout
 from stretto.base.run_folder import RunFolder
-from stretto.train.plan_check import PlanCheck, predicted_seconds
+from stretto.train.plan_check import PlanCheck, planned_seconds
 
 
 def test_a_plan_is_compared_once_after_enough_steps() -> None:
@@ -24,14 +24,24 @@ def test_a_short_run_is_compared_at_its_end_and_a_run_without_a_plan_never() -> 
     assert all(PlanCheck(None).add_step(step, 0.1, is_last=True) is None for step in range(40))
 
 
+def test_a_run_is_compared_with_the_trial_of_its_layout() -> None:
+    check = PlanCheck(0.1, tried=0.2)
+    reports = [check.add_step(step, 0.22, is_last=False) for step in range(1, 24)]
+    report = reports[-1]
+    assert report is not None and report.planned == 0.2 and round(report.ratio, 3) == 1.1
+
+
 def test_a_prediction_is_found_by_layout(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     layout = Layout(stages=2, chunks=4, blocks=(3, 1))
-    assert predicted_seconds(folder, layout) is None
+    assert planned_seconds(folder, layout) == (None, None)
     values = layout.model_dump(mode="json", exclude={"auto", "elastic"})
     folder.plan.write_text(json.dumps({"best": [{"layout": values, "seconds": 0.25}]}))
-    assert predicted_seconds(folder, layout) == 0.25
-    assert predicted_seconds(folder, layout.model_copy(update={"chunks": 8})) is None
+    assert planned_seconds(folder, layout) == (0.25, None)
+    tried = {"layout": values, "seconds": 0.25, "measured_seconds": 0.3}
+    folder.plan.write_text(json.dumps({"best": [tried]}))
+    assert planned_seconds(folder, layout) == (0.25, 0.3)
+    assert planned_seconds(folder, layout.model_copy(update={"chunks": 8})) == (None, None)
     for broken in ("", "[]", '{"best": [{}]}'):
         folder.plan.write_text(broken)
-        assert predicted_seconds(folder, layout) is None
+        assert planned_seconds(folder, layout) == (None, None)

@@ -45,5 +45,5 @@ def test_an_engine_names_its_rank(pools: RankPools) -> None:
 def test_a_run_names_its_folder(byte_corpus: Corpus, tmp_path: Path) -> None:
     data = {"train": byte_corpus.location, "lanes": 4, "window": 8}
     run = Run(parse_config({"data": data, "model": {"hidden": 4}, "run": {"folder": str(tmp_path / "run")}}))
-    assert repr(run).startswith(f"Run('{tmp_path}/run', step 0, 1 x 1 x 1 x 1 (replicas x stages")
+    assert repr(run).startswith(f"Run('{tmp_path}/run', step 0, one device")
     run.close()

@@ -191,4 +191,4 @@ def test_an_elastic_layout_keeps_its_spans_if_possible() -> None:
 
 
 def test_a_layout_with_spans_says_so() -> None:
-    assert str(Layout(spans=2, replicas=3)) == "3 x 2 spans x 1 (replicas x spans x micro-batches)"
+    assert str(Layout(spans=2, replicas=3)) == "3 replicas x 2 spans"

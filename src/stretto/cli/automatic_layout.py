@@ -47,7 +47,9 @@ def layout_arguments(layout: Layout) -> list[str]:
 def _apply_choice(config: RunConfig, choice: LayoutChoice, console: Console, *, saves_plan: bool) -> RunConfig:
     """Print the choice, save its plan if `saves_plan`, and return the config with the chosen layout."""
     console.print(f"plan    {advise(choice.plan)}")
-    console.print(f"plan    predicted: {format_seconds(choice.plan.chosen.seconds)} per step")
+    tried = choice.plan.measured_seconds(choice.layout)
+    measured = "" if tried is None else f", measured in the trial: {format_seconds(tried)}"
+    console.print(f"plan    predicted: {format_seconds(choice.plan.chosen.seconds)} per step{measured}")
     if choice.plan.trials:
         console.print(f"plan    {describe_trials(choice.plan)}")
     if saves_plan:

@@ -97,19 +97,23 @@ class Layout(StrictModel):
         return self.replicas * self.micro_batches
 
     @property
-    def sizes(self) -> str:
-        """The numbers in short: `1 x 2 x 1 x 8` (replicas x stages x micro-batches x chunks), `1 x 2 spans x 1`."""
-        return f"{self._counts}{self._runs}"
-
-    @property
-    def _counts(self) -> str:
-        if self.spans > 1:
-            return f"{self.replicas} x {self.spans} spans x {self.micro_batches}"
-        return f"{self.replicas} x {self.stages} x {self.micro_batches} x {self.chunks}"
-
-    @property
-    def _runs(self) -> str:
-        return f", interleave {self.interleave}" if self.is_interleaved else ""
+    def name(self) -> str:
+        """The layout in short, without counts of 1 and without `blocks`: `2 stages x 8 chunks, interleave 2`."""
+        counts = {
+            "replicas": self.replicas,
+            "stages": self.stages,
+            "spans": self.spans,
+            "micro-batches": self.micro_batches,
+            "chunks": self.chunks,
+        }
+        notes = {
+            f"interleave {self.interleave}": self.is_interleaved,
+            "adjacent replicas": self.adjacent == "replicas",
+            "recompute": self.recompute,
+            "vocab_parallel": self.splits_vocab,
+        }
+        sizes = " x ".join(f"{count} {part}" for part, count in counts.items() if count > 1)
+        return ", ".join([sizes or "one device", *(note for note, applies in notes.items() if applies)])
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: all sizes, and the other fields that are set."""
@@ -119,8 +123,5 @@ class Layout(StrictModel):
         return html_table(list(fields), [list(fields.values())])
 
     def __str__(self) -> str:
-        columns = "spans x micro-batches" if self.spans > 1 else "stages x micro-batches x chunks"
-        blocks = f", blocks {','.join(map(str, self.blocks))}" if self.blocks and self.spans == 1 else ""
-        recompute = ", recompute" if self.recompute else ""
-        vocab = ", vocab_parallel" if self.vocab_parallel else ""
-        return f"{self._counts} (replicas x {columns}){self._runs}{blocks}{recompute}{vocab}"
+        blocks = f", blocks {','.join(map(str, self.blocks))}" if len(self.blocks) > 1 else ""
+        return f"{self.name}{blocks}"

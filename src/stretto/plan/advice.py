@@ -1,57 +1,60 @@
 """advise: one sentence on which layout of a plan to use, and why."""
 
 from stretto.base.units import format_bytes, format_seconds, pluralize
-from stretto.config.layout import Layout
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
 
 
 def advise(plan: Plan) -> str:
-    """Return one sentence: which layout to use, and the reason."""
+    """Return one sentence: which layout to use, and the reason, with speeds that are measured if it was tried."""
     chosen = plan.chosen
     num_ranks = chosen.layout.num_ranks
     if num_ranks == 1:
         return f"stay on one device: {_reason_for_one_device(plan)}"
-    layout = f"{num_ranks} devices as {layout_name(chosen.layout)}"
+    layout = f"{num_ranks} devices as {chosen.layout.name}"
     if not plan.fits_single_device:
         needed = f"one device would need {format_bytes(plan.single_device.memory)}"
         return f"use {layout}: {needed}, and this is the best layout that fits{_idle_devices(plan)}"
-    speed_up = _relative_speed(plan, chosen, plan.single_device)
+    source, speed_up = _relative_speed(plan, chosen, plan.single_device)
     if speed_up < 1:
         # Possible only with `find_plan(uses_all=True)`; otherwise one device would have been chosen.
         return (
-            f"use {layout}, the fastest that uses all devices; one device alone would be {1 / speed_up:.2f} times as "
-            f"fast: {_bottleneck(plan, chosen)}"
+            f"use {layout}, the fastest that uses all devices, although it is {source} to be {speed_up:.2f} times as "
+            f"fast as one device; {_reason(plan, chosen, source)}"
         )
     one_by_one = ", which runs the layers one by one" if plan.has_dropout_between_layers else ""
     return (
-        f"use {layout}: {speed_up:.2f} times as fast as one device{one_by_one} "
+        f"use {layout}: {source} to be {speed_up:.2f} times as fast as one device{one_by_one} "
         f"({speed_up / num_ranks:.0%} of linear scaling); "
-        f"{_bottleneck(plan, chosen)}{_idle_devices(plan)}"
+        f"{_reason(plan, chosen, source)}{_idle_devices(plan)}"
     )
 
 
 def describe_trials(plan: Plan) -> str:
     """Return one sentence on the layouts that were tried, and what that took."""
     measured = [(trial.measured, trial) for trial in plan.trials if trial.measured is not None]
-    num_steps = sum(trial.steps for trial in plan.trials)
-    cost = f"{num_steps} steps in {format_seconds(sum(trial.seconds for trial in plan.trials))}"
     names = [
-        f"{layout_name(trial.layout)} {format_seconds(seconds)}"
+        f"{trial.layout.name}: {format_seconds(seconds)}"
         for seconds, trial in sorted(measured, key=lambda item: item[0])
     ]
-    failed = [f"{layout_name(trial.layout)} {trial.note}" for trial in plan.trials if trial.measured is None]
-    return f"tried {pluralize(len(plan.trials), 'layout')} ({cost}): {', '.join([*names, *failed])}"
+    failed = [f"{trial.layout.name}: {trial.note}" for trial in plan.trials if trial.measured is None]
+    return f"{trials_cost(plan)}: {'; '.join([*names, *failed])}"
 
 
-def _relative_speed(plan: Plan, prediction: Prediction, other: Prediction) -> float:
-    """Return the speed of one layout relative to another: as measured if both were tried, else as predicted."""
-    seconds = {trial.layout: trial.measured for trial in plan.trials}
-    own, others = seconds.get(prediction.layout), seconds.get(other.layout)
+def trials_cost(plan: Plan) -> str:
+    """Return how many layouts were tried, and what that took."""
+    seconds = format_seconds(sum(trial.seconds for trial in plan.trials))
+    num_steps = sum(trial.steps for trial in plan.trials)
+    return f"tried {pluralize(len(plan.trials), 'layout')} ({num_steps} steps in {seconds})"
+
+
+def _relative_speed(plan: Plan, prediction: Prediction, other: Prediction) -> tuple[str, float]:
+    """Return the speed of one layout relative to another, after `measured` if both were tried, else `predicted`."""
+    own, others = plan.measured_seconds(prediction.layout), plan.measured_seconds(other.layout)
     if own is None or others is None:
-        return other.seconds / prediction.seconds
-    return others / own
+        return "predicted", other.seconds / prediction.seconds
+    return "measured", others / own
 
 
 def describe_baseline(profile: Profile) -> str:
@@ -66,35 +69,19 @@ def describe_baseline(profile: Profile) -> str:
     return "the fastest way to run on one device, with adjacent recurrent layers fused (one call, as in a deep nn.LSTM)"
 
 
-def layout_name(layout: Layout) -> str:
-    """Return a short name such as `2 stages x 8 chunks`, without counts of 1."""
-    parts = {
-        "replicas": layout.replicas,
-        "stages": layout.stages,
-        "spans": layout.spans,
-        "micro-batches": layout.micro_batches,
-        "chunks": layout.chunks,
-    }
-    name = " x ".join(f"{count} {part}" for part, count in parts.items() if count > 1) or "one device"
-    name += f", interleave {layout.interleave}" if layout.is_interleaved else ""
-    name += ", with a split output layer" if layout.splits_vocab else ""
-    return f"{name}, with recomputation" if layout.recompute else name
-
-
 def _reason_for_one_device(plan: Plan) -> str:
     if plan.cluster.devices == 1:
         return "there is no other"
     parallel = [prediction for prediction in plan.best if prediction.layout.num_ranks > 1]
     if not parallel:
         return "no layout on several devices is possible"
-    tried = {trial.layout for trial in plan.trials if trial.measured is not None}
     # Measured times decide, if there are any.
-    parallel = [prediction for prediction in parallel if prediction.layout in tried] or parallel
-    best = max(parallel, key=lambda prediction: _relative_speed(plan, prediction, plan.single_device))
-    speed_up = _relative_speed(plan, best, plan.single_device)
+    tried = [prediction for prediction in parallel if plan.measured_seconds(prediction.layout) is not None]
+    best = max(tried or parallel, key=lambda prediction: _relative_speed(plan, prediction, plan.single_device)[1])
+    source, speed_up = _relative_speed(plan, best, plan.single_device)
     caveat = ", a gain smaller than the prediction error" if speed_up > 1 else ""
-    comparison = f"is {speed_up:.2f} times as fast as one device{caveat}"
-    return f"the best layout on several devices, {layout_name(best.layout)}, {comparison}; {_bottleneck(plan, best)}"
+    comparison = f"is {source} to be {speed_up:.2f} times as fast as one device{caveat}"
+    return f"the best layout on several devices, {best.layout.name}, {comparison}; {_reason(plan, best, source)}"
 
 
 def _idle_devices(plan: Plan) -> str:
@@ -106,8 +93,15 @@ def _idle_devices(plan: Plan) -> str:
     with_all = [prediction for prediction in plan.best if prediction.layout.num_ranks == num_devices]
     if not with_all:
         return f"; this leaves {num_idle} of {num_devices} devices idle"
-    speed_up = max(_relative_speed(plan, prediction, chosen) for prediction in with_all)
-    return f"; all {num_devices} would be {speed_up:.2f} times as fast as this"
+    speeds = [_relative_speed(plan, prediction, chosen) for prediction in with_all]
+    source, speed_up = max(speeds, key=lambda speed: (speed[0] == "measured", speed[1]))
+    return f"; all {num_devices} are {source} to be {speed_up:.2f} times as fast as this"
+
+
+def _reason(plan: Plan, prediction: Prediction, source: str) -> str:
+    """Return a clause on why a layout is not faster; the reasons are those of the prediction, so say what it is."""
+    predicted = f"the prediction is {plan.speed_up(prediction):.2f} times, in which " if source == "measured" else ""
+    return f"{predicted}{_bottleneck(plan, prediction)}"
 
 
 def _bottleneck(plan: Plan, prediction: Prediction) -> str:

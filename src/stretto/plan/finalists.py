@@ -1,5 +1,6 @@
 """The finalists of a plan, which are tried before the layout is chosen, and the choice after that."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -40,14 +41,15 @@ def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
 
 
 def choose_by_trials(plan: Plan, trials: Sequence[Trial]) -> Plan:
-    """Return the plan with its trials; the layout with the shortest measured steps is the chosen one."""
-    seconds = {trial.layout: trial.measured for trial in trials if trial.measured is not None}
-    if not seconds:
-        return replace(plan, trials=tuple(trials))
-    fastest = min(seconds, key=lambda layout: seconds[layout])
-    chosen = [prediction for prediction in (*plan.best, *plan.variants) if prediction.layout == fastest][:1]
-    others = [prediction for prediction in plan.best if prediction.layout != fastest]
-    return replace(plan, best=(*chosen, *others), trials=tuple(trials))
+    """Return the plan with its trials; its best layouts are then the tried ones, the fastest first, and the others."""
+    seconds = {trial.layout: math.inf if trial.measured is None else trial.measured for trial in trials}
+    if min(seconds.values(), default=math.inf) == math.inf:
+        return replace(plan, trials=tuple(trials))  # nothing was measured, so the prediction decides
+    predictions = {prediction.layout: prediction for prediction in (*plan.variants, *plan.best)}
+    ordered = sorted(seconds, key=lambda layout: seconds[layout])
+    tried = (predictions[layout] for layout in ordered if layout in predictions)
+    others = (prediction for prediction in plan.best if prediction.layout not in seconds)
+    return replace(plan, best=(*tried, *others), trials=tuple(trials))
 
 
 def _kind(layout: Layout) -> tuple[bool, bool, bool]:

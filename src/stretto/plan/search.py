@@ -77,18 +77,23 @@ class Plan:
         return self.best[0]
 
     def speed_up(self, prediction: Prediction) -> float:
-        """Return the speed relative to the fastest way to run on one device, whether or not the model fits on one."""
+        """Return the predicted speed relative to the fastest way to run on one device, even if none fits there."""
         return self.single_device.seconds / prediction.seconds
+
+    def measured_seconds(self, layout: Layout) -> float | None:
+        """Return the seconds per step that were measured in a layout; None if it was not tried, or its trial failed."""
+        return next((trial.measured for trial in self.trials if trial.layout == layout), None)
 
     def _repr_html_(self) -> str:
         """Return a table of the best layouts for notebooks, the chosen one first."""
-        fields = ("replicas", "stages", "spans", "micro_batches", "chunks", "interleave")
         rows = []
         for prediction in self.best:
-            layout, speed_up = prediction.layout, f"{self.speed_up(prediction):.2f}"
-            sizes = [getattr(layout, name) for name in fields]
-            rows.append((*sizes, layout.num_ranks, format_seconds(prediction.seconds), speed_up))
-        return html_table((*fields, "devices", "per step", "speed-up"), rows)
+            layout, measured = prediction.layout, self.measured_seconds(prediction.layout)
+            cells = (format_seconds(prediction.seconds), f"{self.speed_up(prediction):.2f}")
+            tried = ["-" if measured is None else format_seconds(measured)] if self.trials else []
+            rows.append((layout.name, layout.num_ranks, *cells, *tried))
+        headers = ("layout", "devices", "predicted step", "predicted speed-up")
+        return html_table((*headers, "measured step") if self.trials else headers, rows)
 
 
 def find_plan(

@@ -47,6 +47,7 @@ def prediction_to_dict(plan: Plan, prediction: Prediction) -> dict[str, Any]:
         "layout": _layout_to_dict(layout),
         "toml": layout_toml(layout),
         "seconds": prediction.seconds,
+        "measured_seconds": plan.measured_seconds(layout),
         "tokens_per_second": prediction.tokens_per_second,
         "speed_up": plan.speed_up(prediction),
         "bubble": prediction.bubble,

@@ -25,7 +25,6 @@ from stretto.measure.profile import Progress
 from stretto.measure.profile_input import ProfileInput
 from stretto.measure.timing import synchronized_time
 from stretto.mesh.world import World
-from stretto.plan.advice import layout_name
 from stretto.plan.trial import Finalist, Trial, dump_trials, parse_trials
 from stretto.train.trainer import Trainer
 
@@ -200,7 +199,7 @@ class _TrialRun:
                 first_line = (str(error).splitlines() or [""])[0]
                 failure = "ran out of memory" if is_memory_error else f"failed ({type(error).__name__}: {first_line})"
                 raise PlanError(
-                    f"the trial of {layout_name(self.layout)} {failure} on rank {self._world.rank}, for which other "
+                    f"the trial of {self.layout.name} {failure} on rank {self._world.rank}, for which other "
                     "ranks wait; set the layout yourself, use a smaller batch, or leave trials out with "
                     "run.try_layouts=0 (in Python, try_finalists=0)"
                 ) from error

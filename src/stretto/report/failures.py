@@ -109,7 +109,7 @@ def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[s
         ranks = read_str(line, "ranks") or (str(claim.num_ranks) if claim else "")
         resumed_from = _checkpoint_name(line, claim)
         description = "; ".join(map(str, changes)) if isinstance(changes, list) else ""
-        layout = read_str(line, "layout").partition(" (")[0]  # only the sizes, such as `2 x 4 x 8 x 1`
+        layout = read_str(line, "layout").partition(" (")[0]  # an older log says what the sizes mean
         rows.append((str(generation), time, host, ranks, layout, resumed_from, description))
     return rows
 

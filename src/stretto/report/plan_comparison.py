@@ -46,10 +46,13 @@ def plan_comparison_section(record: Record) -> Html | None:
     advice = record.plan.get("advice")
     if isinstance(advice, str):
         parts.append(tag("p", advice, class_="advice"))
-    parts += trial_table(trials_from_plan(record.plan))
+    trials = trials_from_plan(record.plan)
+    parts += trial_table(trials)
     rows = _rows(record, find_prediction(record))
     if rows:
         parts.append(table(("quantity", "planned", "measured", "measured / planned"), rows))
+        if trials:
+            parts.append(note("The planned time per step is that of the trial; other planned values are predicted."))
         if any(row[0] == _MEMORY for row in rows):
             scope = "The planned bubble and busy times cover forwards and backwards, the measured ones the whole step."
             parts.append(note(f"{scope} The planned memory excludes Python, torch and the device driver."))
@@ -68,7 +71,7 @@ def _rows(record: Record, prediction: JsonObject | None) -> list[_Row]:
     if record.plan_events:  # their measured times leave out the slow first steps of a launch
         planned, measured = _event_seconds(record.plan_events[-1])
     else:
-        planned = math.nan if prediction is None else read_number(prediction, "seconds")
+        planned = math.nan if prediction is None else _first_number(prediction, "measured_seconds", "seconds")
         measured = _median_step_seconds(record.steps)
     quantities: list[_Quantity] = [("time per step", planned, measured, format_seconds)]
     ranks = record.ranks
@@ -91,12 +94,18 @@ def _stage_quantities(stages: object, ranks: RankMeans, layout: Layout) -> Itera
 
 
 def _event_seconds(line: JsonObject) -> tuple[float, float]:
-    return read_number(line, "predicted"), read_number(line, "measured")
+    return _first_number(line, "tried", "predicted"), read_number(line, "measured")
 
 
 def _row(name: str, planned: float, measured: float, format_value: Callable[[float], str]) -> _Row:
     ratio = f"{measured / planned:.2f}" if planned > 0 else "-"
     return name, format_value(planned), format_value(measured), ratio
+
+
+def _first_number(values: JsonObject, *names: str) -> float:
+    """Return the first of these fields that is a number: that of a trial, or else that of the prediction."""
+    numbers = (read_number(values, name) for name in names)
+    return next((number for number in numbers if math.isfinite(number)), math.nan)
 
 
 def _median_step_seconds(steps: StepHistory) -> float:

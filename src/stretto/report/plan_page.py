@@ -1,7 +1,7 @@
 """A plan as one HTML page: advice, time per step of the best layouts, balance of the stages, and the step timeline."""
 
 from stretto.base.units import format_bytes, format_seconds
-from stretto.plan.advice import advise, describe_baseline, layout_name
+from stretto.plan.advice import advise, describe_baseline
 from stretto.plan.cluster import Cluster
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
@@ -13,11 +13,10 @@ from stretto.report.bar_rows import stacked_bar_chart
 from stretto.report.chart import StackedPart
 from stretto.report.formatting import step_time_unit
 from stretto.report.gantt import bars_from_timeline, gantt, stage_names
+from stretto.report.layout_columns import layout_columns, listed_predictions
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, page, section, table
 from stretto.report.trial_table import trial_table
-
-LAYOUT_HEADERS = ("layout", "step", "tokens/s", "speed-up", "bubble", "memory", "sent/rank")
 
 
 def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeline, title: str) -> str:
@@ -26,8 +25,8 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
         tag("header", tag("p", "Plan", class_="kind"), tag("h1", title)),
         tag("p", advise(plan), class_="advice"),
         note(_describe(plan, profile, workload)),
-        section("phases", "Time per step", figure(_phases_chart(plan), "full-width")),
-        section("layouts", "Best layouts", note(f"Speed-up over {describe_baseline(profile)}."), _table(plan)),
+        section("phases", "Predicted time per step", figure(_phases_chart(plan), "full-width")),
+        section("layouts", "Best layouts", note(_describe_columns(plan, profile)), _table(plan)),
     ]
     if plan.trials:
         parts.append(section("trials", "Trials", *trial_table(plan.trials)))
@@ -35,10 +34,10 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
         parts.append(section("toml", "Config of the chosen layout", tag("pre", layout_toml(plan.chosen.layout))))
     if timeline.num_stages > 1:
         names = stage_names(timeline, _row_name(plan.chosen))
-        chart = gantt(layout_name(plan.chosen.layout), names, bars_from_timeline(timeline))
+        chart = gantt(plan.chosen.layout.name, names, bars_from_timeline(timeline))
         parts += [
-            section("balance", "Load balance", figure(_balance_chart(plan.chosen, profile), "full-width")),
-            section("timeline", "Step timeline of one replica", figure(chart.to_html(), "full-width")),
+            section("balance", "Predicted load balance", figure(_balance_chart(plan.chosen, profile), "full-width")),
+            section("timeline", "Predicted step timeline of one replica", figure(chart.to_html(), "full-width")),
         ]
     if plan.rejected:
         items = (tag("li", f"{rejection.layouts}: {rejection.reason}") for rejection in plan.rejected)
@@ -69,9 +68,7 @@ def _describe(plan: Plan, profile: Profile, workload: Workload) -> str:
 
 
 def _phases_chart(plan: Plan) -> Html:
-    shown = list(plan.best[:8])  # more bars would be hard to compare
-    if all(prediction.layout.num_ranks > 1 for prediction in shown):
-        shown.append(plan.single_device)
+    shown = listed_predictions(plan, 8)  # more bars would be hard to compare
     waiting = [prediction.bubble * prediction.pipeline for prediction in shown]
     busy = [prediction.pipeline - seconds for prediction, seconds in zip(shown, waiting, strict=True)]
     parts = [
@@ -82,9 +79,10 @@ def _phases_chart(plan: Plan) -> Html:
         StackedPart("other", "rest", [prediction.other for prediction in shown]),
     ]
     factor, unit = step_time_unit(max(prediction.seconds for prediction in shown))
-    names = [layout_name(prediction.layout) for prediction in shown]
-    values = [format_seconds(prediction.seconds) for prediction in shown]
-    return stacked_bar_chart("Time in each layout", (factor, f"{unit} per step"), names, parts, format_seconds, values)
+    names = [prediction.layout.name for prediction in shown]
+    values = [_step_times(plan, prediction) for prediction in shown]
+    title, unit_name = "Predicted time in each layout", f"{unit} per step"
+    return stacked_bar_chart(title, (factor, unit_name), names, parts, format_seconds, values)
 
 
 def _balance_chart(prediction: Prediction, profile: Profile) -> Html:
@@ -106,23 +104,17 @@ def _row_name(prediction: Prediction) -> str:
     return "span" if prediction.layout.spans > 1 else "stage"
 
 
-def layout_cells(plan: Plan, prediction: Prediction) -> tuple[str, ...]:
-    """Return the cells of a layout's row under LAYOUT_HEADERS, except for the first, which is the layout's name."""
-    return (
-        format_seconds(prediction.seconds),
-        f"{prediction.tokens_per_second:,.0f}",
-        f"{plan.speed_up(prediction):.2f}",
-        f"{prediction.bubble:.0%}" if len(prediction.stages) > 1 else "-",
-        format_bytes(prediction.memory),
-        format_bytes(prediction.traffic) if prediction.layout.num_ranks > 1 else "-",
-    )
+def _step_times(plan: Plan, prediction: Prediction) -> str:
+    measured = plan.measured_seconds(prediction.layout)
+    tried = "" if measured is None else f", measured {format_seconds(measured)}"
+    return f"{format_seconds(prediction.seconds)}{tried}"
+
+
+def _describe_columns(plan: Plan, profile: Profile) -> str:
+    source = "Measured figures are from trials; all others" if plan.trials else "All figures"
+    return f"{source} are predicted. Speed-up over {describe_baseline(profile)}."
 
 
 def _table(plan: Plan) -> Html:
-    is_single_listed = any(prediction.layout == plan.single_device.layout for prediction in plan.best)
-    rows = []
-    for prediction in [*plan.best, *([] if is_single_listed else [plan.single_device])]:
-        fits = prediction is not plan.single_device or plan.fits_single_device
-        name = layout_name(prediction.layout) + ("" if fits else " (does not fit)")
-        rows.append((name, *layout_cells(plan, prediction)))
-    return table(LAYOUT_HEADERS, rows)
+    columns = layout_columns(plan, listed_predictions(plan))
+    return table(tuple(columns), list(zip(*columns.values(), strict=True)))

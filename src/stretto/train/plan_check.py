@@ -1,4 +1,4 @@
-"""PlanCheck: compares the time per step that a plan predicted with the measured one."""
+"""PlanCheck: compares the time per step that a plan predicted, or measured in a trial, with that of the run."""
 
 import statistics
 from dataclasses import dataclass
@@ -14,22 +14,29 @@ _WARMUP_STEPS, _MAX_STEPS, _MIN_STEPS = 3, 20, 8
 
 @dataclass(frozen=True)
 class PlanReport:
-    """The predicted and the measured seconds per step."""
+    """The planned and the measured seconds per step."""
 
     step: int
     predicted: float
     measured: float
+    tried: float | None = None  # measured in a trial before the run; None if there was none
+
+    @property
+    def planned(self) -> float:
+        """The seconds per step in the trial, or the predicted ones if there was none."""
+        return self.predicted if self.tried is None else self.tried
 
     @property
     def ratio(self) -> float:
-        return self.measured / self.predicted
+        """The measured seconds, relative to the planned ones."""
+        return self.measured / self.planned
 
 
 class PlanCheck:
-    """Compares the median step time early in a launch with the predicted one, once; never if `predicted` is None."""
+    """Compares the median step time early in a launch with the planned one, once; never if `predicted` is None."""
 
-    def __init__(self, predicted: float | None) -> None:
-        self._predicted = predicted
+    def __init__(self, predicted: float | None, tried: float | None = None) -> None:
+        self._predicted, self._tried = predicted, tried
         self._seconds: list[float] = []
 
     def add_step(self, step: int, seconds: float, *, is_last: bool) -> PlanReport | None:
@@ -40,16 +47,18 @@ class PlanCheck:
         counted = self._seconds[_WARMUP_STEPS:]
         if len(counted) < _MIN_STEPS or (len(counted) < _MAX_STEPS and not is_last):
             return None
-        report = PlanReport(step, self._predicted, statistics.median(counted))
+        report = PlanReport(step, self._predicted, statistics.median(counted), self._tried)
         self._predicted = None
         return report
 
 
-def predicted_seconds(folder: RunFolder, layout: Layout) -> float | None:
-    """Return the seconds per step that a run's plan predicts for a layout; None if it has no such prediction."""
+def planned_seconds(folder: RunFolder, layout: Layout) -> tuple[float | None, float | None]:
+    """Return the predicted and the tried seconds per step of a layout in a run's plan; None for what it lacks."""
     try:
         plan = parse_json(folder.read(PLAN) or b"")
         fields = layout.model_dump(mode="json", exclude={"auto", "elastic"})  # as in plan.json
-        return next((float(option["seconds"]) for option in plan["best"] if option["layout"] == fields), None)
-    except (OSError, ValueError, KeyError, TypeError, DataError):
-        return None
+        option = next(option for option in plan["best"] if option["layout"] == fields)
+        tried = option.get("measured_seconds")
+        return float(option["seconds"]), None if tried is None else float(tried)
+    except (OSError, ValueError, KeyError, TypeError, StopIteration, DataError):
+        return None, None

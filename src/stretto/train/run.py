@@ -29,7 +29,7 @@ from stretto.train.live_recovery import LiveRecovery
 from stretto.train.log import CORRUPTION, LogWriter, has_line, open_log_writer
 from stretto.train.node_report import NodeReport
 from stretto.train.notice import watch_notice
-from stretto.train.plan_check import PlanCheck, predicted_seconds
+from stretto.train.plan_check import PlanCheck, planned_seconds
 from stretto.train.rank_monitor import RankMonitor
 from stretto.train.run_table import run_table
 from stretto.train.save_policy import SavePolicy
@@ -223,7 +223,8 @@ class Run:
         if self.config.sentinel.hash_every is not None:
             self._weight_check = WeightCheck(trainer)
         monitor = RankMonitor(self.engine, straggler_percent=self.config.sentinel.straggler)
-        plan_check = PlanCheck(predicted_seconds(self.folder, self.config.layout) if self.world.is_rank_zero else None)
+        planned = planned_seconds(self.folder, self.config.layout) if self.world.is_rank_zero else (None, None)
+        plan_check = PlanCheck(*planned)
         traced_step = trainer.step + _TRACED_STEP
         trainer.is_recording = True
         for report in self._steps():

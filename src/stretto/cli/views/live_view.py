@@ -84,7 +84,7 @@ class LiveView:
         self._saved: tuple[float, SaveReport] | None = None
         self._num_failed_saves = 0
         self._num_spikes = 0
-        self._predicted_seconds: float | None = None
+        self._plan_report: PlanReport | None = None
         self._ended: float | None = None
 
     def update(self, event: Event, progress: float) -> None:
@@ -106,7 +106,7 @@ class LiveView:
             case SaveReport():
                 self._num_failed_saves += 1
             case PlanReport():
-                self._predicted_seconds = event.predicted
+                self._plan_report = event
 
     def update_evaluation_progress(self, fraction: float) -> None:
         """Record the fraction of an evaluation that is done."""
@@ -242,10 +242,11 @@ class LiveView:
         return _row(width, "saved", [f"step {report.step:,}, {format_bytes(report.num_bytes)}, {_format_age(age)} ago"])
 
     def _plan_row(self, width: int) -> Text | None:
-        if self._predicted_seconds is None or not self._recent_steps:
+        if self._plan_report is None or not self._recent_steps:
             return None
         now = format_seconds(sum(report.seconds for report in self._recent_steps) / len(self._recent_steps))
-        return _row(width, "plan", [f"predicted {format_seconds(self._predicted_seconds)} per step, now {now}"])
+        source = "predicted" if self._plan_report.tried is None else "tried"
+        return _row(width, "plan", [f"{source} {format_seconds(self._plan_report.planned)} per step, now {now}"])
 
     def _failures_row(self, width: int) -> Text | None:
         skipped = self._recent_steps[-1].skipped if self._recent_steps else 0

@@ -151,8 +151,10 @@ def _step_total(run: Run) -> str:
 
 
 def _compare_with_plan(report: PlanReport) -> str:
-    """Return the predicted and the measured step time as text, with what to do if they differ."""
-    times = f"predicted {report.predicted:.3g} s per step, measured {report.measured:.3g} s"
+    """Return the planned and the measured step time as text, with what to do if they differ."""
+    planned = format_seconds(report.planned)
+    source = f"predicted {planned} per step" if report.tried is None else f"{planned} per step in the trial"
+    times = f"{source}, measured {format_seconds(report.measured)}"
     if abs(report.ratio - 1) <= _PLAN_TOLERANCE:
         return f"{times}: as planned"
     hint = "something else may be using the machine; " if report.ratio > 2 else ""
@@ -199,7 +201,7 @@ def _print_run_summary(console: Console, run: Run) -> None:
         console.print(f"scale   {config.data.scale}: channels are {scales[config.data.scale]} (data.scale)")
     if config.layout.num_ranks > 1:
         stages = " | ".join(f"{part.start}-{part.stop - 1}" for part in stage_parts(run.model, config.layout))
-        console.print(f"layout  {config.layout}, blocks {stages}")
+        console.print(f"layout  {config.layout.name}, blocks {stages}")
     steps = run.trainer.num_steps
     length = pluralize(config.train.epochs, "epoch") if steps is None else pluralize(steps, "step")
     backend = ", strict backend" if run.world.is_strict else ""

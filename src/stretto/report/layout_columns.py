@@ -1,0 +1,45 @@
+"""The layouts of a plan as columns of a table, for the terminal and for HTML pages."""
+
+from collections.abc import Sequence
+
+from stretto.base.units import format_bytes, format_seconds
+from stretto.config.layout import Layout
+from stretto.plan.predict import Prediction
+from stretto.plan.search import Plan
+
+
+def listed_predictions(plan: Plan, max_rows: int | None = None) -> list[Prediction]:
+    """Return the predictions to list: every layout that was tried, the best others, and one device to compare with."""
+    shown = list(plan.best if max_rows is None else plan.best[: max(max_rows, len(plan.trials))])
+    is_single_shown = any(prediction.layout == plan.single_device.layout for prediction in shown)
+    return shown if is_single_shown else [*shown, plan.single_device]
+
+
+def layout_columns(plan: Plan, predictions: Sequence[Prediction]) -> dict[str, list[str]]:
+    """Return the cells of each column by its header. What is not called measured is predicted."""
+    columns = {"layout": [_name(plan, prediction) for prediction in predictions]}
+    columns["predicted step"] = [format_seconds(prediction.seconds) for prediction in predictions]
+    if plan.trials:
+        columns["measured step"] = [_measured_step(plan, prediction.layout) for prediction in predictions]
+    columns["predicted speed-up"] = [f"{plan.speed_up(prediction):.2f}" for prediction in predictions]
+    single = plan.measured_seconds(plan.single_device.layout)
+    if single is not None:
+        seconds = [plan.measured_seconds(prediction.layout) for prediction in predictions]
+        columns["measured speed-up"] = ["-" if value is None else f"{single / value:.2f}" for value in seconds]
+    columns["tokens/s"] = [f"{prediction.tokens_per_second:,.0f}" for prediction in predictions]
+    columns["bubble"] = [f"{each.bubble:.0%}" if len(each.stages) > 1 else "-" for each in predictions]
+    columns["memory"] = [format_bytes(prediction.memory) for prediction in predictions]
+    columns["sent/rank"] = [format_bytes(each.traffic) if each.layout.num_ranks > 1 else "-" for each in predictions]
+    return columns
+
+
+def _name(plan: Plan, prediction: Prediction) -> str:
+    fits = prediction is not plan.single_device or plan.fits_single_device
+    return f"{prediction.layout.name}{'' if fits else ' (does not fit)'}"
+
+
+def _measured_step(plan: Plan, layout: Layout) -> str:
+    seconds = plan.measured_seconds(layout)
+    if seconds is not None:
+        return format_seconds(seconds)
+    return "failed" if any(trial.layout == layout for trial in plan.trials) else "-"
