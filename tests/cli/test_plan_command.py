@@ -49,7 +49,7 @@ def test_a_plan_recommends_a_layout_and_says_why(run_toml: Path, capsys: pytest.
         "use 2 devices as 2 replicas",
         "times as fast as one device",
         "[layout]",
-        "the plan is in plan.html",
+        "the plan is in plan.json and plan.html\n",
     ):
         assert words in said
     plan = json.loads(Path("plan.json").read_text())

@@ -195,7 +195,5 @@ def test_a_layout_shows_its_blocks() -> None:
         everything.name
         == "2 replicas x 3 stages x 5 micro-batches x 4 chunks, interleave 2, adjacent replicas, recompute"
     )
-    assert (
-        str(Layout(blocks=(4,))) == "one device"
-        and Layout(stages=2, vocab_parallel=True).name == "2 stages, vocab_parallel"
-    )
+    assert Layout(stages=2, vocab_parallel=True).name == "2 stages, vocab_parallel"
+    assert str(Layout(blocks=(4,))) == "one device" and Layout(chunks=8).name == "one device x 8 chunks"

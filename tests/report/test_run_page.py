@@ -274,12 +274,13 @@ def test_the_layouts_that_were_tried_are_listed_the_fastest_first(tmp_path: Path
 
 
 def test_a_run_whose_layout_was_tried_is_compared_with_the_trial(tmp_path: Path) -> None:
-    event = {"kind": "plan", "step": 23, "predicted": 0.1, "measured": 0.15, "tried": 0.12}
+    event = {"kind": "plan", "step": 23, "predicted": 0.1, "measured": 0.156, "tried": 0.12}
     folder = write_log(tmp_path / "run", [step(1), event])
     trial = {"layout": {"stages": 2}, "predicted": 0.1, "measured": 0.12}
     (folder / "plan.json").write_text(json.dumps({"best": [], "trials": [trial]}))
     text = ParsedPage(render_run(folder)).text
-    assert "1.25" in text and "The planned time per step is that of the trial" in text
+    assert "1.30" in text and "1.56" not in text, "not compared with the prediction"
+    assert "The planned time per step is that of the trial" in text
 
 
 def test_the_page_of_512_ranks_stays_small(tmp_path: Path) -> None:

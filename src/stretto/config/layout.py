@@ -112,8 +112,9 @@ class Layout(StrictModel):
             "recompute": self.recompute,
             "vocab_parallel": self.splits_vocab,
         }
-        sizes = " x ".join(f"{count} {part}" for part, count in counts.items() if count > 1)
-        return ", ".join([sizes or "one device", *(note for note, applies in notes.items() if applies)])
+        sizes = ["one device"] if self.num_ranks == 1 else []
+        sizes += [f"{count} {part}" for part, count in counts.items() if count > 1]
+        return ", ".join([" x ".join(sizes), *(note for note, applies in notes.items() if applies)])
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: all sizes, and the other fields that are set."""

@@ -21,8 +21,6 @@ from stretto.cli.parser import Parser
 from stretto.plan.hardware import find_hardware
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from stretto.config.run import RunConfig
     from stretto.measure.profile_input import ProfileInput
     from stretto.plan.profile import Profile
@@ -96,9 +94,11 @@ def run(options: argparse.Namespace) -> None:
         console.print(f"note: no spans were considered: {obstacle}", soft_wrap=True)
     show_plan(console, plan, profile, timeline)
     if options.json:
-        _write(console, "--json", options.json, json.dumps(plan_to_dict(plan, profile, timeline), indent=1) + "\n")
+        _write("--json", options.json, json.dumps(plan_to_dict(plan, profile, timeline), indent=1) + "\n")
     if options.html:
-        _write(console, "--html", options.html, plan_page(plan, profile, workload, timeline, str(options.config)))
+        _write("--html", options.html, plan_page(plan, profile, workload, timeline, str(options.config)))
+    if paths := [str(path) for path in (options.json, options.html) if path]:
+        console.print(f"\nthe plan is in {' and '.join(paths)}", soft_wrap=True)
 
 
 def _check_hardware(options: argparse.Namespace) -> None:
@@ -144,7 +144,6 @@ def _choose_profile(options: argparse.Namespace, config: "RunConfig", profile_in
     return profile.model_copy(update={**links, **({"all_reduces": ()} if "intra_node" in links else {})})
 
 
-def _write(console: "Console", option: str, path: Path, text: str) -> None:
+def _write(option: str, path: Path, text: str) -> None:
     with explain_write_errors(f"{option}={path}"):
         write_atomic(path, text.encode())
-    console.print(f"\nthe plan is in {path}", soft_wrap=True)
