@@ -87,12 +87,20 @@ def test_affine_blocks_beside_others_over_more_spans_equal_one_device(
     check(pools, case, Layout(spans=spans, micro_batches=2, recompute=recompute))
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.7])
 @pytest.mark.parametrize(
-    "name", [*AFFINE, "own_forward", "hooked", "integer", "lstm", "gru", "weight_drop", "penalty", "mean", "max"]
+    "names",
+    [
+        ("mingru", "lstm", "own_affine"),
+        ("minlstm", "integer", "mlstm"),
+        ("nested_affine", "penalty", "hooked"),
+        ("mingru", "weight_drop", "mean"),
+        ("own_forward", "gru", "max", "mlstm"),
+    ],
+    ids=" ".join,
 )
-def test_resets_over_spans_equal_one_device(name: str, rate: float, pools: RankPools) -> None:
-    case = SpanCase(("dropout", name, "norm", "mingru"), window=20, reset_rate=rate, num_steps=3)
+@pytest.mark.parametrize("rate", [0.1, 0.7])
+def test_resets_over_spans_equal_one_device(names: tuple[str, ...], rate: float, pools: RankPools) -> None:
+    case = SpanCase(("dropout", *names, "norm"), window=20, reset_rate=rate, num_steps=3)
     check(pools, case, Layout(spans=3, micro_batches=2, recompute=rate > 0.5))
 
 
