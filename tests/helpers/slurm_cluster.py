@@ -67,7 +67,7 @@ class Slurm:
         """Return the state of a job, such as PENDING; of an array, those of its tasks."""
         return self.run("squeue", "--noheader", "--states=all", "--array", f"--jobs={job}", "--format=%T").strip()
 
-    def await_end(self, job: str, seconds: float = 75) -> str:
+    def await_end(self, job: str, seconds: float = 150) -> str:
         """Wait until a job has ended; return its state. A requeued job would wait for a while, so it starts at once."""
         until = time.monotonic() + seconds
         while time.monotonic() < until:
