@@ -9,7 +9,6 @@ from peer_scripts.case import Case
 Results = dict[str, dict[str, float | str]]
 BASE = "torch, one rank"
 OTHER_MODEL = "xlstm (mLSTM)"
-REASONS: dict[str, str] = {}  # why a case ends as it does
 
 
 def write_page(
@@ -49,7 +48,7 @@ def write_page(
         steps = f"{case.shortest} to {case.steps}" if case.shortest else str(case.steps)
         model = f"{case.layers} {kind} layers, H={case.hidden}{inputs}"
         lines.append(f"- {name}: {case.rows} rows x {steps} time steps, {model}")
-    lines += ["", "Who is fastest, and why:", ""]
+    lines += ["", "Who is fastest:", ""]
     lines += [_winner(name, results[name], notes[name]) for name in results]
     installed = "; ".join(f"{name}: {', '.join(packages)}" for name, packages in versions.items())
     lines += ["", f"Versions: {installed}.", ""]
@@ -57,7 +56,7 @@ def write_page(
 
 
 def _winner(name: str, measured: dict[str, float | str], layout: str) -> str:
-    """Say who is fastest in a case, and why."""
+    """Say who is fastest in a case."""
     seconds = {
         label: value
         for label, value in measured.items()
@@ -68,7 +67,7 @@ def _winner(name: str, measured: dict[str, float | str], layout: str) -> str:
         result = f"{fastest} is fastest."
     else:
         result = f"{fastest} is fastest; stretto on two ranks takes {ours / seconds[fastest]:.2f} times as long."
-    return f"- **{name}**: {result} stretto's layout is {layout}. {REASONS.get(name, '')}".rstrip()
+    return f"- **{name}**: {result} stretto's layout is {layout}."
 
 
 def _cell(value: float | str | None, base: float | str) -> str:

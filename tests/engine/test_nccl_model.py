@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from helpers.device_log import META, Event, logged_rank
+from helpers.logged_steps import WIDTH, Recurrent, make_window, take_step
 from helpers.nccl_model import NcclModel, find_problem
 from stretto import Layout
 from stretto.blocks.vocab_embedding import EmbeddingShard
 from stretto.blocks.vocab_shard import VocabShard
-from stretto.data import Window
 from stretto.engine import vocab_head
 from stretto.engine.boundary import BoundarySpec
 from stretto.engine.pipeline import PipelineEngine
@@ -23,28 +23,12 @@ from stretto.mesh.channel import Channel
 from stretto.mesh.device_clock import DeviceClock
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
-from stretto.nn import Block, CrossEntropy, Embedding, Linear, Rows, Stack, State
+from stretto.nn import CrossEntropy, Embedding, Linear, Stack
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.head_schedule import Round, receives_before
 from stretto.plan.run_chain import cut_at_look_ahead
 
-WIDTH = 2
 MAX_STAGES, MAX_MICRO_BATCHES, MAX_CHUNKS = 8, 8, 16
-
-
-class Recurrent(Block):
-    """The smallest block with weights and state; an LSTM would be hundreds of kernels on this device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(WIDTH))
-
-    def initial_state(self, rows: Rows) -> State:
-        return (rows.zeros(WIDTH),)
-
-    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        y = x * self.weight + state[0]
-        return y, (y[-1],)
 
 
 class LooksAhead(Recurrent):
@@ -75,15 +59,7 @@ def log_rank(
     With `is_tied`, the first block is an embedding whose table is that of a split head. With `ahead`, stages have three
     blocks each, and these ones look ahead.
     """
-    num_rows, num_steps = layout.micro_batches, layout.chunks
-    window = Window(
-        num_steps,
-        torch.arange(num_rows),
-        torch.full((num_rows,), num_steps),
-        torch.ones(num_rows, dtype=torch.bool),
-        torch.zeros(num_steps, num_rows, dtype=torch.int64) if is_tied else torch.zeros(num_steps, num_rows, WIDTH),
-        torch.zeros(num_steps, num_rows, dtype=torch.int64),
-    )
+    window = make_window([layout.chunks] * layout.micro_batches, has_tokens=is_tied)
     with logged_rank(rank, layout.num_ranks) as (world, log):
         with META:
             embedding = [Embedding(WIDTH, WIDTH)] if is_tied else []
@@ -122,11 +98,7 @@ def log_rank(
         ]
         if is_recorded:
             pipeline.recorder.start()
-        if is_evaluation:
-            engine.eval_step(window, None, 1)
-        else:
-            result = engine.step(window, None, 1)
-            world.sum_over_ranks(torch.stack([result.total.double(), engine.squared_grad_norm()]))
+        take_step(engine, world, window, is_evaluation=is_evaluation)
         if is_recorded:
             pipeline.recorder.stop()
     return log.events

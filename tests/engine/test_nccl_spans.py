@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from helpers.device_log import META, Event, logged_rank
+from helpers.logged_steps import WIDTH, Recurrent, make_window, take_step
 from helpers.nccl_model import NcclModel, find_problem
 from stretto import Layout
-from stretto.data import Window
 from stretto.engine import replica, span_step
 from stretto.engine.replica import ReplicaEngine
 from stretto.engine.spans import SpanEngine
@@ -39,23 +39,7 @@ from stretto.nn import (
 from stretto.plan.span_order import CallKind, SpanTurn, span_order
 from stretto.plan.span_schedule import SpanGrid
 
-WIDTH = 2
 BUCKET_BYTES = 8  # of DDP: one weight or two, so that gradients are reduced in the middle of a step
-
-
-class Recurrent(Block):
-    """The smallest causal block with weights and a state that depends on its inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(WIDTH))
-
-    def initial_state(self, rows: Rows) -> State:
-        return (rows.zeros(WIDTH),)
-
-    def forward(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        y = x * self.weight + state[0]
-        return y, (y[-1],)
 
 
 class Sum(AffineBlock):
@@ -102,18 +86,6 @@ class Case:
     has_row_loss: bool = False
     is_evaluation: bool = False
 
-    def window(self, replica: int) -> Window:
-        lengths, num_rows = torch.tensor(self.lengths[replica]), len(self.lengths[replica])
-        num_steps = int(lengths.max())
-        return Window(
-            num_steps,
-            torch.arange(num_rows),
-            lengths,
-            torch.ones(num_rows, dtype=torch.bool),
-            torch.zeros(num_steps, num_rows, WIDTH),
-            torch.zeros(num_steps, num_rows, dtype=torch.int64),
-        )
-
 
 def log_rank(case: Case, rank: int) -> list[Event]:
     """Return what one rank does, from the creation of its mesh to the end of a step's all-reduce."""
@@ -131,11 +103,7 @@ def log_rank(case: Case, rank: int) -> list[Event]:
         topology = Topology(layout.replicas, 1, layout.adjacent, layout.spans)
         mesh = Mesh(world, topology, [spans] if case.has_row_loss else [])
         engine = ReplicaEngine(SpanEngine(model, loss, layout, mesh), mesh, has_equal_weights=True)
-        if case.is_evaluation:
-            engine.eval_step(case.window(mesh.replica), None, 1)
-        else:
-            result = engine.step(case.window(mesh.replica), None, 1)
-            world.sum_over_ranks(torch.stack([result.total.double(), engine.squared_grad_norm()]))
+        take_step(engine, world, make_window(case.lengths[mesh.replica]), is_evaluation=case.is_evaluation)
     return log.events
 
 

@@ -232,7 +232,7 @@ class CheckpointManager:
         return 0 if self._history is None else self._history.num_rank_changes
 
     def _claim_generation(
-        self, resume: Path | str, allowed_locations: Sequence[str], *, is_launch: bool = True, from_memory: bool = False
+        self, resume: Path | str, allowed_locations: Sequence[str], *, is_launch: bool, from_memory: bool
     ) -> Checkpoint | None:
         try:
             self._history = History(self._storage, self._retention, needs_lock=self._needs_lock)

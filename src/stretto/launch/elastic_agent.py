@@ -5,7 +5,8 @@ torch has no public API for these, so private names are used: `_monitor_workers`
 
 import os
 import signal
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -17,6 +18,14 @@ from stretto.train.signals import on_preemption_signal, on_second_interrupt
 
 # Called after a failure with its result and the number of restarts left; returns how many to allow now.
 RestartPolicy = Callable[[RunResult, int], int]
+
+
+def kill_groups(processes: Iterable["subprocess.Popen[bytes]"]) -> None:
+    """Kill processes that still run, each with its process group."""
+    for process in processes:
+        if process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
 
 
 class ElasticAgent(LocalElasticAgent):
@@ -42,9 +51,7 @@ class ElasticAgent(LocalElasticAgent):
 
     def _kill_ranks(self) -> None:
         if isinstance(self._pcontext, SubprocessContext):
-            for handler in self._pcontext.subprocess_handlers.values():
-                with suppress(ProcessLookupError):
-                    os.killpg(handler.proc.pid, signal.SIGKILL)
+            kill_groups(handler.proc for handler in self._pcontext.subprocess_handlers.values())
 
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
         # torch passes `death_sig` only after a signal: give ranks time to save. torch 2.10's method has no `timeout`.
