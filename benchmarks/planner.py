@@ -116,7 +116,7 @@ LONG = Shape("words, long windows", 4, 384, 16, 128, 10_000)
 # Layouts whose first measurement is within this factor of the fastest are measured again.
 RIVAL_FACTOR = 1.15
 # The seconds that all rounds of a shape should take, and the most rounds, in the first and the second measurement.
-FIRST_ROUNDS, SECOND_ROUNDS = (30.0, 9), (40.0, 18)
+FIRST_ROUNDS, SECOND_ROUNDS = (20.0, 9), (40.0, 18)
 QUICK_ROUNDS = 3
 # Each rank keeps its trainers between turns.
 _TRAINERS: dict[tuple[str, str], Trainer] = {}

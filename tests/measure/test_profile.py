@@ -1,6 +1,7 @@
 """Measured profiles: their content, that all ranks get the same one, and that their memory is what a step keeps."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from stretto.measure import block_kinds
 from stretto.measure.block_kinds import measure_kinds, name_kinds
 from stretto.measure.profile import measure_profile
 from stretto.measure.profile_input import ProfileInput
+from stretto.measure.rank_speeds import measure_rank_speeds
 from stretto.measure.shapes import block_shapes
 from stretto.measure.workload import find_workload
 from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack, initialize
@@ -29,7 +31,7 @@ from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.hardware import KNOWN_HARDWARE, derive_profile
 from stretto.plan.predict import predict
-from stretto.plan.profile import CostPoint, Profile, load_profile, save_profile
+from stretto.plan.profile import CostPoint, Profile, RankSpeed, load_profile, save_profile
 from stretto.plan.search import find_plan
 from stretto.train.named_optimizer import optimizer_factory
 
@@ -171,11 +173,29 @@ def test_a_model_that_no_rank_can_hold_is_measured_block_by_block(pools: RankPoo
     assert [speed.ranks for speed in profile.speeds] == [1, 2] and [cost.ranks for cost in profile.all_reduces] == [2]
 
 
+def test_ranks_that_share_a_core_share_its_speed(pools: RankPools, byte_corpus: Corpus) -> None:
+    speeds: tuple[RankSpeed, ...] = pools[4].run(measure_on_one_core, str(byte_corpus.store.location))[0]
+    assert [speed.ranks for speed in speeds] == [1, 2, 4]
+    # Together they can't be faster than one. If only the fastest steps counted, they would seem 3 times as fast.
+    assert 0.4 < 4 * speeds[-1].contended < 2, "2 instead of 1, because other tests may run on the core"
+
+
 @pytest.mark.long
 def test_a_disturbed_measurement_is_noted_in_the_profile(pools: RankPools, byte_corpus: Corpus) -> None:
     profiles: list[Profile] = pools[2].run(measure_disturbed, str(byte_corpus.store.location))
     assert profiles[0].notes["disturbed"] == "other work probably ran on the machine during the measurement"
     assert profiles[0] == profiles[1]
+
+
+def measure_on_one_core(world: World, folder: str) -> tuple[RankSpeed, ...]:
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        data, optimizer = Lanes(Corpus.open(folder), 2, 2), optimizer_factory(TrainConfig())
+        profile_input = ProfileInput(model(), CrossEntropy(), data, optimizer, world.device, threads=1)
+        return measure_rank_speeds(profile_input, world).speeds
+    finally:
+        os.sched_setaffinity(0, cores)
 
 
 def measure_disturbed(world: World, folder: str) -> Profile:

@@ -1,18 +1,29 @@
-"""Measures how much the ranks of a node slow each other down."""
+"""Measures how much the ranks of a node slow each other down.
 
-import math
+    round 1   1 rank   2 ranks   4 ranks
+    round 2   1 rank   2 ranks   4 ranks
+
+If there are more ranks than cores, the fastest step of a rank is one that had a core for itself. So what counts is the
+time of many steps, until the last rank is done. A machine's speed drifts, so times are compared within rounds.
+"""
+
 import os
-from dataclasses import dataclass
+import statistics
+from collections import defaultdict
+from dataclasses import dataclass, field
 
 from stretto.measure.profile_input import ProfileInput
-from stretto.measure.timing import fastest_time
+from stretto.measure.timing import fastest_time, synchronized_time
 from stretto.mesh.world import World
 from stretto.plan.cluster import divisors
 from stretto.plan.profile import RankSpeed
 
-_MIN_ROUNDS, _MAX_ROUNDS = 3, 8  # after the minimum, stop as soon as the times are plausible
+_MIN_ROUNDS, _MAX_ROUNDS = 5, 9  # after the minimum, stop as soon as the times are plausible
+# One rank alone takes so many steps in about this many seconds, and ranks that share the cores take as many.
+_SECONDS, _MAX_STEPS = 0.4, 40
 # Several ranks together, or one with more threads, should do at least as much work per second as the base: see
-# `base_seconds`. If they do less than this fraction of it, other work on the node probably disturbed the measurement.
+# `_StepTimes.speed`. If they do less than this fraction of it, other work on the node probably disturbed the
+# measurement.
 _MIN_PLAUSIBLE_GAIN = 0.7
 # GPUs count as independent if each keeps more than this fraction of its speed while all of them compute.
 _MIN_INDEPENDENT_SPEED = 0.97
@@ -31,12 +42,14 @@ def measure_rank_speeds(profile_input: ProfileInput, world: World) -> SpeedMeasu
     if world.local_size == 1 and not profile_input.is_cpu:
         return SpeedMeasurement()
     step = _SharedStep(profile_input, world)
-    times = _StepTimes.of(profile_input, world.local_size)
+    times = _StepTimes({num_ranks: profile_input.num_threads(num_ranks) for num_ranks in divisors(world.local_size)})
     for num_rounds in range(1, _MAX_ROUNDS + 1):
         for num_ranks, threads in times.threads.items():
             profile_input.set_threads(num_ranks)
-            times.solo[threads] = min(times.solo[threads], step.mean_seconds(1))
-            times.contended[num_ranks] = min(times.contended[num_ranks], step.mean_seconds(num_ranks))
+            for num_busy in (1, num_ranks):
+                seconds = times.seconds[num_busy, threads]
+                if len(seconds) < num_rounds:  # ranks that compute alone may have the same threads in several layouts
+                    seconds.append(step.seconds(num_busy))
         if num_rounds >= _MIN_ROUNDS and times.is_plausible:
             break
     profile_input.set_threads(world.local_size)
@@ -63,52 +76,49 @@ class _SharedStep:
         self.engine = profile_input.make_engine(min(2, steps) if profile_input.model.causal else 1)
         self.window = profile_input.crop(rows, steps)
         self.world = world
+        seconds = self._on_rank_zero(fastest_time(self._run, self.engine.device))
+        self.num_runs = round(min(max(_SECONDS / seconds, 1), _MAX_STEPS))
 
-    def mean_seconds(self, num_ranks: int) -> float:
-        """Time the step on the first `num_ranks` ranks; return, on every rank, the mean of their times in seconds."""
+    def seconds(self, num_ranks: int) -> float:
+        """Return, on every rank, how long each step takes while the first `num_ranks` ranks compute."""
         self.world.barrier()
-        seconds = 0.0
+        started = synchronized_time(self.engine.device)
         if self.world.rank < num_ranks:
-            seconds = fastest_time(self._run, self.engine.device)
-            # Once more, so that this rank keeps its cores busy while others still measure.
-            self._run()
-        return self.world.all_reduce([seconds])[0] / num_ranks
+            for _ in range(self.num_runs):
+                self._run()
+            synchronized_time(self.engine.device)
+        self.world.barrier()  # until the last rank is done
+        return self._on_rank_zero(synchronized_time(self.engine.device) - started) / self.num_runs
 
     def _run(self) -> None:
         self.engine.step(self.window, None, key=1)
 
+    def _on_rank_zero(self, seconds: float) -> float:
+        """Return rank 0's value on every rank."""
+        return self.world.all_reduce([seconds if self.world.is_rank_zero else 0.0])[0]
+
 
 @dataclass(frozen=True)
 class _StepTimes:
-    """How long the fastest steps took, in seconds: other work on the node only adds time."""
+    """The seconds per step in each round."""
 
     threads: dict[int, int]  # threads per rank, by the number of ranks on the node
-    solo: dict[int, float]  # seconds while one rank computes, by its number of threads
-    contended: dict[int, float]  # seconds while n ranks compute, by n
+    seconds: defaultdict[tuple[int, int], list[float]] = field(default_factory=lambda: defaultdict(list))
+    """By the number of ranks that compute at the same time, and their threads."""
 
-    @classmethod
-    def of(cls, profile_input: ProfileInput, local_size: int) -> "_StepTimes":
-        threads = {num_ranks: profile_input.num_threads(num_ranks) for num_ranks in divisors(local_size)}
-        return cls(threads, dict.fromkeys(threads.values(), math.inf), dict.fromkeys(threads, math.inf))
-
-    @property
-    def base_seconds(self) -> float:
-        """Seconds per step of one rank with as many threads as on a full node, which is how blocks are measured too."""
-        return self.solo[self.threads[max(self.threads)]]
+    def speed(self, num_busy: int, threads: int) -> float:
+        """Return the speed of each rank. 1 is the base: one rank with as many threads as on a full node."""
+        base = self.seconds[1, self.threads[max(self.threads)]]
+        ratios = [first / second for first, second in zip(base, self.seconds[num_busy, threads], strict=True)]
+        return statistics.median(ratios)
 
     @property
     def is_plausible(self) -> bool:
-        gains = [self.base_seconds / seconds for seconds in self.solo.values()]
-        gains += [num_ranks * self.base_seconds / seconds for num_ranks, seconds in self.contended.items()]
-        return min(gains) > _MIN_PLAUSIBLE_GAIN
+        return all(num_busy * self.speed(num_busy, threads) > _MIN_PLAUSIBLE_GAIN for num_busy, threads in self.seconds)
 
     @property
     def speeds(self) -> tuple[RankSpeed, ...]:
         return tuple(
-            RankSpeed(
-                ranks=num_ranks,
-                contended=self.base_seconds / seconds,
-                solo=self.base_seconds / self.solo[self.threads[num_ranks]],
-            )
-            for num_ranks, seconds in self.contended.items()
+            RankSpeed(ranks=num_ranks, contended=self.speed(num_ranks, threads), solo=self.speed(1, threads))
+            for num_ranks, threads in self.threads.items()
         )

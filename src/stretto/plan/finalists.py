@@ -11,16 +11,17 @@ from stretto.plan.trial import Finalist, Trial
 # Layouts that are predicted to be slower than the fastest by more than this factor are not tried.
 _MAX_SLOWDOWN = 1.5
 # How much faster than the chosen layout others may be, relative to their predictions. Those of different kinds have
-# different costs, which can all be wrong; those of one kind share most of them.
+# different costs, which can all be wrong, and so can the speed of ranks that share cores; those of one kind, on
+# equally many ranks, share most of that.
 _KIND_ERROR, _SAME_KIND_ERROR = 1.3, 1.1
 
 
 def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
     """Return up to `num_tried` layouts of a plan to try: the chosen one, and those that are most likely to be faster.
 
-    These are worth telling apart: the best of each other kind, other numbers of replicas and stages, and the chosen
-    one and the best with stages interleaved or not, and with fewer and more chunks. A single one need not be tried, so
-    there are none or at least two.
+    These are worth telling apart: the best of each other kind and number of ranks, other numbers of replicas and
+    stages, and the chosen one and the best with stages interleaved or not, and with fewer and more chunks. A single one
+    need not be tried, so there are none or at least two.
     """
     fastest = min(prediction.seconds for prediction in plan.best)
     known_kinds = {_kind(plan.chosen.layout)}
@@ -52,6 +53,6 @@ def choose_by_trials(plan: Plan, trials: Sequence[Trial]) -> Plan:
     return replace(plan, best=(*tried, *others), trials=tuple(trials))
 
 
-def _kind(layout: Layout) -> tuple[bool, bool, bool]:
-    """Return what kind of parallelism a layout uses: replicas, stages or spans, replicas of these, or none."""
-    return layout.replicas > 1, layout.stages > 1, layout.spans > 1
+def _kind(layout: Layout) -> tuple[bool, bool, bool, int]:
+    """Return what kind of parallelism a layout uses (replicas, stages, spans), and on how many ranks."""
+    return layout.replicas > 1, layout.stages > 1, layout.spans > 1, layout.num_ranks
