@@ -116,8 +116,11 @@ LONG = Shape("words, long windows", 4, 384, 16, 128, 10_000)
 # Layouts whose first measurement is within this factor of the fastest are measured again.
 RIVAL_FACTOR = 1.15
 # The seconds that all rounds of a shape should take, and the most rounds, in the first and the second measurement.
-FIRST_ROUNDS, SECOND_ROUNDS = (20.0, 9), (40.0, 18)
+FIRST_ROUNDS, SECOND_ROUNDS = (15.0, 6), (40.0, 18)
 QUICK_ROUNDS = 3
+COLUMNS = (
+    "shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", "without drift", "trial ms", "again ms", "",
+)  # fmt: skip
 # Each rank keeps its trainers between turns.
 _TRAINERS: dict[tuple[str, str], Trainer] = {}
 
@@ -182,6 +185,7 @@ class Row:
     predicted_baseline: float
     is_chosen: bool  # after trying the finalists
     is_predicted: bool  # the choice by prediction alone
+    trial: float | None  # seconds per step in the trial of this layout, if it was tried
     again: list[float] | None  # seconds in each round of the second measurement, if the layout was in it
 
     @property
@@ -258,7 +262,7 @@ def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> 
     # The first layout is one device.
     rows = [
         Row(shape.name, layout, predicted_seconds, seconds, measured[0], predicted[0], layout == chosen,
-            layout == by_prediction, again.get(layout))
+            layout == by_prediction, plan.measured_seconds(layout), again.get(layout))
         for layout, predicted_seconds, seconds in zip(layouts, predicted, measured, strict=True)
     ]  # fmt: skip
     return ShapeResult(rows, plan.trials, gain)
@@ -333,7 +337,7 @@ def report(results: list[ShapeResult], minutes: float) -> None:
     tiny = [row for row in rows if row.shape == "tiny"]
     show(
         "predicted against measured, one thread per rank",
-        ["shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", "without drift", "again ms", ""],
+        list(COLUMNS),
         [
             [
                 row.shape,
@@ -343,6 +347,7 @@ def report(results: list[ShapeResult], minutes: float) -> None:
                 f"{statistics.median(row.measured) * 1e3:.1f}",
                 f"{row.ratio:.2f}",
                 f"{row.ratio_without_drift:.2f}" if row.layout.num_ranks > 1 else "",
+                "" if row.trial is None else f"{row.trial * 1e3:.1f}",
                 "" if row.again is None else f"{statistics.median(row.again) * 1e3:.1f}",
                 " ".join(["predicted"] * row.is_predicted + ["chosen"] * row.is_chosen),
             ]
