@@ -9,6 +9,7 @@ losses must agree. Writes a page with table, picture, versions and date if asked
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -35,6 +36,10 @@ SCRIPTS = Path(__file__).parent / "peer_scripts"
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 1e-3  # of losses, relative
 TIME_LIMIT = 300.0  # seconds for a start, and for a step
+# All take the first rounds. Then those leave whose steps take more than FAST_FACTOR times as long as the fastest.
+# Torch on one rank, the first, stays: others are compared with it in the same round.
+WARM_UP_ROUNDS, FIRST_ROUNDS, ROUNDS, QUICK_ROUNDS = 2, 3, 14, 2
+FAST_FACTOR = 3.0
 
 CASES = {
     "deep": Case(rows=32, steps=128, layers=4, hidden=512),
@@ -188,6 +193,23 @@ def check_losses(contenders: list[Contender]) -> None:
             contender.error = f"losses {contender.losses[:3]} differ from {reference.losses[:3]}"
 
 
+def take_turns(contenders: list[Contender], rounds: int, title: str) -> None:
+    """Let the contenders take steps in turns; each round goes in the opposite direction of the one before."""
+    for index in track(range(WARM_UP_ROUNDS + rounds), title, console=Console(stderr=True), transient=True):
+        if index == WARM_UP_ROUNDS + FIRST_ROUNDS:
+            limit = FAST_FACTOR * min(statistics.median(each.seconds) for each in contenders if each.seconds)
+            fast = [each for each in contenders[1:] if min(each.seconds, default=math.inf) <= limit]
+            contenders = [contenders[0], *fast]
+        for contender in contenders if index % 2 else reversed(contenders):
+            contender.step(is_counted=index >= WARM_UP_ROUNDS)
+
+
+def typical_seconds(contender: Contender, base: Contender) -> float:
+    """Return the time of a step relative to the base in the same round (the median), times that of the base."""
+    ratios = [own / other for own, other in zip(contender.seconds, base.seconds, strict=False)]
+    return statistics.median(ratios) * statistics.median(base.seconds)
+
+
 def run_case(name: str, case: Case, peers: dict[str, Peer], venvs: Path, rounds: int) -> list[Contender]:
     """Start all peers, let them take turns, and return what was measured."""
     contenders = [
@@ -201,9 +223,7 @@ def run_case(name: str, case: Case, peers: dict[str, Peer], venvs: Path, rounds:
         try:
             for contender in track(contenders, f"{name}: starting", console=console, transient=True):
                 contender.start(case, make_venv(venvs, contender.peer), log)
-            for index in track(range(2 + rounds), f"{name}: measuring", console=console, transient=True):
-                for contender in contenders if index % 2 else reversed(contenders):
-                    contender.step(is_counted=index >= 2)
+            take_turns(contenders, rounds, f"{name}: measuring")
         finally:
             for contender in contenders:
                 contender.stop()
@@ -237,9 +257,9 @@ def main() -> None:
         if options.quick:
             case = replace(case, steps=max(16, case.steps // 8), hidden=64, vocabulary=case.vocabulary // 10,
                            shortest=case.shortest // 8)  # fmt: skip
-        contenders = run_case(name, case, peers, options.venvs, 2 if options.quick else 6)
+        contenders = run_case(name, case, peers, options.venvs, QUICK_ROUNDS if options.quick else ROUNDS)
         results[name] = {
-            contender.label: contender.error or statistics.median(contender.seconds) for contender in contenders
+            contender.label: contender.error or typical_seconds(contender, contenders[0]) for contender in contenders
         }
         notes[name] = next((contender.note for contender in reversed(contenders) if contender.note), "")
     labels = list(dict.fromkeys(label for rows in results.values() for label in rows))
