@@ -23,6 +23,7 @@ from rich.progress import track
 
 from stretto import Layout, World, make_engine
 from stretto.data import Window
+from stretto.measure.timing import median_ratio
 from stretto.nn import LossSum, MinGRU, Stack
 from timing import parse_quick, show
 
@@ -130,7 +131,7 @@ def main() -> None:
     memory = {spans: measure_memory(long, spans) for spans in (1, 4)}
 
     def ratio(name: str) -> float:
-        return statistics.median(a / b for a, b in zip(times[name], times["2 spans"], strict=True))
+        return median_ratio(times[name], times["2 spans"])
 
     rows = [
         [name, f"{shape.rows} x {shape.window}", f"{statistics.median(seconds):.3f}", f"{ratio(name):.2f}", ""]

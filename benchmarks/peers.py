@@ -30,14 +30,15 @@ from rich.progress import track
 from peer_scripts.case import NOTE, Case
 from peer_scripts.page import write_page
 from stretto.launch.rank_environment import free_port
+from stretto.measure.timing import median_ratio
 from timing import show
 
 SCRIPTS = Path(__file__).parent / "peer_scripts"
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 1e-3  # of losses, relative
 TIME_LIMIT = 300.0  # seconds for a start, and for a step
-# All take the first rounds. Then those leave whose steps take more than FAST_FACTOR times as long as the fastest.
-# Torch on one rank, the first, stays: others are compared with it in the same round.
+# After the first rounds, contenders that take more than FAST_FACTOR times as long as the fastest are dropped, except
+# the first, torch on one rank: the others are compared with it within rounds.
 WARM_UP_ROUNDS, FIRST_ROUNDS, ROUNDS, QUICK_ROUNDS = 2, 3, 14, 2
 FAST_FACTOR = 3.0
 
@@ -206,8 +207,10 @@ def take_turns(contenders: list[Contender], rounds: int, title: str) -> None:
 
 def typical_seconds(contender: Contender, base: Contender) -> float:
     """Return the time of a step relative to the base in the same round (the median), times that of the base."""
-    ratios = [own / other for own, other in zip(contender.seconds, base.seconds, strict=False)]
-    return statistics.median(ratios) * statistics.median(base.seconds)
+    if base.error:
+        return statistics.median(contender.seconds)
+    ratio = median_ratio(contender.seconds, base.seconds[: len(contender.seconds)])
+    return ratio * statistics.median(base.seconds)
 
 
 def run_case(name: str, case: Case, peers: dict[str, Peer], venvs: Path, rounds: int) -> list[Contender]:

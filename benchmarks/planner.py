@@ -5,7 +5,7 @@
 The planner tries the layouts that it predicts to be fastest. `chosen_over_best` is the time of the layout that it
 chooses after that, relative to the fastest one; `predicted_over_best` is that of the layout that it would choose by
 prediction alone. For these two figures the finalists, and all that came close, are measured again, in turns. A full run
-takes about ten minutes: the number of rounds depends on the time of a step.
+takes 10 to 15 minutes: the number of rounds depends on the time of a step.
 
 One thread per rank. Four processes share the cores of this machine, which the profile accounts for. A shared machine
 changes its speed by a quarter within minutes, and a profile takes minutes, so times are compared relative to one
@@ -33,6 +33,7 @@ from stretto.blocks.losses import Loss
 from stretto.data import Batches, Corpus, Lanes, from_arrays, prepare_text
 from stretto.measure.profile import measure_profile
 from stretto.measure.profile_input import ProfileInput
+from stretto.measure.timing import median_ratio
 from stretto.measure.workload import find_workload
 from stretto.nn import LSTM, BidirectionalLSTM, CrossEntropy, Embedding, Linear, SquaredError, Stack
 from stretto.plan.cluster import Cluster
@@ -118,9 +119,9 @@ RIVAL_FACTOR = 1.15
 # The seconds that all rounds of a shape should take, and the most rounds, in the first and the second measurement.
 FIRST_ROUNDS, SECOND_ROUNDS = (15.0, 6), (40.0, 18)
 QUICK_ROUNDS = 3
-COLUMNS = (
+COLUMNS = [
     "shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", "without drift", "trial ms", "again ms", "",
-)  # fmt: skip
+]  # fmt: skip
 # Each rank keeps its trainers between turns.
 _TRAINERS: dict[tuple[str, str], Trainer] = {}
 
@@ -220,11 +221,6 @@ class ShapeResult:
     def rank_correlation(self) -> float:
         """That of predicted and measured times of the shape's layouts."""
         return rank_correlation([row.predicted for row in self.rows], [row.over_one for row in self.rows])
-
-
-def median_ratio(seconds: list[float], others: list[float]) -> float:
-    """Return the median, over the rounds, of the ratio of two layouts' times in the same round."""
-    return statistics.median(first / second for first, second in zip(seconds, others, strict=True))
 
 
 def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> ShapeResult:
@@ -337,7 +333,7 @@ def report(results: list[ShapeResult], minutes: float) -> None:
     tiny = [row for row in rows if row.shape == "tiny"]
     show(
         "predicted against measured, one thread per rank",
-        list(COLUMNS),
+        COLUMNS,
         [
             [
                 row.shape,

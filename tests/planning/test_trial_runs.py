@@ -357,6 +357,16 @@ def test_finalists_are_of_different_kinds_where_predictions_are_close() -> None:
     assert others == {(2, False, plain.chunks), (2, True, chosen.chunks // 2), (2, True, chosen.chunks * 3 // 2)}
 
 
+def test_finalists_have_different_numbers_of_ranks_where_predictions_are_close() -> None:
+    plan = find_plan(profile([kind()] * 4), Workload.of(8, 64), Cluster(4))
+    chosen, other, fewer = (
+        replace(plan.chosen, layout=Layout(replicas=replicas, stages=stages), seconds=seconds)
+        for replicas, stages, seconds in ((2, 4, 1.0), (4, 2, 1.1), (2, 2, 1.2))
+    )
+    plan = replace(plan, best=(chosen, other, fewer), variants=())
+    assert [finalist.layout for finalist in find_finalists(plan, 2)] == [chosen.layout, fewer.layout]
+
+
 def test_a_variant_that_is_measured_to_be_fastest_is_chosen() -> None:
     plan = find_plan(profile([kind(0.1, 0.2)] * 4), Workload.of(8, 64), Cluster(2), uses_all=True)
     plan = replace(plan, variants=(replace(plan.chosen, layout=plan.chosen.layout.model_copy(update={"chunks": 5})),))

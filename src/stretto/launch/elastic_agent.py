@@ -5,8 +5,7 @@ torch has no public API for these, so private names are used: `_monitor_workers`
 
 import os
 import signal
-import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from contextlib import suppress
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerGroup, WorkerSpec
@@ -20,12 +19,10 @@ from stretto.train.signals import on_preemption_signal, on_second_interrupt
 RestartPolicy = Callable[[RunResult, int], int]
 
 
-def kill_groups(processes: Iterable["subprocess.Popen[bytes]"]) -> None:
-    """Kill processes that still run, each with its process group."""
-    for process in processes:
-        if process.poll() is None:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
+def kill_group(number: int) -> None:
+    """Kill all processes of a process group, if there still are some."""
+    with suppress(ProcessLookupError):
+        os.killpg(number, signal.SIGKILL)
 
 
 class ElasticAgent(LocalElasticAgent):
@@ -51,7 +48,8 @@ class ElasticAgent(LocalElasticAgent):
 
     def _kill_ranks(self) -> None:
         if isinstance(self._pcontext, SubprocessContext):
-            kill_groups(handler.proc for handler in self._pcontext.subprocess_handlers.values())
+            for handler in self._pcontext.subprocess_handlers.values():
+                kill_group(handler.proc.pid)  # also if the rank has ended, but not its data workers
 
     def _shutdown(self, death_sig: signal.Signals | None = None, timeout: int | None = None) -> None:
         # torch passes `death_sig` only after a signal: give ranks time to save. torch 2.10's method has no `timeout`.

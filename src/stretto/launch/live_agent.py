@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 
 from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
@@ -18,7 +18,7 @@ from torch.distributed.elastic.multiprocessing.api import SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
 from stretto.base.errors import LostPeerError
-from stretto.launch.elastic_agent import RestartPolicy, kill_groups
+from stretto.launch.elastic_agent import RestartPolicy, kill_group
 from stretto.launch.loopback import LoopbackRendezvous
 from stretto.mesh.join import run_store_of
 from stretto.mesh.rounds import LIVE_SCOPE, TOKEN_VARIABLE, new_token, report_dead
@@ -134,13 +134,19 @@ class LiveAgent:
         for process in running:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
-        with on_preemption_signal(lambda: None), on_second_interrupt(lambda: kill_groups(running)):
+        with on_preemption_signal(lambda: None), on_second_interrupt(lambda: _kill(running)):
             for process in running:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, started + seconds - time.monotonic()))
-            kill_groups(running)
+            _kill(running)
             for process in running:
                 process.wait()
+
+
+def _kill(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        if process.poll() is None:
+            kill_group(process.pid)
 
 
 def rank_command(arguments: Sequence[str]) -> list[str]:

@@ -8,18 +8,17 @@ time of many steps, until the last rank is done. A machine's speed drifts, so ti
 """
 
 import os
-import statistics
 from collections import defaultdict
 from dataclasses import dataclass, field
 
 from stretto.measure.profile_input import ProfileInput
-from stretto.measure.timing import fastest_time, synchronized_time
+from stretto.measure.timing import fastest_time, median_ratio, synchronized_time
 from stretto.mesh.world import World
 from stretto.plan.cluster import divisors
 from stretto.plan.profile import RankSpeed
 
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 9  # after the minimum, stop as soon as the times are plausible
-# One rank alone takes so many steps in about this many seconds, and ranks that share the cores take as many.
+# A measurement has as many steps as one rank takes in about this many seconds, but at most so many.
 _SECONDS, _MAX_STEPS = 0.4, 40
 # Several ranks together, or one with more threads, should do at least as much work per second as the base: see
 # `_StepTimes.speed`. If they do less than this fraction of it, other work on the node probably disturbed the
@@ -48,7 +47,7 @@ def measure_rank_speeds(profile_input: ProfileInput, world: World) -> SpeedMeasu
             profile_input.set_threads(num_ranks)
             for num_busy in (1, num_ranks):
                 seconds = times.seconds[num_busy, threads]
-                if len(seconds) < num_rounds:  # ranks that compute alone may have the same threads in several layouts
+                if len(seconds) < num_rounds:  # one rank alone may have the same threads for several `num_ranks`
                     seconds.append(step.seconds(num_busy))
         if num_rounds >= _MIN_ROUNDS and times.is_plausible:
             break
@@ -86,7 +85,6 @@ class _SharedStep:
         if self.world.rank < num_ranks:
             for _ in range(self.num_runs):
                 self._run()
-            synchronized_time(self.engine.device)
         self.world.barrier()  # until the last rank is done
         return self._on_rank_zero(synchronized_time(self.engine.device) - started) / self.num_runs
 
@@ -109,8 +107,7 @@ class _StepTimes:
     def speed(self, num_busy: int, threads: int) -> float:
         """Return the speed of each rank. 1 is the base: one rank with as many threads as on a full node."""
         base = self.seconds[1, self.threads[max(self.threads)]]
-        ratios = [first / second for first, second in zip(base, self.seconds[num_busy, threads], strict=True)]
-        return statistics.median(ratios)
+        return median_ratio(base, self.seconds[num_busy, threads])
 
     @property
     def is_plausible(self) -> bool:

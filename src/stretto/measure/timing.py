@@ -1,7 +1,8 @@
 """Times an operation on a device, on a machine where other work may run."""
 
+import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -15,6 +16,14 @@ def synchronized_time(device: torch.device) -> float:
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
     return time.perf_counter()
+
+
+def median_ratio(seconds: Sequence[float], others: Sequence[float]) -> float:
+    """Return the median, over the rounds, of the ratio of two times that were measured in the same round.
+
+    A machine's speed drifts, but hardly within a round.
+    """
+    return statistics.median(first / second for first, second in zip(seconds, others, strict=True))
 
 
 def fastest_times(run: Callable[[], tuple[float, ...]], seconds: float = _REPEAT_SECONDS) -> tuple[float, ...]:

@@ -23,7 +23,7 @@ from stretto.config.train import TrainConfig
 from stretto.engine.build import make_engine
 from stretto.measure.profile import Progress
 from stretto.measure.profile_input import ProfileInput
-from stretto.measure.timing import synchronized_time
+from stretto.measure.timing import median_ratio, synchronized_time
 from stretto.mesh.world import World
 from stretto.plan.trial import Finalist, Trial, dump_trials, parse_trials
 from stretto.train.trainer import Trainer
@@ -115,8 +115,7 @@ def _compare(runs: Sequence["_TrialRun"]) -> None:
     pace = max(runs, key=lambda run: len(run.times)).times
     for run in runs:
         if run.times:
-            ratios = [seconds / other for seconds, other in zip(run.times, pace, strict=False)]
-            run.seconds_per_step = statistics.median(ratios) * statistics.mean(pace)
+            run.seconds_per_step = median_ratio(run.times, pace[: len(run.times)]) * statistics.mean(pace)
 
 
 class _TrialRun:
