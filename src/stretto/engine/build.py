@@ -3,6 +3,7 @@
 from torch import nn
 
 from stretto.base.errors import ConfigError, PlanError
+from stretto.base.freed_memory import keep_freed_memory
 from stretto.blocks.block import Block
 from stretto.blocks.check_widths import check_widths
 from stretto.blocks.initialize import draw_block, initialize
@@ -59,7 +60,7 @@ def make_engine(
     if head_loss is not None:
         parts[-1] = slice(parts[-1].start, len(model) - 1)  # all stages have some rows of the last block
     holders = find_holders(model, parts, layout.stages)
-    world = world or World(rank=0, size=1, device=find_device("auto") if model.device.type == "meta" else model.device)
+    world = _prepare_world(world, model)
     all_stages = tuple(range(layout.stages))
     shared_by = [*holders.values(), *([] if head_loss is None else [all_stages])]
     mesh = _make_mesh(world, layout, loss, shared_by)
@@ -93,6 +94,13 @@ def make_engine(
     if head_loss is not None:
         engine.vocab_head = VocabHead(head, head_loss, mesh, mesh.stage_groups[all_stages], precision, embedding)
     return ReplicaEngine(engine, mesh, has_equal_weights=seed is not None) if layout.replicas > 1 else engine
+
+
+def _prepare_world(world: World | None, model: Stack) -> World:
+    """Return the world, by default one rank on the model's device; set up this process to compute on its device."""
+    world = world or World(rank=0, size=1, device=find_device("auto") if model.device.type == "meta" else model.device)
+    keep_freed_memory(world.device)
+    return world
 
 
 def _make_mesh(world: World, layout: Layout, loss: Loss, shared_by: list[tuple[int, ...]]) -> Mesh:

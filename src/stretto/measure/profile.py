@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.base.errors import MeshError
+from stretto.base.freed_memory import keep_freed_memory
 from stretto.base.keys import derive_key
 from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
@@ -79,6 +80,7 @@ def measure_on_ranks(
             f"the nodes run different numbers of ranks, {world.local_size} on this one, and a profile needs equal "
             "numbers; start as many ranks on every node, or measure on one node"
         )
+    keep_freed_memory(world.device)
     num_threads = torch.get_num_threads()
     profile_input.set_threads(world.local_size)
     try:
