@@ -18,7 +18,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -122,8 +123,8 @@ QUICK_ROUNDS = 3
 COLUMNS = [
     "shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", "without drift", "trial ms", "again ms", "",
 ]  # fmt: skip
-# Each rank keeps its trainers between turns.
-_TRAINERS: dict[tuple[str, str], Trainer] = {}
+# Each rank keeps its trainer between turns.
+_TRAINERS: list[Trainer] = []
 
 
 def measure(world: World, corpus: Path, shape: Shape) -> Profile:
@@ -146,21 +147,39 @@ def try_finalists(world: World, corpus: Path, shape: Shape, finalists: tuple[Fin
 
 def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: int) -> float:
     """Train some steps and return their median seconds."""
-    key = shape.name, layout.model_dump_json()
-    if key not in _TRAINERS:
+    if not _TRAINERS:
         with torch.device("meta"):
             model = shape.model()
         engine = make_engine(model, shape.loss(), layout, world, seed=1)
-        _TRAINERS[key] = Trainer(engine, shape.windows(corpus), TRAIN)
-        _TRAINERS[key].advance()
+        _TRAINERS.append(Trainer(engine, shape.windows(corpus), TRAIN))
+        _TRAINERS[0].advance()
     if world.size > 1:
         dist.barrier()
     times = []
     for _ in range(steps):
         started = time.perf_counter()
-        _TRAINERS[key].advance()
+        _TRAINERS[0].advance()
         times.append(time.perf_counter() - started)
     return statistics.median(times)
+
+
+class LayoutPools:
+    """Ranks of its own for each layout, as in a run. They are paused except in their turns."""
+
+    def __init__(self) -> None:
+        self._pools: dict[tuple[Shape, Layout], RankPool] = {}
+
+    @contextmanager
+    def resume(self, shape: Shape, layout: Layout) -> Iterator[RankPool]:
+        key = shape, layout
+        if key not in self._pools:
+            self._pools[key] = RankPool(layout.num_ranks)
+        yield self._pools[key]
+        self._pools[key].pause()
+
+    def close(self) -> None:
+        for pool in self._pools.values():
+            pool.close()
 
 
 def layouts_of(shape: Shape, profile: Profile, workload: Workload) -> list[Layout]:
@@ -227,13 +246,14 @@ def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> 
     """Predict, try and measure the layouts of one shape."""
     console, started = Console(stderr=True), time.perf_counter()
     console.print(f"{shape.name}: measuring the profile")
-    ranks = {size: RankPool(size) for size in range(1, 5)}
-    profile = ranks[4].run(measure, corpus, shape, seconds=600)[0]
+    trial_ranks, pools = RankPool(4), LayoutPools()
+    profile = trial_ranks.run(measure, corpus, shape, seconds=600)[0]
     console.print(f"{shape.name}: measured the profile after {time.perf_counter() - started:.0f} s")
     workload = shape.workload(corpus)
     cluster = Cluster(4)
     predicted_plan = find_plan(profile, workload, cluster)
-    plan = try_plan(predicted_plan, ranks[4], corpus, shape, num_tried)
+    plan = try_plan(predicted_plan, trial_ranks, corpus, shape, num_tried)
+    trial_ranks.close()
     by_prediction, chosen = predicted_plan.chosen.layout, plan.chosen.layout
     tried = [trial.layout for trial in plan.trials]
     layouts = list(dict.fromkeys([*layouts_of(shape, profile, workload), by_prediction, *tried]))
@@ -241,7 +261,7 @@ def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> 
     predicted = [predict(costs, workload, layout, cluster).seconds for layout in layouts]
     steps = max(1, round(0.4 / max(predicted)))
     rounds = QUICK_ROUNDS if is_quick else num_rounds(FIRST_ROUNDS, predicted, steps)
-    measured = take_turns(ranks, corpus, shape, layouts, rounds, steps)
+    measured = take_turns(pools, corpus, shape, layouts, rounds, steps)
     fastest = min(measured, key=lambda seconds: median_ratio(seconds, measured[0]))
     rivals = [
         layout
@@ -250,10 +270,9 @@ def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> 
     ]
     seconds_of_rivals = [statistics.median(measured[layouts.index(layout)]) for layout in rivals]
     rounds = 2 * QUICK_ROUNDS if is_quick else num_rounds(SECOND_ROUNDS, seconds_of_rivals, steps)
-    again = dict(zip(rivals, take_turns(ranks, corpus, shape, rivals, rounds, steps), strict=True))
-    gain = partition_gain(ranks, corpus, profile) if shape.name == "words" else 0.0
-    for pool in ranks.values():
-        pool.close()
+    again = dict(zip(rivals, take_turns(pools, corpus, shape, rivals, rounds, steps), strict=True))
+    gain = partition_gain(pools, corpus, profile) if shape.name == "words" else 0.0
+    pools.close()
     console.print(f"{shape.name}: done after {time.perf_counter() - started:.0f} s")
     # The first layout is one device.
     rows = [
@@ -273,7 +292,7 @@ def try_plan(plan: Plan, pool: RankPool, corpus: Path, shape: Shape, num_tried: 
 
 
 def take_turns(
-    ranks: dict[int, RankPool], corpus: Path, shape: Shape, layouts: list[Layout], rounds: int, steps: int
+    pools: LayoutPools, corpus: Path, shape: Shape, layouts: list[Layout], rounds: int, steps: int
 ) -> list[list[float]]:
     """Run the layouts in turns and return the seconds of each in every round."""
     turns: list[list[float]] = [[] for _ in layouts]
@@ -282,17 +301,17 @@ def take_turns(
         order = range(len(layouts)) if index % 2 else reversed(range(len(layouts)))
         for number in order:
             layout = layouts[number]
-            times = ranks[layout.num_ranks].run(take_turn, corpus, shape, layout, steps, seconds=120)
-            turns[number].append(max(times))
+            with pools.resume(shape, layout) as pool:
+                turns[number].append(max(pool.run(take_turn, corpus, shape, layout, steps, seconds=120)))
     return turns
 
 
-def partition_gain(ranks: dict[int, RankPool], corpus: Path, profile: Profile) -> float:
+def partition_gain(pools: LayoutPools, corpus: Path, profile: Profile) -> float:
     """The speed of the planner's partition relative to equal numbers of blocks: two stages, long windows."""
     cut = Layout(stages=2, chunks=8)
     ours = balance(profile, LONG.workload(corpus), Cluster(2), cut)
     equal = cut.model_copy(update={"blocks": (3, 3)})
-    turns = take_turns(ranks, corpus, LONG, [ours, equal], 4, steps=1)
+    turns = take_turns(pools, corpus, LONG, [ours, equal], 4, steps=1)
     seconds = [
         f"blocks {layout.blocks} {statistics.median(times):.2f} s"
         for layout, times in zip([ours, equal], turns, strict=True)

@@ -75,7 +75,7 @@ class RankPool:
     def run(self, function: Callable[..., Any], *arguments: Any, seconds: float = 120) -> list[Any]:  # noqa: ANN401
         """Call a function on every rank and return the results; if one fails, end all and raise their errors."""
         if self.are_alive:
-            self.signal(signal.SIGCONT)  # see RankPools
+            self.signal(signal.SIGCONT)  # after `pause`
         self._wait_until_started()
         self.num_calls += 1
         for pipe in self.pipes:
@@ -107,6 +107,14 @@ class RankPool:
     def are_alive(self) -> bool:
         return all(process.is_alive() for process in self.processes)
 
+    def pause(self) -> None:
+        """Stop all ranks until the next call.
+
+        gloo has a thread for each group, which wakes up 100 times a second, also in a rank that waits.
+        """
+        if self.are_alive:
+            self.signal(signal.SIGSTOP)
+
     def signal(self, number: signal.Signals) -> None:
         for process in self.processes:
             os.kill(process.pid or 0, number)
@@ -120,9 +128,8 @@ class RankPool:
 class RankPools:
     """Pools of any size, started on first use; restarted after a failure, and after some calls.
 
-    Tests create groups in most calls. gloo has a thread for each, which wakes up 100 times a second: after 30 calls,
-    an idle rank takes a tenth of a core. So a pool is stopped while others are used, and restarted after some calls,
-    which takes 0.3 s.
+    Tests create groups in most calls: after 30 calls, an idle rank takes a tenth of a core. So a pool is paused while
+    others are used, and restarted after some calls, which takes 0.3 s.
     """
 
     def __init__(self) -> None:
@@ -135,8 +142,8 @@ class RankPools:
                 ranks.close()
             self._started[size] = ranks = RankPool(size)
         for pool in self._started.values():
-            if pool is not ranks and pool.are_alive:
-                pool.signal(signal.SIGSTOP)
+            if pool is not ranks:
+                pool.pause()
         return ranks
 
     def close(self) -> None:
