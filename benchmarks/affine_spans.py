@@ -4,8 +4,8 @@
 
 "2 halves, not connected" are two replicas that each have half of the window's time: the same work and the same
 all-reduce of the gradients, but no state from one half to the other. What two spans take beyond that is the cost of the
-exchange and of the correction. Contenders run in turns: while one runs, the ranks of the others sleep. One thread per
-rank. Memory is measured in processes of their own: the peak of a step beyond what is resident before it.
+exchange and of the correction. Contenders run in turns: while one runs, the ranks of the others are paused. One thread
+per rank. Memory is measured in processes of their own: the peak of a step beyond what is resident before it.
 """
 
 import re
@@ -21,7 +21,9 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import track
 
+from paused_pools import PausedPools
 from stretto import Layout, World, make_engine
+from stretto.base.freed_memory import return_freed_memory
 from stretto.data import Window
 from stretto.measure.timing import median_ratio
 from stretto.nn import LossSum, MinGRU, Stack
@@ -89,14 +91,12 @@ def take_turn(world: World, name: str, shape: Shape) -> float:
 
 def measure_times(shape: Shape, rounds: int) -> dict[str, list[float]]:
     """Run the contenders in turns; return, for each, the seconds of the slowest rank in each round."""
-    pools = {size: RankPool(size) for size in (1, 2)}
+    pools = PausedPools()
     seconds: dict[str, list[float]] = {name: [] for name in CONTENDERS}
     for index in track(range(rounds), "time", console=Console(stderr=True), transient=True):
         for name in CONTENDERS if index % 2 else reversed(CONTENDERS):
-            ranks = pools[contender(name, shape)[0]].run(take_turn, name, shape, seconds=240)
-            seconds[name].append(max(ranks))
-    for pool in pools.values():
-        pool.close()
+            seconds[name].append(max(pools.run(name, contender(name, shape)[0], take_turn, name, shape)))
+    pools.close()
     return seconds
 
 
@@ -109,6 +109,7 @@ def resident_megabytes(name: str) -> float:
 def measure_peak(world: World, shape: Shape, layout: Layout) -> float:
     """Return the megabytes of a step at its peak, beyond those before it."""
     step = make_step(world, shape, layout)
+    return_freed_memory(world.device)
     before = resident_megabytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
     step()

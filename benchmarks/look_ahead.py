@@ -7,6 +7,7 @@ The model has the shape of GNMT's encoder: one bidirectional LSTM layer, then se
 
 import argparse
 
+from paused_pools import PausedPools
 from stretto import Layout, World, make_engine
 from stretto.engine.build import stage_parts
 from stretto.engine.pipeline import PipelineEngine
@@ -18,7 +19,7 @@ from stretto.plan.schedule import chain_schedule
 from stretto.plan.simulator import simulate
 from stretto.plan.timeline import TimedAction, Timeline
 from timing import show
-from wavefront import Contender, Shape, Step, Turn, best_seconds, measure, plain_loss, start, window
+from wavefront import Contender, Shape, Step, Turn, best_seconds, measure, plain_loss, window
 
 NUM_CAUSAL = 7
 
@@ -61,10 +62,9 @@ def main() -> None:
     shape = Shape(hidden=256, rows=16, window=64 if options.quick else 256)
     layouts = {f"{count} chunks": Layout(stages=2, chunks=count) for count in (1, 4, 8)}
     listed = [Contender(name, 2, step, (shape, layout)) for name, layout in layouts.items()]
-    pools = start(listed)
+    pools = PausedPools()
     turns = measure(listed, pools, 2 if options.quick else 8)
-    for pool in pools.values():
-        pool.close()
+    pools.close()
     seconds = {name: best_seconds(turns[name]) for name in layouts}
     timelines = {name: [simulated(turn, shape, layout) for turn in turns[name]] for name, layout in layouts.items()}
     # Of the fastest turn, like the measured seconds.

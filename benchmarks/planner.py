@@ -18,8 +18,7 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +28,7 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import track
 
+from paused_pools import PausedPools
 from stretto import Layout, TrainConfig, Trainer, World, make_engine
 from stretto.blocks.losses import Loss
 from stretto.data import Batches, Corpus, Lanes, from_arrays, prepare_text
@@ -163,25 +163,6 @@ def take_turn(world: World, corpus: Path, shape: Shape, layout: Layout, steps: i
     return statistics.median(times)
 
 
-class LayoutPools:
-    """Ranks of its own for each layout, as in a run. They are paused except in their turns."""
-
-    def __init__(self) -> None:
-        self._pools: dict[tuple[Shape, Layout], RankPool] = {}
-
-    @contextmanager
-    def resume(self, shape: Shape, layout: Layout) -> Iterator[RankPool]:
-        key = shape, layout
-        if key not in self._pools:
-            self._pools[key] = RankPool(layout.num_ranks)
-        yield self._pools[key]
-        self._pools[key].pause()
-
-    def close(self) -> None:
-        for pool in self._pools.values():
-            pool.close()
-
-
 def layouts_of(shape: Shape, profile: Profile, workload: Workload) -> list[Layout]:
     """The layouts to compare, each with the planner's partition."""
     return [balance(profile, workload, Cluster(4), layout) for layout in SHAPES[shape]]
@@ -246,7 +227,7 @@ def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> 
     """Predict, try and measure the layouts of one shape."""
     console, started = Console(stderr=True), time.perf_counter()
     console.print(f"{shape.name}: measuring the profile")
-    trial_ranks, pools = RankPool(4), LayoutPools()
+    trial_ranks, pools = RankPool(4), PausedPools()
     profile = trial_ranks.run(measure, corpus, shape, seconds=600)[0]
     console.print(f"{shape.name}: measured the profile after {time.perf_counter() - started:.0f} s")
     workload = shape.workload(corpus)
@@ -292,7 +273,7 @@ def try_plan(plan: Plan, pool: RankPool, corpus: Path, shape: Shape, num_tried: 
 
 
 def take_turns(
-    pools: LayoutPools, corpus: Path, shape: Shape, layouts: list[Layout], rounds: int, steps: int
+    pools: PausedPools, corpus: Path, shape: Shape, layouts: list[Layout], rounds: int, steps: int
 ) -> list[list[float]]:
     """Run the layouts in turns and return the seconds of each in every round."""
     turns: list[list[float]] = [[] for _ in layouts]
@@ -301,12 +282,12 @@ def take_turns(
         order = range(len(layouts)) if index % 2 else reversed(range(len(layouts)))
         for number in order:
             layout = layouts[number]
-            with pools.resume(shape, layout) as pool:
-                turns[number].append(max(pool.run(take_turn, corpus, shape, layout, steps, seconds=120)))
+            times = pools.run((shape, layout), layout.num_ranks, take_turn, corpus, shape, layout, steps, seconds=120)
+            turns[number].append(max(times))
     return turns
 
 
-def partition_gain(pools: LayoutPools, corpus: Path, profile: Profile) -> float:
+def partition_gain(pools: PausedPools, corpus: Path, profile: Profile) -> float:
     """The speed of the planner's partition relative to equal numbers of blocks: two stages, long windows."""
     cut = Layout(stages=2, chunks=8)
     ours = balance(profile, LONG.workload(corpus), Cluster(2), cut)

@@ -2,17 +2,15 @@
 
     python benchmarks/spans.py [--quick]
 
-All contenders run in turns: while one runs, the ranks of the others sleep. One thread per rank; "torch, 2 threads" is
-one process with torch's own modules. For comparison, B-Par (IPDPS 2022), which runs the cells of bidirectional RNNs as
-tasks on the cores of one CPU, reports up to 9.16 times the speed of PyTorch, and 2.34 times that of TF-Keras.
+All contenders run in turns: while one runs, the ranks of the others are paused. One thread per rank; "torch, 2 threads"
+is one process with torch's own modules. For comparison, B-Par (IPDPS 2022), which runs the cells of bidirectional RNNs
+as tasks on the cores of one CPU, reports up to 9.16 times the speed of PyTorch, and 2.34 times that of TF-Keras.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +20,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from paused_pools import PausedPools
 from stretto import Layout, World, make_engine
 from stretto.data import Window
 from stretto.nn import BidirectionalLSTM, LossSum, Stack, initialize
@@ -32,9 +31,6 @@ from stretto.plan.span_schedule import SpanGrid, SweepShape, span_schedules
 from stretto.plan.timeline import TimedAction, Timeline
 from stretto.testing import LocalEngine
 from timing import parse_quick, ping, show
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from helpers.rank_pool import RankPool
 
 LAYERS, HIDDEN = 4, 512
 
@@ -155,13 +151,13 @@ def take_turn(world: World, name: str, shape: Shape) -> Turn:
 Turns = dict[str, list[list[Turn]]]
 
 
-def measure(shape: Shape, pools: dict[int, RankPool], rounds: int) -> Turns:
+def measure(shape: Shape, pools: PausedPools, rounds: int) -> Turns:
     """Run the contenders in turns; return, for each, its turns on every rank."""
     turns: Turns = {name: [] for name in CONTENDERS}
     for index in track(range(rounds), f"{shape}", console=Console(stderr=True), transient=True):
         for name in CONTENDERS if index % 2 else reversed(CONTENDERS):
             size, _ = CONTENDERS[name]
-            turns[name].append(pools[size].run(take_turn, name, shape, seconds=240))
+            turns[name].append(pools.run(name, size, take_turn, name, shape))
     return turns
 
 
@@ -198,11 +194,10 @@ def main() -> None:
     is_quick = parse_quick("Two spans of a bidirectional stack compared with one device and data parallel.")
     wide, long = (Shape(32, 64), Shape(2, 256)) if is_quick else (Shape(32, 256), Shape(2, 512))
     shapes = [wide, *([] if is_quick else [Shape(8, 512)]), long]
-    pools = {size: RankPool(size) for size in (1, 2)}
+    pools = PausedPools()
     turns = {shape: measure(shape, pools, 2 if is_quick else 5) for shape in shapes}
-    link = pools[2].run(ping, 2 * long.rows * HIDDEN)[0]
-    for pool in pools.values():
-        pool.close()
+    link = pools.run("2 spans", 2, ping, 2 * long.rows * HIDDEN)[0]
+    pools.close()
     timeline, simulated_over_measured = simulated(turns[long]["2 spans"], link)
     print(draw_text(timeline, row_name="span"))
     rows = []

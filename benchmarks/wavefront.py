@@ -2,12 +2,11 @@
 
     python benchmarks/wavefront.py [--quick] [--svg FILE]
 
-All contenders run in turns: while one runs, the ranks of the others sleep. One thread per rank.
+All contenders run in turns: while one runs, the ranks of the others are paused. One thread per rank.
 """
 
 import argparse
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 from torch.nn.parallel import DistributedDataParallel
 
+from paused_pools import PausedPools
 from stretto import Layout, World, make_engine
 from stretto.data import Window
 from stretto.engine.pipeline import PipelineEngine
@@ -35,9 +35,6 @@ from stretto.plan.timeline import TimedAction, Timeline
 from stretto.report.gantt import bars_from_timeline, gantt, stage_names
 from stretto.testing import LocalEngine
 from timing import ping, show
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from helpers.rank_pool import RankPool
 
 MAX_SECONDS = 540  # after which no round begins: a run ends within 12 minutes also on a slow machine
 _STARTED = time.monotonic()
@@ -189,6 +186,11 @@ class Contender:
     arguments: tuple[Any, ...]
     copies: int = 1  # unconnected worlds that run at the same time
 
+    @property
+    def kind(self) -> str:
+        """The name without numbers of chunks or micro-batches. Contenders of a kind share their ranks' memory."""
+        return self.name.split(",")[0]
+
 
 def contenders(
     shape: Shape, chunks: list[int], interleaved_chunks: list[int], micro_batches: list[int]
@@ -215,13 +217,6 @@ def contenders(
 
 
 Turns = dict[str, list[list[Turn]]]
-RankPools = dict[tuple[int, int], RankPool]
-
-
-def start(listed: list[Contender]) -> RankPools:
-    """Start the ranks that the contenders need."""
-    worlds = {(contender.size, copy) for contender in listed for copy in range(contender.copies)}
-    return {world: RankPool(world[0]) for world in worlds}
 
 
 def best_contenders(listed: list[Contender], turns: Turns) -> list[Contender]:
@@ -239,25 +234,24 @@ def best_seconds(turns: list[list[Turn]]) -> float:
     return min(max(rank.seconds for rank in turn) for turn in turns)
 
 
-def measure(listed: list[Contender], pools: RankPools, rounds: int, before: Turns | None = None) -> Turns:
+def measure(listed: list[Contender], pools: PausedPools, rounds: int, before: Turns | None = None) -> Turns:
     """Run the contenders in turns, as long as there is time; return, for each, its turns on every rank."""
     turns: Turns = {contender.name: [] for contender in listed} if before is None else before
     for index in track(range(rounds), "taking turns", console=Console(stderr=True), transient=True):
         if time.monotonic() - _STARTED > MAX_SECONDS:
             break
         for contender in listed if index % 2 else reversed(listed):
-            turns[contender.name].append(
-                _run_copies(contender, [pools[contender.size, copy] for copy in range(contender.copies)])
-            )
+            turns[contender.name].append(_run_copies(contender, pools))
     return turns
 
 
-def _run_copies(contender: Contender, pools: list[RankPool]) -> list[Turn]:
-    with ThreadPoolExecutor(len(pools)) as threads:
-        by_pool = threads.map(
-            lambda pool: pool.run(take_turn, contender.name, contender.build, contender.arguments, seconds=60), pools
-        )
-        return [turn for turns in by_pool for turn in turns]
+def _run_copies(contender: Contender, pools: PausedPools) -> list[Turn]:
+    def run(copy: int) -> list[Turn]:
+        arguments = (contender.name, contender.build, contender.arguments)
+        return pools.run((contender.kind, copy), contender.size, take_turn, *arguments, seconds=60)
+
+    with ThreadPoolExecutor(contender.copies) as threads:
+        return [turn for turns in threads.map(run, range(contender.copies)) for turn in turns]
 
 
 def simulated(turns: list[list[Turn]], num_chunks: int, link: float) -> tuple[Timeline, float]:
@@ -285,21 +279,18 @@ def main() -> None:
     # With two runs of layers per stage, fewer and longer chunks do.
     interleaved_chunks = [6] if options.quick else [4, 6, 8]
     listed = contenders(shape, chunks, interleaved_chunks, [4] if options.quick else [2, 4, 8])
-    pools = start(listed)
+    pools = PausedPools()
     turns = measure(listed, pools, 2)
     # Then only those that can still be fastest, more often, since the machine is noisy.
     turns = measure(best_contenders(listed, turns), pools, 0 if options.quick else 12, turns)
-    for pool in pools.values():
-        pool.close()
     seconds = {name: best_seconds(turns_of_name) for name, turns_of_name in turns.items()}
     cpu = {name: min(sum(rank.cpu_seconds for rank in turn) for turn in turns[name]) for name in turns}
 
     best_chunks = min(chunks, key=lambda n: seconds[f"2 stages, {n} chunks"])
     best = f"2 stages, {best_chunks} chunks"
     best_torch = min(value for name, value in seconds.items() if name.startswith("torch"))
-    pair = RankPool(2)
-    link = pair.run(ping, shape.hidden * shape.rows * shape.window // best_chunks)[0]
-    pair.close()
+    link = pools.run(("2 stages", 0), 2, ping, shape.hidden * shape.rows * shape.window // best_chunks)[0]
+    pools.close()
     timeline, ratio = simulated(turns[best], best_chunks, link)
     print(draw_text(timeline))
     if options.svg:
