@@ -23,7 +23,7 @@ from rich.progress import track
 
 from paused_pools import PausedPools
 from stretto import Layout, World, make_engine
-from stretto.base.freed_memory import return_freed_memory
+from stretto.base.freed_memory import release_freed_memory
 from stretto.data import Window
 from stretto.measure.timing import median_ratio
 from stretto.nn import LossSum, MinGRU, Stack
@@ -109,7 +109,7 @@ def resident_megabytes(name: str) -> float:
 def measure_peak(world: World, shape: Shape, layout: Layout) -> float:
     """Return the megabytes of a step at its peak, beyond those before it."""
     step = make_step(world, shape, layout)
-    return_freed_memory(world.device)
+    release_freed_memory(world.device)
     before = resident_megabytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
     step()

@@ -1,14 +1,15 @@
-"""What it gains that ranks on the CPU keep the memory that their steps free.
+"""How much faster steps are because ranks on the CPU keep the memory that they free, and how much memory that costs.
 
     python benchmarks/freed_memory.py [--quick]
 
 For each model and layout, two worlds take turns: one keeps freed memory, as `make_engine` sets it up; in the other,
-glibc's malloc is as it is by default. Each pair runs three times in new processes, since where memory lies differs.
+glibc's malloc is as it is by default. Each pair runs three times in new processes, because blocks of memory are
+elsewhere in each process.
 """
 
 import os
+import re
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -20,17 +21,15 @@ import torch.distributed as dist
 from rich.console import Console
 from rich.progress import track
 
+from paused_pools import PausedPools
 from stretto import Layout, World, make_engine
 from stretto.data import Window
 from stretto.measure.timing import median_ratio
 from stretto.nn import LSTM, BidirectionalLSTM, Block, SquaredError, Stack
 from timing import parse_quick, show
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from helpers.rank_pool import RankPool
-
-# If it is set, stretto leaves malloc as it is. glibc has read it already when the process started.
-SETTING = "GLIBC_TUNABLES"
+# With this, stretto leaves malloc as it is. glibc reads it when a process starts, and these are forked later.
+DEFAULT = {"GLIBC_TUNABLES": "glibc.malloc.check=0"}
 LAYOUTS = Layout(), Layout(replicas=2)
 
 
@@ -59,8 +58,8 @@ class Shape:
 
 
 SHAPES = [
-    Shape("narrow and deep", 8, 128, 32, 128),
-    Shape("wide and shallow", 2, 1024, 16, 32),
+    Shape("narrow", 8, 128, 32, 128),
+    Shape("wide", 2, 1024, 16, 32),
     Shape("bidirectional", 3, 192, 4, 192, is_bidirectional=True),
 ]
 Step = Callable[[], object]
@@ -74,6 +73,7 @@ class Turn:
 
     seconds: float
     page_faults: int
+    peak_megabytes: float  # of the process, until the end of the step
 
 
 def take_turn(world: World, shape: Shape, layout: Layout) -> Turn:
@@ -89,52 +89,53 @@ def take_turn(world: World, shape: Shape, layout: Layout) -> Turn:
         dist.barrier()
     started, faults = time.perf_counter(), getrusage(RUSAGE_SELF).ru_minflt
     _STEPS[0]()
-    return Turn(time.perf_counter() - started, getrusage(RUSAGE_SELF).ru_minflt - faults)
-
-
-def start(layout: Layout, *, keeps_memory: bool) -> RankPool:
-    """Start the ranks of a world."""
-    os.environ.pop(SETTING, None)
-    if not keeps_memory:
-        os.environ[SETTING] = "glibc.malloc.check=0"  # the default
-    return RankPool(layout.num_ranks)
+    seconds = time.perf_counter() - started
+    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert peak is not None
+    return Turn(seconds, getrusage(RUSAGE_SELF).ru_minflt - faults, int(peak[1]) / 1e3)
 
 
 def measure(shape: Shape, layout: Layout, rounds: int) -> list[list[Turn]]:
-    """Return the turns of the world that keeps memory, and of the other; each the one of the slowest rank."""
-    pools = [start(layout, keeps_memory=keeps_memory) for keeps_memory in (True, False)]
+    """Return the turns of the world that keeps memory, and of the other; each that of the slowest rank."""
+    pools = PausedPools()
     turns: list[list[Turn]] = [[], []]
+    pools.start("kept", layout.num_ranks)
+    os.environ |= DEFAULT
+    pools.start("default", layout.num_ranks)
+    for name in DEFAULT:
+        del os.environ[name]
     for index in range(rounds):
         for side in (0, 1) if index % 2 else (1, 0):
-            ranks = pools[side].run(take_turn, shape, layout)
-            pools[side].pause()
+            ranks = pools.run(("kept", "default")[side], layout.num_ranks, take_turn, shape, layout)
             turns[side].append(max(ranks, key=lambda turn: turn.seconds))
-    for pool in pools:
-        pool.close()
+    pools.close()
     return turns
 
 
 def main() -> None:
-    is_quick = parse_quick("What it gains that ranks on the CPU keep the memory that their steps free.")
+    is_quick = parse_quick("How much faster steps are because ranks on the CPU keep the memory that they free.")
     shapes, repeats, rounds = (SHAPES[:1], 1, 4) if is_quick else (SHAPES, 3, 12)
-    rows, shares = [], {}
+    rows: list[list[str]] = []
+    figures: dict[str, float] = {}
     pairs = [(shape, layout) for shape in shapes for layout in LAYOUTS]
     for shape, layout in track(pairs, "taking turns", console=Console(stderr=True), transient=True):
         repeated = [measure(shape, layout, rounds) for _ in range(repeats)]
-        kept, default = ([turn for turns in repeated for turn in turns[side]] for side in (0, 1))
-        seconds = [[turn.seconds for turn in turns] for turns in (kept, default)]
-        faults = [statistics.median(turn.page_faults for turn in turns) for turns in (kept, default)]
+        sides = [[turn for turns in repeated for turn in turns[side]] for side in (0, 1)]
+        seconds = [[turn.seconds for turn in turns] for turns in sides]
+        faults = [statistics.median(turn.page_faults for turn in turns) for turns in sides]
+        peaks = [max(turn.peak_megabytes for turn in turns) for turns in sides]
         share = median_ratio(seconds[0], seconds[1])
-        shares[f"{shape.name}, {layout.name}"] = share
+        name = f"{shape.name}_{layout.num_ranks}"
+        figures |= {f"{name}_time": share, f"{name}_memory": peaks[0] / peaks[1]}
         rows.append(
             [shape.name, layout.name, *(f"{statistics.median(values) * 1e3:.0f}" for values in seconds),
-             *(f"{count:,.0f}" for count in faults), f"{share:.2f}"]
+             f"{share:.2f}", *(f"{count:,.0f}" for count in faults), *(f"{peak:,.0f}" for peak in peaks)]
         )  # fmt: skip
     show(
-        "Freed memory, kept or returned, one thread per rank",
-        ["model", "layout", "kept: ms", "default: ms", "kept: page faults", "default: page faults", "ratio of times"],
+        "Freed memory, kept or as by default, one thread per rank; page faults and memory of the slowest rank",
+        ["model", "layout", "kept ms", "default ms", "ratio", "kept faults", "default faults", "kept MB", "default MB"],
         rows,
-        shares,
+        figures,
     )
 
 

@@ -1,4 +1,4 @@
-"""PausedPools: ranks of its own for each contender, as in a run, which are paused while others run.
+"""PausedPools: gives each contender, or kind of contender, its own ranks, and pauses them while others run.
 
 gloo has a thread for each group, which wakes up 100 times a second: the ranks of ten contenders that only wait take
 time from the one that runs. All of them keep the memory that they free, as ranks of stretto do: otherwise the time of a
@@ -22,10 +22,18 @@ def _keep_memory(world: World) -> None:
 
 
 class PausedPools:
-    """A pool of ranks for each contender, started on first use."""
+    """A pool of ranks for each contender, or for each kind of contender."""
 
     def __init__(self) -> None:
-        self._pools: dict[Hashable, RankPool] = {}
+        self._pools: dict[tuple[Hashable, int], RankPool] = {}
+
+    def start(self, contender: Hashable, size: int) -> RankPool:
+        """Return the ranks of a contender, which are started if they are not running."""
+        key = contender, size
+        if key not in self._pools:
+            self._pools[key] = RankPool(size)
+            self._pools[key].run(_keep_memory)
+        return self._pools[key]
 
     def run(
         self,
@@ -36,11 +44,9 @@ class PausedPools:
         seconds: float = 240,
     ) -> list[Any]:
         """Call a function on the ranks of a contender and return the results."""
-        if contender not in self._pools:
-            self._pools[contender] = RankPool(size)
-            self._pools[contender].run(_keep_memory)
-        results = self._pools[contender].run(function, *arguments, seconds=seconds)
-        self._pools[contender].pause()
+        pool = self.start(contender, size)
+        results = pool.run(function, *arguments, seconds=seconds)
+        pool.pause()
         return results
 
     def close(self) -> None:

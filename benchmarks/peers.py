@@ -3,7 +3,7 @@
     python benchmarks/peers.py [--quick] [--page docs/benchmarks.md] [--only torch stretto]
 
 Makes a venv for each peer (in `--venvs`, kept for the next run), starts all of them for a case, and lets them take
-turns: one thread per rank, gloo, all other processes stopped. All train the same weights on the same batch, so their
+turns: one thread per rank, gloo, all other processes paused. All train the same weights on the same batch, so their
 losses must agree. Writes a page with table, picture, versions and date if asked to; the last line is one JSON object.
 """
 
@@ -61,7 +61,7 @@ class Peer:
     ranks: tuple[int, ...] = (1, 2)
     cases: frozenset[str] = frozenset(CASES)
     has_same_model: bool = True
-    can_be_stopped: bool = True  # between its turns
+    can_be_paused: bool = True  # between its turns
 
 
 PEERS = {
@@ -69,7 +69,7 @@ PEERS = {
     "torch pipelining": Peer("torch_pipelining.py", ranks=(2,), cases=frozenset({"deep", "few rows", "word model"})),
     "Lightning": Peer("lightning_ddp.py", ("lightning==2.6.6",)),
     "Accelerate": Peer("accelerate_ddp.py", ("accelerate==1.15.0",)),
-    "TensorFlow": Peer("tensorflow_mwms.py", ("tensorflow-cpu==2.21.0",), can_be_stopped=False),  # sends heartbeats
+    "TensorFlow": Peer("tensorflow_mwms.py", ("tensorflow-cpu==2.21.0",), can_be_paused=False),  # sends heartbeats
     "Keras on torch": Peer("keras_torch.py", ("keras==3.15.1",), (1,), frozenset({"deep", "few rows", "word model"})),
     "xlstm (mLSTM)": Peer("xlstm_ddp.py", ("xlstm==2.0.6",), cases=frozenset({"deep"}), has_same_model=False),
     "stretto": Peer("stretto_layout.py"),
@@ -108,7 +108,7 @@ class Contender:
             )  # fmt: skip
         with self._time_limit():
             self._await_start()
-        self._signal(signal.SIGSTOP)
+        self._signal(signal.SIGSTOP)  # until its turn
 
     def _await_start(self) -> None:
         for process in self.processes:
@@ -141,8 +141,8 @@ class Contender:
         self._signal(signal.SIGSTOP)
 
     def _signal(self, number: signal.Signals) -> None:
-        """Stop the ranks between turns: threads of gloo wake up 100 times a second, also in a rank that waits."""
-        if self.peer.can_be_stopped:
+        """Pause or resume all ranks: threads of gloo wake up 100 times a second, also in a rank that waits."""
+        if self.peer.can_be_paused:
             for process in self.processes:
                 process.send_signal(number)
 

@@ -3,25 +3,24 @@
 python benchmarks/recompute.py [--quick]
 """
 
-import sys
 import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from resource import getpagesize
 
 import torch
 from rich.console import Console
 from rich.progress import track
 from torch import Tensor
 
+from paused_pools import PausedPools
 from stretto import Layout, World, make_engine
+from stretto.base.freed_memory import release_freed_memory
 from stretto.data import Window
 from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
 from timing import parse_quick, show
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
-from helpers.rank_pool import RankPool
 
 ROWS, HIDDEN, CHUNKS = 4, 128, 25
 
@@ -54,12 +53,13 @@ def build(world: World, layout: Layout, window: int) -> Callable[[], dict[str, T
 
 def resident() -> float:
     """Megabytes of this process that are in memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096 / 1e6
+    return int(Path("/proc/self/statm").read_text().split()[1]) * getpagesize() / 1e6
 
 
 def take_turn(world: World, name: str, layout: Layout, window: int) -> Turn:
     if name not in _STEPS:
         _STEPS[name] = build(world, layout, window)
+        release_freed_memory(world.device)
     before, peak, is_over = resident(), 0.0, threading.Event()
 
     def watch() -> None:
@@ -81,13 +81,12 @@ def main() -> None:
     quick = parse_quick("Recomputation against a plain run, for a long window.")
     window, rounds = (4000, 3) if quick else (20_000, 5)
     sides = {"plain": Layout(), f"{CHUNKS} chunks, recomputed": Layout(chunks=CHUNKS, recompute=True)}
-    pools = {name: RankPool(1) for name in sides}
+    pools = PausedPools()
     turns: dict[str, list[Turn]] = {name: [] for name in sides}
     for index in track(range(rounds), "taking turns", console=Console(stderr=True), transient=True):
         for name in sides if index % 2 else reversed(sides):
-            turns[name].append(pools[name].run(take_turn, name, sides[name], window)[0])
-    for pool in pools.values():
-        pool.close()
+            turns[name].append(pools.run(name, 1, take_turn, name, sides[name], window)[0])
+    pools.close()
     plain, cut = turns.values()
     # The first turn finds memory untouched, so it shows what a step really takes.
     memory = [side[0].megabytes for side in (plain, cut)]

@@ -188,7 +188,7 @@ class Contender:
 
     @property
     def kind(self) -> str:
-        """The name without numbers of chunks or micro-batches. Contenders of a kind share their ranks' memory."""
+        """The name without numbers of chunks or micro-batches. Contenders of a kind share ranks, to save memory."""
         return self.name.split(",")[0]
 
 
@@ -246,6 +246,9 @@ def measure(listed: list[Contender], pools: PausedPools, rounds: int, before: Tu
 
 
 def _run_copies(contender: Contender, pools: PausedPools) -> list[Turn]:
+    for copy in range(contender.copies):
+        pools.start((contender.kind, copy), contender.size)
+
     def run(copy: int) -> list[Turn]:
         arguments = (contender.name, contender.build, contender.arguments)
         return pools.run((contender.kind, copy), contender.size, take_turn, *arguments, seconds=60)

@@ -1,7 +1,7 @@
 """The job that all peers do: the same model, batch, weights and updates, from numpy alone.
 
 A peer runs as one or two processes. Each waits for a line on its standard input, takes one training step, and answers
-with the step's seconds and loss. So all peers can take turns, each with its processes alive and the others stopped.
+with the step's seconds and loss. So all peers can take turns, each with its processes alive and the others paused.
 """
 
 import json

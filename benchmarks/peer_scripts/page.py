@@ -27,9 +27,10 @@ def write_page(
         "# Compared with peers",
         "",
         f"The same training step by stretto and its peers, measured on {day:%d %B %Y} by `python benchmarks/peers.py` "
-        "on a machine with two cores and no GPU: gloo, one thread per rank, all peers in turns, the others stopped. "
+        "on a machine with two cores and no GPU: gloo, one thread per rank, all peers in turns, the others paused. "
         f"All train the same weights on the same batch, and their losses agree; only {OTHER_MODEL} is another model. "
-        "`stretto` runs in the layout that `choose_layout` picks.",
+        "`stretto` runs in the layout that `choose_layout` picks, and keeps the memory that its steps free, as always "
+        "on CPUs; the peers' allocators are as they are by default.",
         "",
         f"![How many times as fast as torch on one rank]({picture.name})",
         "",

@@ -4,6 +4,7 @@ Ranks are forked from a process that has imported torch and stretto and done not
 ranks, and the import takes three seconds of a core.
 """
 
+import atexit
 import faulthandler
 import os
 import pickle
@@ -63,6 +64,8 @@ class RankPool:
             output.close()
         self._is_started = False
         self.num_calls = 0
+        # At exit, multiprocessing would wait for ranks that are paused.
+        atexit.register(self.close)
 
     def _wait_until_started(self) -> None:
         """The time limit of a call must not include the start of the ranks, which is slow on a busy machine."""
@@ -123,6 +126,7 @@ class RankPool:
         for process in self.processes:
             process.kill()
             process.join()
+        atexit.unregister(self.close)
 
 
 class RankPools:

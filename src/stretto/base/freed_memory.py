@@ -1,35 +1,38 @@
 """On the CPU, memory that a step frees stays with the process for the next step, as torch keeps it on a GPU.
 
 By default, glibc returns large blocks to the kernel, and the next step gets them back page by page. How many depends on
-where blocks happen to be in memory: one of eight equal ranks had 15,600 page faults per step, the others had hundreds,
-and its steps took 10 to 16 % longer.
+where blocks happen to be in memory: of eight equal worlds, one had a rank with 15,600 page faults per step, others had
+hundreds, and its steps took 10 to 16 % longer. On one device, which has more memory per step, all had them.
 """
 
 import ctypes
 import os
-from functools import cache
+from collections.abc import Callable
 
 import torch
 
 # From glibc's malloc.h.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
-# Smaller blocks are kept. A glibc before 2.35 takes at most the second size.
+# Blocks below the first of these sizes that glibc accepts are kept. Before 2.35, it accepts at most 32 MiB.
 _SIZES = (2**30, 2**25)
-_USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES")
+_USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MMAP_MAX_", "MALLOC_TOP_PAD_")
 
 
-@cache
 def keep_freed_memory(device: torch.device) -> None:
     """Keep memory that this process frees, if it computes on the CPU and the user has not configured glibc's malloc."""
-    mallopt = _libc_function("mallopt")
-    if device.type != "cpu" or mallopt is None or any(name in os.environ for name in _USER_SETTINGS):
+    if device.type != "cpu" or _is_configured():
         return
-    if any(mallopt(_MMAP_THRESHOLD, size) for size in _SIZES):
-        mallopt(_TRIM_THRESHOLD, -1)  # never
+    mallopt = _libc_function("mallopt")
+    if mallopt is None:
+        return
+    for size in _SIZES:
+        if mallopt(_MMAP_THRESHOLD, size):
+            break
+    mallopt(_TRIM_THRESHOLD, -1)  # -1: memory at the end of the heap stays, too
 
 
-def return_freed_memory(device: torch.device) -> None:
-    """Return the memory that this process has freed, and keeps, to the system or the device."""
+def release_freed_memory(device: torch.device) -> None:
+    """Give memory that this process has freed, but keeps, back to the system or to the device."""
     if device.type != "cpu":
         torch.accelerator.empty_cache()
         return
@@ -38,6 +41,12 @@ def return_freed_memory(device: torch.device) -> None:
         malloc_trim(0)
 
 
-def _libc_function(name: str) -> "ctypes._NamedFuncPointer | None":
-    """Return a function of the C library, if it has it: only glibc has these."""
+def _is_configured() -> bool:
+    """Return whether the environment has settings of malloc."""
+    tunables = os.environ.get("GLIBC_TUNABLES", "")
+    return "glibc.malloc." in tunables or any(name in os.environ for name in _USER_SETTINGS)
+
+
+def _libc_function(name: str) -> Callable[..., int] | None:
+    """Return a function of the C library; None if it has no such function: only glibc has these."""
     return getattr(ctypes.CDLL(None), name, None)

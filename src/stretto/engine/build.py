@@ -49,7 +49,7 @@ def make_engine(
     With `seed`, each module's weights come from a generator seeded with `seed` and the module's name; `model` can then
     be on the meta device, so no rank ever holds all of it. Without `seed`, all replicas start with replica 0's weights.
     Weights that blocks of several stages share (tied weights) stay equal. `loss` can be one of torch's: `nn.as_loss`.
-    Weights of the loss are those of the last stage, named `loss.<name>`.
+    Weights of the loss are those of the last stage, named `loss.<name>`. On a CPU, the process keeps memory it frees.
     """
     loss, layout = as_loss(loss), layout or Layout()
     _check_model_and_layout(model, layout)
@@ -97,7 +97,7 @@ def make_engine(
 
 
 def _prepare_world(world: World | None, model: Stack) -> World:
-    """Return the world, by default one rank on the model's device; set up this process to compute on its device."""
+    """Return the world, by default one rank on the model's device; on a CPU, keep the memory that steps free."""
     world = world or World(rank=0, size=1, device=find_device("auto") if model.device.type == "meta" else model.device)
     keep_freed_memory(world.device)
     return world

@@ -134,16 +134,17 @@ class LiveAgent:
         for process in running:
             with suppress(ProcessLookupError):
                 process.send_signal(number)
-        with on_preemption_signal(lambda: None), on_second_interrupt(lambda: _kill(running)):
+        with on_preemption_signal(lambda: None), on_second_interrupt(lambda: _kill_running(running)):
             for process in running:
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(max(0.0, started + seconds - time.monotonic()))
-            _kill(running)
+            _kill_running(running)
             for process in running:
                 process.wait()
 
 
-def _kill(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+def _kill_running(processes: Iterable[subprocess.Popen[bytes]]) -> None:
+    """Kill the ranks that still run, with their data workers."""
     for process in processes:
         if process.poll() is None:
             kill_group(process.pid)

@@ -18,7 +18,7 @@ from stretto.plan.cluster import divisors
 from stretto.plan.profile import RankSpeed
 
 _MIN_ROUNDS, _MAX_ROUNDS = 5, 9  # after the minimum, stop as soon as the times are plausible
-# A measurement has as many steps as one rank takes in about this many seconds, but at most so many.
+# A measurement has as many steps as one rank takes in about this many seconds, but at most `_MAX_STEPS`.
 _SECONDS, _MAX_STEPS = 0.4, 40
 # Several ranks together, or one with more threads, should do at least as much work per second as the base: see
 # `_StepTimes.speed`. If they do less than this fraction of it, other work on the node probably disturbed the
@@ -85,7 +85,7 @@ class _SharedStep:
         if self.world.rank < num_ranks:
             for _ in range(self.num_runs):
                 self._run()
-        self.world.barrier()  # until the last rank is done
+        self.world.barrier()  # until the device of the last rank is done
         return self._on_rank_zero(synchronized_time(self.engine.device) - started) / self.num_runs
 
     def _run(self) -> None:

@@ -17,7 +17,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 import torch
 
 from stretto.base.errors import ConfigError, DivergedError, PlanError, StrettoError
-from stretto.base.freed_memory import return_freed_memory
+from stretto.base.freed_memory import release_freed_memory
 from stretto.base.units import pluralize
 from stretto.config.layout import Layout
 from stretto.config.train import TrainConfig
@@ -168,7 +168,7 @@ class _TrialRun:
         """Free the memory of the run."""
         self._trainer = None
         gc.collect()
-        return_freed_memory(self._world.device)
+        release_freed_memory(self._world.device)
 
     def trial(self) -> Trial:
         """Return the result."""
