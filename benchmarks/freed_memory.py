@@ -8,12 +8,10 @@ elsewhere in each process.
 """
 
 import os
-import re
 import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 
 import torch
@@ -25,6 +23,7 @@ from paused_pools import PausedPools
 from stretto import Layout, World, make_engine
 from stretto.data import Window
 from stretto.measure.timing import median_ratio
+from stretto.mesh.device import peak_memory
 from stretto.nn import LSTM, BidirectionalLSTM, Block, SquaredError, Stack
 from timing import parse_quick, show
 
@@ -90,9 +89,7 @@ def take_turn(world: World, shape: Shape, layout: Layout) -> Turn:
     started, faults = time.perf_counter(), getrusage(RUSAGE_SELF).ru_minflt
     _STEPS[0]()
     seconds = time.perf_counter() - started
-    peak = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert peak is not None
-    return Turn(seconds, getrusage(RUSAGE_SELF).ru_minflt - faults, int(peak[1]) / 1e3)
+    return Turn(seconds, getrusage(RUSAGE_SELF).ru_minflt - faults, peak_memory(world.device) / 1e6)
 
 
 def measure(shape: Shape, layout: Layout, rounds: int) -> list[list[Turn]]:
