@@ -121,7 +121,8 @@ RIVAL_FACTOR = 1.15
 FIRST_ROUNDS, SECOND_ROUNDS = (15.0, 6), (40.0, 18)
 QUICK_ROUNDS = 3
 COLUMNS = [
-    "shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", "without drift", "trial ms", "again ms", "",
+    "shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", "without drift", "trial ms", "trial steps",
+    "again ms", "",
 ]  # fmt: skip
 # Each rank keeps its trainer between turns.
 _TRAINERS: list[Trainer] = []
@@ -186,7 +187,7 @@ class Row:
     predicted_baseline: float
     is_chosen: bool  # after trying the finalists
     is_predicted: bool  # the choice by prediction alone
-    trial: float | None  # seconds per step in the trial of this layout, if it was tried
+    trial: Trial | None  # if the layout was tried
     again: list[float] | None  # seconds in each round of the second measurement, if the layout was in it
 
     @property
@@ -236,8 +237,8 @@ def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> 
     plan = try_plan(predicted_plan, trial_ranks, corpus, shape, num_tried)
     trial_ranks.close()
     by_prediction, chosen = predicted_plan.chosen.layout, plan.chosen.layout
-    tried = [trial.layout for trial in plan.trials]
-    layouts = list(dict.fromkeys([*layouts_of(shape, profile, workload), by_prediction, *tried]))
+    trials = {trial.layout: trial for trial in plan.trials}
+    layouts = list(dict.fromkeys([*layouts_of(shape, profile, workload), by_prediction, *trials]))
     costs = CostModel(profile)
     predicted = [predict(costs, workload, layout, cluster).seconds for layout in layouts]
     steps = max(1, round(0.4 / max(predicted)))
@@ -247,7 +248,7 @@ def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> 
     rivals = [
         layout
         for layout, seconds in zip(layouts, measured, strict=True)
-        if median_ratio(seconds, fastest) <= RIVAL_FACTOR or layout in (by_prediction, *tried)
+        if median_ratio(seconds, fastest) <= RIVAL_FACTOR or layout in (by_prediction, *trials)
     ]
     seconds_of_rivals = [statistics.median(measured[layouts.index(layout)]) for layout in rivals]
     rounds = 2 * QUICK_ROUNDS if is_quick else num_rounds(SECOND_ROUNDS, seconds_of_rivals, steps)
@@ -258,7 +259,7 @@ def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> 
     # The first layout is one device.
     rows = [
         Row(shape.name, layout, predicted_seconds, seconds, measured[0], predicted[0], layout == chosen,
-            layout == by_prediction, plan.measured_seconds(layout), again.get(layout))
+            layout == by_prediction, trials.get(layout), again.get(layout))
         for layout, predicted_seconds, seconds in zip(layouts, predicted, measured, strict=True)
     ]  # fmt: skip
     return ShapeResult(rows, plan.trials, gain)
@@ -343,7 +344,8 @@ def report(results: list[ShapeResult], minutes: float) -> None:
                 f"{statistics.median(row.measured) * 1e3:.1f}",
                 f"{row.ratio:.2f}",
                 f"{row.ratio_without_drift:.2f}" if row.layout.num_ranks > 1 else "",
-                "" if row.trial is None else f"{row.trial * 1e3:.1f}",
+                "" if row.trial is None or row.trial.measured is None else f"{row.trial.measured * 1e3:.1f}",
+                "" if row.trial is None else str(row.trial.steps),
                 "" if row.again is None else f"{statistics.median(row.again) * 1e3:.1f}",
                 " ".join(["predicted"] * row.is_predicted + ["chosen"] * row.is_chosen),
             ]

@@ -32,7 +32,7 @@ from stretto.train.trainer import Trainer
 _NUM_WARM_UP_STEPS = 2
 _NUM_ROUNDS = 20
 # After so many rounds, layouts that are slower than the fastest by more than this factor leave.
-_CUTS = {2: 1.2, 5: 1.1, 10: 1.05}
+_CUTS = {2: 1.5, 4: 1.2, 8: 1.1, 14: 1.05}
 # A turn of the slowest layout takes about this many seconds, and every turn has the same number of steps.
 _TURN_SECONDS, _MAX_TURN_STEPS = 0.5, 40
 # Layouts are tried in turns if all of them together need at most this fraction of a rank's memory.
