@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn.modules.loss import _Loss
 
 from stretto import make_engine
-from stretto.errors import ConfigError
+from stretto.errors import ConfigError, DataError
 from stretto.nn import (
     AbsoluteError,
     BinaryCrossEntropy,
@@ -149,6 +149,13 @@ def test_impossible_losses_are_refused() -> None:
         CrossEntropy()(torch.zeros(2, 3, 1), torch.zeros(2, 3))
     with pytest.raises(ConfigError, match="class_weights has 2 numbers, but the model has 3 outputs"):
         CrossEntropy((1, 2))(torch.zeros(2, 1, 3), torch.zeros(2, 1, dtype=torch.int64))
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.1])
+def test_targets_that_are_not_classes_of_the_model_are_named(smoothing: float) -> None:
+    targets = torch.tensor([[1], [-100], [3]])
+    with pytest.raises(DataError, match=r"^targets are between 1 and 3, but the model has 3 outputs; give it one per"):
+        CrossEntropy(label_smoothing=smoothing)(torch.zeros(3, 1, 3), targets)
 
 
 TORCH_CASES: list[tuple[nn.Module, Callable[[], tuple[Tensor, Tensor]]]] = [

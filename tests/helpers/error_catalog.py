@@ -30,6 +30,7 @@ from stretto.nn import (
     CrossEntropy,
     CTCLoss,
     Dropout,
+    Embedding,
     Linear,
     Pointwise,
     QuantileLoss,
@@ -922,6 +923,23 @@ ERROR_SECTIONS = (
                     Batches(from_arrays(np.zeros((2, 3, 1)), np.zeros((2, 4))), max_rows=2),
                     TrainConfig(steps=1),
                 ),
+            ),
+            ErrorCase(
+                "block <n> (<type>) has <n> rows, but the data has <n> tokens; give it one row per token",
+                "A token of the data would have no vector.",
+                "Use `windows.task.num_inputs` for the Embedding.",
+                lambda: Trainer(
+                    make_engine(Stack([Embedding(3, 4), Linear(4, 9)]), CrossEntropy(), seed=1),
+                    Batches(from_arrays(np.full((2, 3), 8)), max_rows=2),
+                    TrainConfig(steps=1),
+                ),
+            ),
+            ErrorCase(
+                "targets are between <n> and <n>, but the model has <n> outputs; give it one per class",
+                "A class has no output. On a GPU, torch reports an assertion of the device instead.",
+                "Use `windows.task.num_outputs` for the last block.",
+                lambda: CrossEntropy()(torch.zeros(1, 1, 3), torch.full((1, 1), 3)),
+                DataError,
             ),
             ErrorCase(
                 "the loss <name> returned an object of type Tensor; return stretto.nn.LossSum(total, count), the sum over all "

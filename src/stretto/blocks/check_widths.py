@@ -67,6 +67,10 @@ def check_inputs(model_input: ModelInput, task: Task) -> None:
     width = _input_width(spec)
     if spec is not None and spec.num_tokens is not None and task.inputs == "channels":
         raise ConfigError(f"{name} takes tokens, but the data has {task.num_inputs} channels; start with another block")
+    if spec is not None and spec.num_tokens is not None and spec.num_tokens < task.num_inputs:
+        raise ConfigError(
+            f"{name} has {spec.num_tokens} rows, but the data has {task.num_inputs} tokens; give it one row per token"
+        )
     if width is not None and task.inputs == "tokens":
         raise ConfigError(f"{name} takes {width} features, but the data has tokens; start with an Embedding")
     if width is not None and width != task.num_inputs:

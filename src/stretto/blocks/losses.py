@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stretto.base.device_constant import DeviceConstant
-from stretto.base.errors import ConfigError
+from stretto.base.errors import ConfigError, DataError
 from stretto.base.window import IGNORE_INDEX
 
 
@@ -65,14 +65,21 @@ class CrossEntropy:
         if self.ignore_index != IGNORE_INDEX:  # padding is always IGNORE_INDEX
             labels = labels.masked_fill(labels == IGNORE_INDEX, self.ignore_index)
         weights = self._weights.like(logits) if self.class_weights else None
-        total = F.cross_entropy(
-            logits,
-            labels,
-            weights,
-            ignore_index=self.ignore_index,
-            reduction="sum",
-            label_smoothing=self.label_smoothing if torch.is_grad_enabled() else 0.0,
-        )
+        try:
+            total = F.cross_entropy(
+                logits,
+                labels,
+                weights,
+                ignore_index=self.ignore_index,
+                reduction="sum",
+                label_smoothing=self.label_smoothing if torch.is_grad_enabled() else 0.0,
+            )
+        except IndexError as error:  # on CPUs; an accelerator reports an assertion of its own
+            valid = labels[labels != self.ignore_index]
+            raise DataError(
+                f"targets are between {int(valid.min())} and {int(valid.max())}, but the model has {y.shape[-1]} "
+                "outputs; give it one per class"
+            ) from error
         return sum_classes(total, logits, labels, weights, self.ignore_index)
 
     def _check(self, y: Tensor, targets: Tensor) -> None:
