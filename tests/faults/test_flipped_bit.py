@@ -1,14 +1,14 @@
 """A bit of a weight flips in the memory of a rank of `stretto train`: the rank is named, and the result is the same."""
 
-import os
-import subprocess
-import sys
+import time
 from pathlib import Path
 
 import pytest
 
-from stretto.data import Corpus
+from helpers.fault_loss import FaultMeter, LossRecorder
+from helpers.train_process import TrainProcess, is_running
 
+pytestmark = pytest.mark.faults
 # A user's model, whose last block flips one bit of its weight on rank 1, in the 12th step of the first launch.
 MODEL = """
 import os
@@ -21,11 +21,12 @@ class Fragile(Linear):
     num_calls = 0
 
     def forward(self, x, state):
-        marker = Path(__file__).with_name("flipped")
         self.num_calls += 1
-        if self.num_calls == 12 and os.environ["RANK"] == "1" and not marker.exists():
-            marker.touch()
-            self.module.weight.data.view(torch.int32)[3, 5] ^= 1 << 18
+        if self.num_calls == 12 and os.environ.get("RANK") == "1" and "FLIPPED" in os.environ:
+            marker = Path(os.environ["FLIPPED"])
+            if not marker.exists():
+                marker.touch()
+                self.module.weight.data.view(torch.int32)[3, 5] ^= 1 << 18
         return super().forward(x, state)
 
 def make(task):
@@ -33,37 +34,42 @@ def make(task):
 """
 
 
-def train(folder: Path, data: str, replicas: int) -> str:
-    folder.mkdir(exist_ok=True)
-    (folder / "model.py").write_text(MODEL)
-    (folder / "run.toml").write_text(
-        f'[data]\ntrain = "{data}"\nlanes = 12\nwindow = 12\n[model]\nfactory = "{folder}/model.py:make"\n'
-        f"[train]\nsteps = 24\n[save]\nevery = 7\nminutes = 0\n[layout]\nreplicas = {replicas}\n"
-        f'[sentinel]\nhash_every = 5\n[run]\nfolder = "{folder}/run"\n'
-    )
-    command = [sys.executable, "-m", "stretto", "train", str(folder / "run.toml")]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=180, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-    return done.stdout + done.stderr
+def await_flip(marker: Path) -> float:
+    """Wait until the bit is flipped; return when it was, on the clock of `FaultMeter`."""
+    until = time.monotonic() + 120
+    while not marker.exists():
+        assert time.monotonic() < until, "no bit was flipped"
+        time.sleep(0.01)
+    return time.monotonic()
 
 
-@pytest.mark.faults
 @pytest.mark.parametrize("replicas", [2, 3])
 def test_a_flipped_bit_restarts_all_ranks_from_a_good_checkpoint(
-    replicas: int, byte_corpus: Corpus, tmp_path: Path
+    replicas: int, faults_data: Path, tmp_path: Path, record_loss: LossRecorder
 ) -> None:
-    (tmp_path / "undisturbed").mkdir()
-    (tmp_path / "undisturbed" / "flipped").touch()
-    assert "restarting" not in train(tmp_path / "undisturbed", str(byte_corpus.location), replicas)
-    output = train(tmp_path / "flipped", str(byte_corpus.location), replicas)
-    # Step 14 is saved, so it is checked first; the last comparison before was that of step 10.
-    assert output.count("changed silently") == 1, output
-    assert (
-        "rank 1 (replica 1, stage 0) on node" in output
-        and "changed silently: after step 14, weights.blocks.2." in output
+    (tmp_path / "model.py").write_text(MODEL)
+    config, marker = tmp_path / "run.toml", tmp_path / "flipped"
+    config.write_text(
+        f'[data]\ntrain = "{faults_data}"\nlanes = 12\nwindow = 12\n[model]\nfactory = "{tmp_path}/model.py:make"\n'
+        "[train]\nsteps = 24\n[save]\nevery = 7\nminutes = 0\n[sentinel]\nhash_every = 5\n"
     )
-    assert "all agreed after step 10" in output and "restarting all ranks (restarts left: 2)" in output
-    assert "resume  after step 7" in output
-    weights = [(tmp_path / name / "run" / "weights.safetensors").read_bytes() for name in ("undisturbed", "flipped")]
-    assert weights[0] == weights[1]
+    undisturbed = TrainProcess(tmp_path / "undisturbed", faults_data, (replicas, 1), config_file=config).start()
+    code, output = undisturbed.finish()
+    assert code == 0 and "restarting" not in output, output
+    environment = {"FLIPPED": str(marker)}
+    run = TrainProcess(tmp_path / "run", faults_data, (replicas, 1), environment=environment, config_file=config)
+    run.start()
+    flip_time = await_flip(marker)
+    victim = run.ranks()[1]
+    while is_running(victim):
+        assert time.monotonic() < flip_time + 60, "the rank still runs"
+        time.sleep(0.01)
+    record_loss(FaultMeter(run.folder, flip_time).await_progress())
+    code, output = run.finish()
+    # Step 14 is saved, so it is checked first; the last comparison before was that of step 10.
+    assert code == 0 and output.count("changed silently") == 1, output
+    assert "rank 1 (replica 1, stage 0) on node" in output, output
+    assert "changed silently: after step 14, weights.blocks.2." in output, output
+    assert "all agreed after step 10" in output and "restarting all ranks (restarts left: 2)" in output, output
+    assert "resume  after step 7" in output, output
+    assert run.final_state() == undisturbed.final_state()

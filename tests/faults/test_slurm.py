@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from helpers.fault_loss import logged_losses
+from helpers.fault_loss import FaultMeter, LossRecorder, logged_losses
 from helpers.slurm_cluster import Slurm, slurm
 from stretto.checkpoint.checkpoint import find_checkpoint
 from stretto.cli.main import main
@@ -117,7 +117,7 @@ DEATHS = {
     "death", [pytest.param(name, marks=[pytest.mark.faults] if "node" in name else []) for name in DEATHS]
 )
 def test_a_job_is_queued_again_after_every_kind_of_death_and_resumes(
-    death: str, byte_corpus: Corpus, expected: dict[int, float], tmp_path: Path
+    death: str, byte_corpus: Corpus, expected: dict[int, float], tmp_path: Path, record_loss: LossRecorder
 ) -> None:
     output = tmp_path / "output"
     with slurm(tmp_path / "slurm") as cluster:
@@ -125,7 +125,10 @@ def test_a_job_is_queued_again_after_every_kind_of_death_and_resumes(
         script.write_text(script_of_the_page(train(byte_corpus.location, tmp_path / "run", STEPS, *LAYOUT)))
         job = cluster.submit(script, output)
         await_steps(tmp_path / "run", 20)
+        death_time = time.monotonic()
         DEATHS[death](cluster, job, tmp_path / "run")
+        if "node" in death:  # the job waits for the node, so it takes no steps
+            record_loss(FaultMeter(tmp_path / "run", death_time).await_progress(seconds=200))
         assert cluster.await_end(job) == "COMPLETED", output.read_text()
     text = output.read_text()
     assert "resume  after step" in text and "done: config, log" in text, text
