@@ -4,6 +4,7 @@ import json
 import os
 
 from case import LEARNING_RATE, Case, read_case, serve
+from keras_bias import double_lstm_biases
 
 case, rank, size = read_case()
 os.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
@@ -14,7 +15,7 @@ if size > 1:
 import tensorflow as tf  # noqa: E402
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
-tf.config.threading.set_inter_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(size)  # a second thread for collectives, as gloo has one
 
 
 def make_model(case: Case) -> tf.keras.Model:
@@ -54,7 +55,8 @@ def replica_step(x: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> tf.Ten
         losses = tf.nn.sparse_softmax_cross_entropy_with_logits(targets, model(x, training=True))
         loss = tf.reduce_sum(losses * weights) / case.num_targets
     variables = model.trainable_variables
-    sgd.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))  # summed over replicas
+    gradients = double_lstm_biases(tape.gradient(loss, variables), variables)
+    sgd.apply_gradients(zip(gradients, variables, strict=True))  # summed over replicas
     return loss
 
 

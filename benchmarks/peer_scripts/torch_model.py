@@ -1,5 +1,6 @@
 """The model of all peers that are built on torch, and its training by hand."""
 
+import os
 from collections.abc import Callable
 
 import torch
@@ -11,16 +12,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 class Model(nn.Module):
-    """An LSTM between an embedding (of tokens, if any) and a linear layer; batch first, as most scripts have it.
+    """An LSTM between an embedding (of tokens, if any) and a linear layer; by default batch first, as in most scripts.
 
     Shorter rows are padded at their end, which is exact here: such an LSTM never looks ahead, and padding has no loss.
     """
 
-    def __init__(self, case: Case) -> None:
+    def __init__(self, case: Case, *, batch_first: bool = True) -> None:
         super().__init__()
         self.embedding = nn.Embedding(case.vocabulary, case.num_inputs) if case.vocabulary else nn.Identity()
         self.lstm = nn.LSTM(
-            case.num_inputs, case.hidden, case.layers, batch_first=True, bidirectional=case.is_bidirectional
+            case.num_inputs, case.hidden, case.layers, batch_first=batch_first, bidirectional=case.is_bidirectional
         )
         self.head = nn.Linear(case.hidden * (2 if case.is_bidirectional else 1), case.num_outputs)
         self.load_state_dict({name: torch.from_numpy(value) for name, value in case.weights().items()})
@@ -46,7 +47,7 @@ def optimizer(module: nn.Module) -> torch.optim.Optimizer:
 
 def serve_ddp(make_model: Callable[[Case], nn.Module]) -> None:
     """Train on one device, or with DistributedDataParallel, one step whenever asked."""
-    torch.set_num_threads(1)
+    torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
     case, rank, size = read_case()
     model = make_model(case)
     if size > 1:
