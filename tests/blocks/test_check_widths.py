@@ -92,7 +92,7 @@ def test_the_first_block_must_fit_the_data() -> None:
         ([StackFrames(2), LSTM(4, 4), Linear(4, 1)], channels, r"^StackFrames before block 1 \(LSTM\) takes 2 feat"),
         ([Embedding(9, 4), Linear(4, 1)], channels, r"block 0 \(Embedding\) takes tokens, but the data has 3 channels"),
         ([Linear(1, 4), Linear(4, 2)], tokens, r"block 0 \(Linear\) takes 1 features, but the data has tokens; start"),
-        ([Embedding(1, 4), Linear(4, 2)], tokens, r"block 0 \(Embedding\) has 1 rows, but the data has 2 tokens; give"),
+        ([Embedding(1, 4), Linear(4, 2)], tokens, r"block 0 \(Embedding\) takes 1 tokens, but the data's voc"),
     ):
         engine = make_engine(Stack(blocks), SquaredError(), seed=1)
         with pytest.raises(ConfigError, match=message):

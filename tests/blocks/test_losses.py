@@ -151,11 +151,12 @@ def test_impossible_losses_are_refused() -> None:
         CrossEntropy((1, 2))(torch.zeros(2, 1, 3), torch.zeros(2, 1, dtype=torch.int64))
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_targets_that_are_not_classes_of_the_model_are_named(smoothing: float) -> None:
-    targets = torch.tensor([[1], [-100], [3]])
-    with pytest.raises(DataError, match=r"^targets are between 1 and 3, but the model has 3 outputs; give it one per"):
-        CrossEntropy(label_smoothing=smoothing)(torch.zeros(3, 1, 3), targets)
+@pytest.mark.parametrize("loss", [CrossEntropy(), CrossEntropy((1, 2, 3), 0.1), as_loss(nn.NLLLoss())])
+@pytest.mark.parametrize("wrong", [3, -1])
+def test_targets_that_are_out_of_range_are_named(loss: Loss, wrong: int) -> None:
+    targets = torch.tensor([[1], [-100], [wrong]])
+    with pytest.raises(DataError, match=f"^targets have the class {wrong}, but the model has 3 outputs, counted from"):
+        loss(torch.zeros(3, 1, 3), targets)
 
 
 TORCH_CASES: list[tuple[nn.Module, Callable[[], tuple[Tensor, Tensor]]]] = [

@@ -113,6 +113,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     "death", [pytest.param(name, marks=[pytest.mark.faults] if "node" in name else []) for name in DEATHS]
 )
@@ -128,7 +129,9 @@ def test_a_job_is_queued_again_after_every_kind_of_death_and_resumes(
         death_time = time.monotonic()
         DEATHS[death](cluster, job, tmp_path / "run")
         if "node" in death:  # the job waits for the node, so it takes no steps
-            record_loss(FaultMeter(tmp_path / "run", death_time).await_progress(seconds=200))
+            meter = FaultMeter(tmp_path / "run", death_time)
+            cluster.start_now(job)
+            record_loss(meter.await_progress())
         assert cluster.await_end(job) == "COMPLETED", output.read_text()
     text = output.read_text()
     assert "resume  after step" in text and "done: config, log" in text, text

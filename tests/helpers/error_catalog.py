@@ -925,8 +925,8 @@ ERROR_SECTIONS = (
                 ),
             ),
             ErrorCase(
-                "block <n> (<type>) has <n> rows, but the data has <n> tokens; give it one row per token",
-                "A token of the data would have no vector.",
+                "block <n> (<type>) takes <n> tokens, but the data's vocabulary has <n>; use task.num_inputs",
+                "The vocabulary is larger than the Embedding.",
                 "Use `windows.task.num_inputs` for the Embedding.",
                 lambda: Trainer(
                     make_engine(Stack([Embedding(3, 4), Linear(4, 9)]), CrossEntropy(), seed=1),
@@ -935,8 +935,9 @@ ERROR_SECTIONS = (
                 ),
             ),
             ErrorCase(
-                "targets are between <n> and <n>, but the model has <n> outputs; give it one per class",
-                "A class has no output. On a GPU, torch reports an assertion of the device instead.",
+                "targets have the class <n>, but the model has <n> outputs, counted from 0; give it one per class, or use "
+                "<n> where a target is missing",
+                "A target is out of range. On a GPU, torch raises a device-side assert instead.",
                 "Use `windows.task.num_outputs` for the last block.",
                 lambda: CrossEntropy()(torch.zeros(1, 1, 3), torch.full((1, 1), 3)),
                 DataError,

@@ -231,7 +231,7 @@ def test_a_layout_that_has_left_does_not_win_because_later_windows_are_longer(mo
     layouts = [Layout(micro_batches=count, blocks=(2,)) for count in (1, 2, 4)]
     trials = try_layouts(profile_input, ALONE, finalists_of(*layouts), turn_steps=1)
     assert [trial.steps for trial in trials] == [2 + 14, 2 + 14, 2 + 4]
-    # The one that has left is slower by the same factor as when it was there.
+    # The one that was dropped is slower by the same factor as before.
     mean = (4 * 1.0 + 10 * 1.9) / 14
     assert [trial.measured for trial in trials] == pytest.approx([mean, mean * 1.08, mean * 1.25])
 

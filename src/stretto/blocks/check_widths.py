@@ -69,7 +69,8 @@ def check_inputs(model_input: ModelInput, task: Task) -> None:
         raise ConfigError(f"{name} takes tokens, but the data has {task.num_inputs} channels; start with another block")
     if spec is not None and spec.num_tokens is not None and spec.num_tokens < task.num_inputs:
         raise ConfigError(
-            f"{name} has {spec.num_tokens} rows, but the data has {task.num_inputs} tokens; give it one row per token"
+            f"{name} takes {spec.num_tokens} tokens, but the data's vocabulary has {task.num_inputs}; use "
+            "task.num_inputs"
         )
     if width is not None and task.inputs == "tokens":
         raise ConfigError(f"{name} takes {width} features, but the data has tokens; start with an Embedding")

@@ -74,12 +74,8 @@ class CrossEntropy:
                 reduction="sum",
                 label_smoothing=self.label_smoothing if torch.is_grad_enabled() else 0.0,
             )
-        except IndexError as error:  # on CPUs; an accelerator reports an assertion of its own
-            valid = labels[labels != self.ignore_index]
-            raise DataError(
-                f"targets are between {int(valid.min())} and {int(valid.max())}, but the model has {y.shape[-1]} "
-                "outputs; give it one per class"
-            ) from error
+        except IndexError as error:
+            raise wrong_class_error(labels, y.shape[-1], self.ignore_index) from error
         return sum_classes(total, logits, labels, weights, self.ignore_index)
 
     def _check(self, y: Tensor, targets: Tensor) -> None:
@@ -94,6 +90,15 @@ class CrossEntropy:
                 f"class_weights has {len(self.class_weights)} numbers, but the model has {y.shape[-1]} outputs; "
                 "give one weight per class"
             )
+
+
+def wrong_class_error(labels: Tensor, num_classes: int, ignore_index: int) -> DataError:
+    """Return the error for a target that is out of range. Only the CPU raises it; a GPU has a device-side assert."""
+    is_wrong = (labels != ignore_index) & ((labels < 0) | (labels >= num_classes))
+    return DataError(
+        f"targets have the class {int(labels[is_wrong][0])}, but the model has {num_classes} outputs, counted from 0; "
+        f"give it one per class, or use {IGNORE_INDEX} where a target is missing"
+    )
 
 
 def sum_classes(total: Tensor, y: Tensor, labels: Tensor, weights: Tensor | None, ignore_index: int) -> LossSum:

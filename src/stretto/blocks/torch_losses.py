@@ -25,6 +25,7 @@ from stretto.blocks.losses import (
     full_precision,
     split_missing,
     sum_classes,
+    wrong_class_error,
 )
 from stretto.blocks.row_loss import RowLoss
 
@@ -130,7 +131,10 @@ class _LogProbabilityLoss:
         if self.ignore_index != IGNORE_INDEX:  # padding is always IGNORE_INDEX
             labels = labels.masked_fill(labels == IGNORE_INDEX, self.ignore_index)
         weights = None if self.class_weights is None else self.class_weights.like(y)
-        total = F.nll_loss(y, labels, weights, ignore_index=self.ignore_index, reduction="sum")
+        try:
+            total = F.nll_loss(y, labels, weights, ignore_index=self.ignore_index, reduction="sum")
+        except IndexError as error:
+            raise wrong_class_error(labels, y.shape[-1], self.ignore_index) from error
         return sum_classes(total, y, labels, weights, self.ignore_index)
 
 

@@ -16,6 +16,7 @@ from stretto.base.optimizer import OptimizerFactory
 from stretto.base.position import Position
 from stretto.base.tf32 import fp32_precisions
 from stretto.base.window import Window
+from stretto.blocks.check_widths import ModelInput, check_inputs
 from stretto.blocks.initialize import initialize
 from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss
@@ -52,6 +53,7 @@ class ProfileInput:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", as_loss(self.loss))
+        check_inputs(ModelInput.of(self.model), self.windows.task)
 
     @cached_property
     def window(self) -> Window:

@@ -13,6 +13,7 @@ from stretto.base.position import Position
 from stretto.base.state import State
 from stretto.base.tf32 import use_tf32
 from stretto.base.window import IGNORE_INDEX, Rows, Window
+from stretto.blocks.check_widths import ModelInput, check_inputs
 from stretto.blocks.initialize import initialize
 from stretto.blocks.loss_weights import attach_loss
 from stretto.blocks.losses import Loss
@@ -103,6 +104,7 @@ def verify(
     """
     if num_steps < 1:
         raise ConfigError(f"num_steps={num_steps} compares nothing; use at least 1")
+    check_inputs(ModelInput.of(model), windows.task)
     world = world or World(rank=0, size=1, device=torch.device("cpu"))
     # Together, because a loss that has weights may be part of the model already; a copy leaves the user's as they are.
     model, loss = copy.deepcopy((model, loss))
