@@ -2,13 +2,12 @@
 
 import re
 import resource
-import time
 from pathlib import Path
 
 import pytest
 
 from helpers.fault_loss import FaultMeter, LossRecorder, logged_steps
-from helpers.train_process import TrainProcess, is_running
+from helpers.train_process import TrainProcess, await_exit
 
 pytestmark = pytest.mark.faults
 STEPS = 60
@@ -55,10 +54,7 @@ def test_a_rank_without_memory_ends_and_does_not_change_the_result(
     # As `ulimit -v` does: the kernel refuses what exceeds the limit. The ranks that take over have none.
     limit = address_space(victim) + (100 << 20)
     resource.prlimit(victim, resource.RLIMIT_AS, (limit, limit))
-    until = time.monotonic() + 60
-    while is_running(victim):
-        assert time.monotonic() < until, "the rank still runs"
-        time.sleep(0.01)
+    await_exit(victim)
     record_loss(FaultMeter(tmp_path / "run").await_progress())
     code, output = run.finish()
     assert code == 0, output

@@ -156,6 +156,14 @@ def is_running(pid: int) -> bool:
     return bool(status) and status[0] != b"Z"
 
 
+def await_exit(pid: int, seconds: float = 60) -> None:
+    """Wait until a process, which need not be a child of this one, has ended."""
+    until = time.monotonic() + seconds
+    while is_running(pid):
+        assert time.monotonic() < until, "the rank still runs"
+        time.sleep(0.01)
+
+
 def children(pid: int) -> list[int]:
     """Return the child processes of a process."""
     pids: list[int] = []
