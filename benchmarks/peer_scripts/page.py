@@ -1,4 +1,4 @@
-"""The page about peers: a table, a picture, versions and the date."""
+"""The page that compares stretto with other frameworks: a table, a picture, versions and the date."""
 
 from datetime import date
 from html import escape
@@ -9,6 +9,7 @@ from peer_scripts.case import Case
 Results = dict[str, dict[str, float | str]]
 BASE = "torch, one rank"
 OTHER_MODEL = "xlstm (mLSTM)"
+THREADS = "torch, 2 threads, one rank"
 DDP_PEERS = tuple(f"{name}, 2 ranks" for name in ("torch", "torch, tuned", "Lightning", "Accelerate"))
 
 
@@ -23,13 +24,14 @@ def write_page(
     """Write the page, and its picture beside it. `notes` says for each case which layout stretto has chosen."""
     picture = path.with_suffix(".svg")
     picture.write_text(draw(results))
-    labels = list(dict.fromkeys(label for measured in results.values() for label in measured))
+    labels = _labels(results)
     lines = [
-        "# Compared with peers",
+        "# Speed comparison",
         "",
-        f"The same training step by stretto and its peers, measured on {day:%d %B %Y} by `python benchmarks/peers.py` "
-        "on a machine with two cores and no GPU: one thread per rank, in turns; processes that wait are paused (except "
-        "two ranks of TensorFlow, which send heartbeats). Ranks are connected by gloo, those of TensorFlow by gRPC. "
+        f"The same training step in stretto and in other frameworks, measured on {day:%d %B %Y} by "
+        "`python benchmarks/peers.py` on a machine with two cores and no GPU: one thread per rank, in turns; processes "
+        "that wait are paused (except two ranks of TensorFlow, which send heartbeats). Ranks are connected by gloo, "
+        "those of TensorFlow by gRPC. "
         f"All train the same weights on the same batch, and their losses agree; only {OTHER_MODEL} is another model.",
         "",
         "- *stretto* runs in the layout that `choose_layout` picks. On CPUs it keeps the memory that its steps free, "
@@ -56,13 +58,27 @@ def write_page(
         steps = f"{case.shortest} to {case.steps}" if case.shortest else str(case.steps)
         model = f"{case.layers} {kind} layers, H={case.hidden}{inputs}"
         padding = (
-            "; peers pad shorter rows, which is exact for an LSTM that reads only forward" if case.shortest else ""
+            "; the other frameworks pad shorter rows, which is exact for an LSTM that reads only forward"
+            if case.shortest
+            else ""
         )
         lines.append(f"- {name}: {case.rows} rows x {steps} time steps, {model}{padding}")
     lines += ["", "Who is fastest:", ""]
     lines += [_winner(name, results[name], notes[name]) for name in results]
     lines += ["", f"Versions: {', '.join(versions)}.", ""]
     path.write_text("\n".join(lines))
+
+
+def _labels(results: Results) -> list[str]:
+    """Return all labels once, each after the one that it follows in its case."""
+    labels: list[str] = []
+    for measured in results.values():
+        place = 0
+        for label in measured:
+            if label not in labels:
+                labels.insert(place, label)
+            place = labels.index(label) + 1
+    return labels
 
 
 def _winner(name: str, measured: dict[str, float | str], layout: str) -> str:
@@ -79,6 +95,8 @@ def _winner(name: str, measured: dict[str, float | str], layout: str) -> str:
         result = f"{fastest} is fastest; stretto on two ranks takes {ours / seconds[fastest]:.2f} times as long."
         if layout == "2 replicas" and fastest in DDP_PEERS:
             result += " Both run DDP, with half of the rows on each rank; the rest is overhead of a step, and noise."
+        elif fastest == THREADS:
+            result += " Two threads share the weights, so they exchange no gradients. This works only on one machine."
     return f"- **{name}**: {result} stretto's layout is {layout}."
 
 
