@@ -4,9 +4,11 @@
 
 The planner tries the layouts that it predicts to be fastest. `chosen_over_best` is the time of the layout that it
 chooses after that, relative to the fastest one; `predicted_over_best` is that of the layout that it would choose by
-prediction alone. For these two figures the finalists, and all that came close, are measured again, in turns.
-`measured_over_best` is that of the layout that was fastest in the first measurement: if two measurements disagree, no
-trial can do better. A full run takes 10 to 15 minutes: the number of rounds depends on the time of a step.
+prediction alone. For these two figures the finalists, and all that came close, are measured again, in turns; those that
+are clearly slower leave after some rounds. `measured_over_best` is that of the layout that was fastest in the first
+measurement: if two measurements disagree, no trial can do better. `chosen_over_best_at_least` is the lower bound of
+`chosen_over_best`, with 95 % confidence. A full run takes 10 to 15 minutes: the number of rounds depends on the time of
+a step.
 
 One thread per rank. Four processes share the cores of this machine, which the profile accounts for. A shared machine
 changes its speed by a quarter within minutes, and a profile takes minutes, so times are compared relative to one
@@ -15,11 +17,11 @@ table has the absolute figures too, as medians.
 """
 
 import argparse
+import math
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,8 +120,10 @@ SHAPES = {
 LONG = Shape("words, long windows", 4, 384, 16, 128, 10_000)
 # Layouts whose first measurement is within this factor of the fastest are measured again.
 RIVAL_FACTOR = 1.15
-# The seconds that all rounds of a shape should take, and the most rounds, in the first and the second measurement.
-FIRST_ROUNDS, SECOND_ROUNDS = (15.0, 6), (40.0, 18)
+# The seconds that the measurements of a shape should take, and the most rounds of the first. After each DROP_ROUNDS
+# rounds of the second, layouts that are slower than the fastest by more than DROP_FACTOR leave.
+FIRST_SECONDS, FIRST_ROUNDS, SECOND_SECONDS = 15.0, 6, 40.0
+DROP_ROUNDS, DROP_FACTOR = 4, 1.1
 QUICK_ROUNDS = 3
 COLUMNS = [
     "shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", "without drift", "trial ms", "trial steps",
@@ -170,12 +174,6 @@ def layouts_of(shape: Shape, profile: Profile, workload: Workload) -> list[Layou
     return [balance(profile, workload, Cluster(4), layout) for layout in SHAPES[shape]]
 
 
-def num_rounds(limits: tuple[float, int], predicted: Iterable[float], steps: int) -> int:
-    """Return how many rounds fit in the seconds of `limits`, at least three and at most its second number."""
-    seconds, most = limits
-    return min(most, max(3, int(seconds / (steps * sum(predicted)))))
-
-
 @dataclass(frozen=True)
 class Row:
     """One layout of one shape."""
@@ -214,10 +212,33 @@ class ShapeResult:
     trials: tuple[Trial, ...]
     gain: float  # of the partition for a large softmax
 
+    def ratios_to_best(self, row: Row) -> list[float]:
+        """The times of a layout relative to the fastest, in the rounds of the second measurement."""
+        assert row.again is not None, "the choices are always measured again"
+        # Those with fewer rounds were slower.
+        rivals = [other.again for other in self.rows if other.again and len(other.again) == len(row.again)]
+        ratios = [[mine / its for mine, its in zip(row.again, rival, strict=True)] for rival in rivals]
+        return max(ratios, key=statistics.median)
+
     def over_best(self, row: Row) -> float:
         """The time of a layout relative to the fastest, in the second measurement."""
-        assert row.again is not None, "the choices are always measured again"
-        return max(median_ratio(row.again, other.again) for other in self.rows if other.again is not None)
+        return statistics.median(self.ratios_to_best(row))
+
+    def describe(self, row: Row) -> str:
+        """Say whether a layout was chosen, and how it compares with the fastest, with bounds of that figure."""
+        names = ["predicted"] * row.is_predicted + ["chosen"] * row.is_chosen
+        if not names:
+            return ""
+        low, high = median_bounds(self.ratios_to_best(row))
+        return f"{' '.join(names)}: {self.over_best(row):.2f} ({low:.2f} to {high:.2f})"
+
+    @property
+    def chosen(self) -> Row:
+        return next(row for row in self.rows if row.is_chosen)
+
+    @property
+    def by_prediction(self) -> Row:
+        return next(row for row in self.rows if row.is_predicted)
 
     @property
     def first_best(self) -> Row:
@@ -248,7 +269,8 @@ def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> 
     costs = CostModel(profile)
     predicted = [predict(costs, workload, layout, cluster).seconds for layout in layouts]
     steps = max(1, round(0.4 / max(predicted)))
-    rounds = QUICK_ROUNDS if is_quick else num_rounds(FIRST_ROUNDS, predicted, steps)
+    rounds = min(FIRST_ROUNDS, max(QUICK_ROUNDS, int(FIRST_SECONDS / (steps * sum(predicted)))))
+    rounds = QUICK_ROUNDS if is_quick else rounds
     measured = take_turns(pools, corpus, shape, layouts, rounds, steps)
     fastest = min(measured, key=lambda seconds: median_ratio(seconds, measured[0]))
     rivals = [
@@ -256,9 +278,8 @@ def run_shape(shape: Shape, corpus: Path, num_tried: int, *, is_quick: bool) -> 
         for layout, seconds in zip(layouts, measured, strict=True)
         if median_ratio(seconds, fastest) <= RIVAL_FACTOR or layout in (by_prediction, *trials)
     ]
-    seconds_of_rivals = [statistics.median(measured[layouts.index(layout)]) for layout in rivals]
-    rounds = 2 * QUICK_ROUNDS if is_quick else num_rounds(SECOND_ROUNDS, seconds_of_rivals, steps)
-    again = dict(zip(rivals, take_turns(pools, corpus, shape, rivals, rounds, steps), strict=True))
+    kept = [layouts[measured.index(fastest)], by_prediction, chosen]
+    again = measure_again(pools, corpus, shape, rivals, kept, steps, 0.0 if is_quick else SECOND_SECONDS)
     gain = partition_gain(pools, corpus, profile) if shape.name == "words" else 0.0
     pools.close()
     console.print(f"{shape.name}: done after {time.perf_counter() - started:.0f} s")
@@ -292,6 +313,38 @@ def take_turns(
             times = pools.run((shape, layout), layout.num_ranks, take_turn, corpus, shape, layout, steps, seconds=120)
             turns[number].append(max(times))
     return turns
+
+
+def measure_again(
+    pools: PausedPools,
+    corpus: Path,
+    shape: Shape,
+    rivals: list[Layout],
+    kept: list[Layout],
+    steps: int,
+    seconds: float,
+) -> dict[Layout, list[float]]:
+    """Run layouts in turns for some seconds and return the seconds of each. Slow ones leave, except those in `kept`."""
+    remaining, times = rivals, {layout: list[float]() for layout in rivals}
+    started = time.perf_counter()
+    while True:
+        turns = take_turns(pools, corpus, shape, remaining, DROP_ROUNDS, steps)
+        for layout, layout_turns in zip(remaining, turns, strict=True):
+            times[layout] += layout_turns
+        if time.perf_counter() - started >= seconds:
+            return times
+        relative = {layout: median_ratio(times[layout], times[kept[0]]) for layout in remaining}
+        limit = DROP_FACTOR * min(relative.values())
+        remaining = [layout for layout in remaining if layout in kept or relative[layout] <= limit]
+
+
+def median_bounds(values: list[float]) -> tuple[float, float]:
+    """Return the bounds of the median, each with 95 % confidence: how many values are below it is a binomial."""
+    ordered, place, tail = sorted(values), 0, 0.0
+    while (tail := tail + math.comb(len(ordered), place) / 2 ** len(ordered)) <= 0.05:
+        place += 1
+    place = max(place - 1, 0)
+    return ordered[place], ordered[-1 - place]
 
 
 def partition_gain(pools: PausedPools, corpus: Path, profile: Profile) -> float:
@@ -353,9 +406,10 @@ def report(results: list[ShapeResult], minutes: float) -> None:
                 "" if row.trial is None or row.trial.measured is None else f"{row.trial.measured * 1e3:.1f}",
                 "" if row.trial is None else str(row.trial.steps),
                 "" if row.again is None else f"{statistics.median(row.again) * 1e3:.1f}",
-                " ".join(["predicted"] * row.is_predicted + ["chosen"] * row.is_chosen),
+                result.describe(row),
             ]
-            for row in rows
+            for result in results
+            for row in result.rows
         ],
         {
             "layouts": len(several),
@@ -363,12 +417,11 @@ def report(results: list[ShapeResult], minutes: float) -> None:
             "within_15_percent_with_drift": sum(abs(row.ratio - 1) <= 0.15 for row in rows),
             # Of the worst shape: that of all layouts would be high only because shapes differ in size.
             "rank_correlation": min(result.rank_correlation for result in results),
-            "chosen_over_best": max(
-                result.over_best(row) for result in results for row in result.rows if row.is_chosen
+            "chosen_over_best": max(result.over_best(result.chosen) for result in results),
+            "chosen_over_best_at_least": max(
+                median_bounds(result.ratios_to_best(result.chosen))[0] for result in results
             ),
-            "predicted_over_best": max(
-                result.over_best(row) for result in results for row in result.rows if row.is_predicted
-            ),
+            "predicted_over_best": max(result.over_best(result.by_prediction) for result in results),
             "measured_over_best": max(result.over_best(result.first_best) for result in results),
             "layouts_tried": len(trials),
             "trial_steps": sum(trial.steps for trial in trials),
