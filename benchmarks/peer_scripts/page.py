@@ -10,6 +10,9 @@ Results = dict[str, dict[str, float | str]]
 BASE = "torch, one rank"
 OTHER_MODEL = "xlstm (mLSTM)"
 THREADS = "torch, 2 threads, one rank"
+NOT_DRAWN = (OTHER_MODEL, "torch, packed rows")  # they have only one case
+# The picture: width of the labels, of a case and of its longest bar; height of the title and of a row.
+LEFT, PANEL, BAR, TOP, ROW = 190, 150, 100, 30, 20
 DDP_PEERS = tuple(f"{name}, 2 ranks" for name in ("torch", "torch, tuned", "Lightning", "Accelerate"))
 
 
@@ -41,7 +44,9 @@ def write_page(
         "groups, each padded to its own longest row.",
         "- *torch pipelining* has the number of micro-batches that is fastest in a trial: 2, 4 or 8.",
         "",
-        f"![How many times as fast as torch on one rank]({picture.name})",
+        "On both cores, how many times as fast as torch on one rank:",
+        "",
+        f"![Bars for each case: stretto and other frameworks on two cores]({picture.name})",
         "",
         "Seconds per step (median), and how many times as fast as torch on one rank:",
         "",
@@ -107,27 +112,31 @@ def _cell(value: float | str | None, base: float | str) -> str:
 
 
 def draw(results: Results) -> str:
-    """Draw how many times as fast as torch on one rank each peer is: a group of bars per case."""
-    rows: list[tuple[str, float | None]] = []
-    for name, measured in results.items():
-        base = measured[BASE]
-        assert not isinstance(base, str)
-        rows.append((name, None))
-        rows += [(label, base / value) for label, value in measured.items() if not isinstance(value, str)]
-    longest = max(value for _, value in rows if value is not None)
-    height = 10
-    parts: list[str] = []
-    for label, value in rows:
-        if value is None:
-            height += 14
-            parts.append(f'<text x="10" y="{height + 13}" font-weight="bold">{escape(label)}</text>')
-        else:
-            width, fill = 420 * value / longest, "#d9480f" if label.startswith("stretto") else "#74889c"
-            parts.append(f'<text x="200" y="{height + 13}" text-anchor="end">{escape(label)}</text>')
-            parts.append(f'<rect x="208" y="{height + 2}" width="{width:.1f}" height="14" fill="{fill}"/>')
-            parts.append(f'<text x="{214 + width:.1f}" y="{height + 13}">{value:.2f}x</text>')
-        height += 19
+    """Draw how many times as fast as torch on one rank each contender on two cores is: a column of bars per case."""
+    labels = [label for label in _labels(results) if label == THREADS or label.endswith("2 ranks")]
+    labels = [label for label in labels if not label.startswith(NOT_DRAWN)]
+    speeds = {
+        name: {label: _speed(measured.get(label), measured[BASE]) for label in labels}
+        for name, measured in results.items()
+    }
+    fastest = max(speed for column in speeds.values() for speed in column.values())
+    width, height = LEFT + PANEL * len(speeds), TOP + ROW * len(labels) + 10
+    parts = [f'<rect width="{width}" height="{height}" fill="#fff"/>']
+    for row, label in enumerate(labels):
+        y = TOP + ROW * row
+        parts.append(f'<text x="{LEFT - 8}" y="{y + 13}" text-anchor="end">{escape(label)}</text>')
+        for column, (name, column_speeds) in enumerate(speeds.items()):
+            x, bar = LEFT + PANEL * column, BAR * column_speeds[label] / fastest
+            if row == 0:
+                parts.append(f'<text x="{x}" y="{TOP - 10}" font-weight="bold">{escape(name)}</text>')
+            fill = "#d9480f" if label.startswith("stretto") else "#74889c"
+            parts.append(f'<rect x="{x}" y="{y + 2}" width="{bar:.1f}" height="14" fill="{fill}"/>')
+            parts.append(f'<text x="{x + bar + 5:.1f}" y="{y + 13}">{column_speeds[label]:.2f}x</text>')
     style = "font-family:system-ui,sans-serif;font-size:12px;fill:#333"
-    box = f'viewBox="0 0 700 {height + 10}" style="{style}"'
-    background = f'<rect width="700" height="{height + 10}" fill="#fff"/>'
-    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>{background}{"".join(parts)}</svg>\n'
+    box = f'viewBox="0 0 {width} {height}" style="{style}"'
+    return f'<svg xmlns="http://www.w3.org/2000/svg" {box}>{"".join(parts)}</svg>\n'
+
+
+def _speed(value: float | str | None, base: float | str) -> float:
+    """Return how many times as fast as the baseline; 0 for what was not measured."""
+    return 0.0 if value is None or isinstance(value, str) or isinstance(base, str) else base / value
