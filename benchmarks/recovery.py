@@ -161,12 +161,12 @@ def main() -> None:
         folder = Path(name)
         prepare_text([WIKITEXT / "valid.txt"], folder / "data")
         console = Console(stderr=True)
-        for _ in track(range(1 if is_quick else 5), "runs", console=console, transient=True):
+        for _ in track(range(1 if is_quick else 3), "runs", console=console, transient=True):
             live.append(train(folder, folder / "data", "live", is_killed=True))
             restart.append(train(folder, folder / "data", "restart", is_killed=True))
             plain.append(train(folder, folder / "data", "live", is_killed=False))
         pool = RankPool(2)
-        overhead = max(pool.run(copy_overhead, folder / "data", 20 if is_quick else 100, seconds=600))
+        overhead = max(pool.run(copy_overhead, folder / "data", 20 if is_quick else 300, seconds=600))
         pool.close()
     rows = [
         [

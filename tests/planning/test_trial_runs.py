@@ -383,6 +383,24 @@ def test_a_variant_that_is_measured_to_be_fastest_is_chosen() -> None:
     assert len(best) == len(plan.best) + 1
 
 
+def test_of_layouts_that_a_trial_cannot_tell_apart_the_one_on_fewer_devices_is_chosen() -> None:
+    plan = find_plan(profile([kind(0.1, 0.2)] * 4), Workload.of(8, 64), Cluster(2))
+    two, one = plan.chosen.layout, plan.single_device.layout
+    other = plan.chosen.layout.model_copy(update={"chunks": 5})
+    plan = replace(plan, variants=(replace(plan.chosen, layout=other),))
+
+    def order(*measured: tuple[Layout, float]) -> list[Layout]:
+        trials = [Trial(layout=layout, predicted=1.0, measured=seconds) for layout, seconds in measured]
+        return [best.layout for best in choose_by_trials(plan, trials).best][: len(trials)]
+
+    assert order((two, 1.0), (one, 1.019)) == [one, two]
+    assert order((two, 1.0), (one, 1.021)) == [two, one]
+    assert order((two, 1.01), (other, 1.0)) == [other, two], "of equally many devices, the fastest"
+    tried = choose_by_trials(plan, [Trial(layout=one, predicted=1.0, measured=1.01)])
+    tried = choose_by_trials(tried, [*tried.trials, Trial(layout=two, predicted=1.0, measured=1.0)])
+    assert "measured to be 1.01 times as fast as one device, a gain smaller than the error of a trial" in advise(tried)
+
+
 def test_the_advice_says_which_speeds_are_measured_and_which_are_predicted() -> None:
     plan = find_plan(profile([kind(0.1, 0.2)] * 4), Workload.of(8, 64), Cluster(2))
     chosen, one = plan.chosen.layout, plan.single_device.layout

@@ -122,7 +122,7 @@ class RunSettings(StrictModel):
     significant bits. By default fp32 is exact, unlike in torch, where cuDNN's RNNs use TF32."""
     try_layouts: int = Field(5, ge=0)
     """With `layout = "auto"`: how many of the layouts that are predicted to be fastest are tried for some steps, before
-    the run, to choose the fastest; 0 chooses by prediction alone."""
+    the run, to choose the fastest (or one on fewer devices that is about as fast); 0 chooses by prediction alone."""
     log_every: int = Field(10, ge=1)
     """Steps between progress lines, if the output is not a terminal, and between the log's lines with per-rank figures.
     The log also has a line for every step."""

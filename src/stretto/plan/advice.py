@@ -79,7 +79,8 @@ def _reason_for_one_device(plan: Plan) -> str:
     tried = [prediction for prediction in parallel if plan.measured_seconds(prediction.layout) is not None]
     best = max(tried or parallel, key=lambda prediction: _relative_speed(plan, prediction, plan.single_device)[1])
     source, speed_up = _relative_speed(plan, best, plan.single_device)
-    caveat = ", a gain smaller than the prediction error" if speed_up > 1 else ""
+    error = "the error of a trial" if source == "measured" else "the prediction error"
+    caveat = f", a gain smaller than {error}" if speed_up > 1 else ""
     comparison = f"is {source} to be {speed_up:.2f} times as fast as one device{caveat}"
     return f"the best layout on several devices, {best.layout.name}, {comparison}; {_reason(plan, best, source)}"
 

@@ -14,6 +14,9 @@ _MAX_SLOWDOWN = 1.5
 # different costs, which can all be wrong, and so can the speed of ranks that share cores; those of one kind, on
 # equally many ranks, share most of that.
 _KIND_ERROR, _SAME_KIND_ERROR = 1.3, 1.1
+# A trial can't tell layouts apart that differ by less than this fraction. Of these, the one on the fewest devices is
+# chosen: a fourth process on two cores may seem 1 % faster, and costs memory.
+_TRIAL_TOLERANCE = 0.02
 
 
 def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
@@ -42,12 +45,18 @@ def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
 
 
 def choose_by_trials(plan: Plan, trials: Sequence[Trial]) -> Plan:
-    """Return the plan with its trials; its best layouts are then the tried ones, the fastest first, and the others."""
+    """Return the plan with its trials; its best layouts are then the tried ones, the chosen one first, and the others.
+
+    The fastest is chosen, or one on fewer devices that is about as fast.
+    """
     seconds = {trial.layout: math.inf if trial.measured is None else trial.measured for trial in trials}
     if min(seconds.values(), default=math.inf) == math.inf:
         return replace(plan, trials=tuple(trials))  # nothing was measured, so the prediction decides
     predictions = {prediction.layout: prediction for prediction in (*plan.variants, *plan.best)}
     ordered = sorted(seconds, key=lambda layout: seconds[layout])
+    tied = [layout for layout in ordered if seconds[layout] <= seconds[ordered[0]] * (1 + _TRIAL_TOLERANCE)]
+    chosen = min(tied, key=lambda layout: layout.num_ranks)  # the fastest of those with the fewest
+    ordered = [chosen, *(layout for layout in ordered if layout != chosen)]
     tried = (predictions[layout] for layout in ordered if layout in predictions)
     others = (prediction for prediction in plan.best if prediction.layout not in seconds)
     return replace(plan, best=(*tried, *others), trials=tuple(trials))

@@ -72,7 +72,7 @@ class Plan:
     def chosen(self) -> Prediction:
         """The prediction for the layout to use: the fastest, or one that is about as fast on fewer devices.
 
-        If layouts were tried, it is the one with the shortest measured steps.
+        If layouts were tried, their measured steps decide.
         """
         return self.best[0]
 

@@ -140,7 +140,7 @@ def try_plan_on_this_machine(
 
 
 def try_plan(plan: Plan, num_tried: int, run_trials: RunTrials) -> Plan:
-    """Return the plan after its best `num_tried` layouts were tried: the fastest of them is the chosen one."""
+    """Return the plan after its best `num_tried` layouts were tried: what was measured decides which one is chosen."""
     finalists = find_finalists(plan, num_tried)
     return choose_by_trials(plan, run_trials(finalists)) if finalists else plan
 

@@ -41,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
     add("--inter-node-link", metavar="LINK", help="latency between nodes, and bandwidth per device, like 5us,25GB/s")
     add(
         "--try", dest="num_tried", type=int, default=0, metavar="N",
-        help="run the N best layouts for some steps on this machine, and choose the fastest (default: 0)",
+        help="run the N best layouts for some steps on this machine, and choose by their measured time (default: 0)",
     )  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write the plan as JSON")
     add("--html", type=Path, metavar="FILE", help="write the plan as an HTML page")
