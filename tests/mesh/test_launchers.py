@@ -69,7 +69,9 @@ def test_a_store_that_cannot_be_hosted_is_an_error_with_a_remedy() -> None:
         taken.listen()
         # The name is loopback here and other hosts are to connect, so torch listens on all addresses, and fails.
         launch_info = LaunchInfo(0, 2, 0, 1, "localhost", taken.getsockname()[1])
-        with pytest.raises(MeshError, match=r"rank 0 can't host the key-value store .*; set MASTER_ADDR and") as error:
+        with pytest.raises(
+            MeshError, match=r"this node can't host the key-value store .*; set MASTER_ADDR and"
+        ) as error:
             open_store(launch_info, timedelta(seconds=2))
     assert "\n" not in str(error.value)
 
@@ -88,5 +90,5 @@ def test_a_store_that_listens_on_all_interfaces_is_reported(caplog: pytest.LogCa
     open_store(LaunchInfo(0, 2, 0, 1, "localhost", free_port()), timedelta(seconds=5))
     (message,) = caplog.messages
     assert message.startswith(
-        "rank 0's key-value store listens on all interfaces, because localhost is loopback on its"
+        "the key-value store on this node listens on all interfaces, because localhost is loopback here"
     )

@@ -11,6 +11,7 @@ from stretto.mesh.file_limit import raise_file_limit
 from stretto.mesh.launch_info import LaunchInfo
 
 _log = logging.getLogger(__name__)
+_LAUNCHER_SETTING = "MASTER_ADDR and MASTER_PORT (or the first worker in TF_CONFIG)"
 
 
 class PortInUseError(MeshError):
@@ -20,35 +21,57 @@ class PortInUseError(MeshError):
 def open_store(launch_info: LaunchInfo, timeout: timedelta) -> TCPStore:
     """Return this rank's connection to the store. Rank 0 starts the store first, unless an elastic agent hosts it."""
     address, port = launch_info.address, launch_info.port
-    is_host = launch_info.rank == 0 and not launch_info.has_agent_store
-    is_single_node = launch_info.local_size == launch_info.size
-    raise_file_limit(launch_info.size if is_host else 0)
-    listener = listen_at(address, port, is_single_node=is_single_node) if is_host else None
-    if is_host and listener is None:
-        _log.warning(
-            "rank 0's key-value store listens on all interfaces, because %s is loopback on its node or not one of the "
-            "node's addresses; set MASTER_ADDR (or the first worker in TF_CONFIG) to one of them",
-            address,
-        )
+    if launch_info.rank == 0 and not launch_info.has_agent_store:
+        is_single_node = launch_info.local_size == launch_info.size
+        return host_store(address, port, launch_info.size, timeout, is_single_node=is_single_node)
+    raise_file_limit()
     try:
-        return TCPStore(
-            address, port, launch_info.size, is_host, timeout, wait_for_workers=False,
-            master_listen_fd=None if listener is None else listener.detach(),
-        )  # fmt: skip
+        return TCPStore(address, port, launch_info.size, is_master=False, timeout=timeout, wait_for_workers=False)
     except RuntimeError as error:
-        if is_host:
-            reason = str(error).splitlines()[0]
-            raise MeshError(
-                f"rank 0 can't host the key-value store at {address}:{port} ({reason}); set MASTER_ADDR and "
-                "MASTER_PORT (or the first worker in TF_CONFIG) to an address of its node and a free port"
-            ) from error
         raise LostPeerError(
             f"rank {launch_info.rank} can't connect to the key-value store at {address}:{port}; check that its host "
             "(the launcher or rank 0) was started and has this address, and that no firewall blocks the port"
         ) from error
 
 
-def listen_at(address: str, port: int, *, is_single_node: bool) -> socket.socket | None:
+def host_store(
+    address: str,
+    port: int,
+    num_ranks: int,
+    timeout: timedelta,
+    *,
+    is_single_node: bool,
+    setting: str = _LAUNCHER_SETTING,
+) -> TCPStore:
+    """Return a store that this process hosts for so many ranks; warn if it listens on all interfaces.
+
+    `setting` is what the user sets address and port with.
+    """
+    raise_file_limit(num_ranks)
+    listener = listen_at(address, port, is_single_node=is_single_node, setting=setting)
+    if listener is None:
+        _log.warning(
+            "the key-value store on this node listens on all interfaces, because %s is loopback here or not one of the "
+            "node's addresses; set %s to one of them",
+            address,
+            setting,
+        )
+    try:
+        return TCPStore(
+            address, port, num_ranks, is_master=True, timeout=timeout, wait_for_workers=False,
+            master_listen_fd=None if listener is None else listener.detach(),
+        )  # fmt: skip
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
+        raise MeshError(
+            f"this node can't host the key-value store at {address}:{port} ({reason}); set {setting} to an address of "
+            "this node and a free port"
+        ) from error
+
+
+def listen_at(
+    address: str, port: int, *, is_single_node: bool, setting: str = _LAUNCHER_SETTING
+) -> socket.socket | None:
     """Return a socket that listens at `address` only. torch would listen on all interfaces, without authentication.
 
     Return None if torch has to listen on all interfaces: the name can't be resolved, this node doesn't have the address
@@ -73,8 +96,8 @@ def listen_at(address: str, port: int, *, is_single_node: bool) -> socket.socket
             listener.close()
             if error.errno == errno.EADDRINUSE:
                 raise PortInUseError(
-                    f"port {port} on {address} is in use, but rank 0 needs it for its key-value store; set MASTER_PORT "
-                    "(or the first worker's port in TF_CONFIG) to a free port"
+                    f"port {port} on {address} is in use, but the key-value store needs it; set {setting} to a "
+                    "free port"
                 ) from None
     return None
 

@@ -22,7 +22,7 @@ from stretto.mesh.join import run_store_of
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.rounds import LIVE_SCOPE, read_current
 from stretto.mesh.signed_store import SignedStore
-from stretto.mesh.store import listen_at
+from stretto.mesh.store import host_store
 from stretto.mesh.topology import Topology
 
 HOSTS_VARIABLE, REPLICA_VARIABLE = "STRETTO_HOSTS", "STRETTO_REPLICA"
@@ -91,10 +91,9 @@ class StoreHosts:
         self._server = None
         if position.stage == 0 and not position.span:
             address = self._addresses[position.replica]
-            listener = listen_at(address.host, address.port, is_single_node=address.host in _LOOPBACK)
-            self._server = TCPStore(
-                address.host, address.port, is_master=True, timeout=timeout, wait_for_workers=False,
-                master_listen_fd=None if listener is None else listener.detach(),
+            self._server = host_store(
+                address.host, address.port, topology.size, timeout, is_single_node=address.host in _LOOPBACK,
+                setting=HOSTS_VARIABLE,
             )  # fmt: skip
 
     @property
