@@ -12,6 +12,7 @@ from datetime import timedelta
 from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -38,10 +39,11 @@ class LiveRanks:
         timeout: float = 20.0,
         copy_every: int = 0,
         has_hosts: bool = False,
+        checkpoints: Path | None = None,
     ) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         self.layout, self._make_trainer, self._arguments, self._timeout = layout, make_trainer, arguments, timeout
-        self._copy_every = copy_every
+        self._options = {"copy_every": copy_every, "checkpoints": checkpoints, "save_every": 4}
         self._port = free_port()
         self._store = TCPStore("127.0.0.1", self._port, is_master=True, wait_for_workers=False)
         self._secret = secrets.token_hex(16)
@@ -81,7 +83,7 @@ class LiveRanks:
                 "LOCAL_WORLD_SIZE": str(column), "STRETTO_HOSTS": self._hosts, "STRETTO_REPLICA": str(slot // column),
             }  # fmt: skip
         outputs = [Connection(os.dup(number), readable=False) for number in (1, 2)]
-        settings = self.layout, self._make_trainer, self._arguments, self._timeout, self._copy_every
+        settings = self.layout, self._make_trainer, self._arguments, self._timeout, self._options
         arguments = (environment, outputs, theirs, *settings)
         self.processes[slot] = self._context.Process(target=_train, args=arguments, daemon=True)
         self.processes[slot].start()
@@ -142,7 +144,7 @@ def _train(
     make_trainer: Callable[..., Any],
     arguments: tuple[Any, ...],
     timeout: float,
-    copy_every: int,
+    options: dict[str, Any],
 ) -> None:
     os.environ.clear()
     os.environ |= environment
@@ -157,7 +159,7 @@ def _train(
     try:
         live = LiveTrainer(
             lambda world, layout: make_trainer(world, layout, *arguments),
-            layout, device="cpu", timeout=timedelta(seconds=timeout), copy_every=copy_every,
+            layout, device="cpu", timeout=timedelta(seconds=timeout), **options,
         )  # fmt: skip
         with live as trainer:
             for report in trainer:

@@ -53,6 +53,12 @@ class LiveRecovery:
         return self._has_all_stages or self._rollback is not None
 
     @property
+    def has_lost_steps(self) -> bool:
+        """Whether ranks have taken steps that no rank can restore from memory."""
+        newest = self.round.newest
+        return not self.can_restore and newest is not None and newest.step > 0
+
+    @property
     def _has_all_stages(self) -> bool:
         """Whether a rank of each stage has the state after the last step."""
         grid, holders = self.live.grid, set(self.round.holders)

@@ -7,8 +7,9 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Self
 
-from stretto.base.errors import LostPeerError, StateLostError
+from stretto.base.errors import ConfigError, LostPeerError, StateLostError
 from stretto.base.units import pluralize
+from stretto.checkpoint.manager import CheckpointManager
 from stretto.config.layout import Layout
 from stretto.mesh.live_world import live_world
 from stretto.mesh.topology import Topology
@@ -35,6 +36,9 @@ class LiveTrainer:
     has restored from a checkpoint; if other ranks have gone further, it gets their weights and states. `layout` is that
     of all ranks that are launched. `trainer.trainer` and `trainer.world` are the present ones. With `copy_every`, each
     rank keeps a copy of another one's state after so many steps: a stage that no other replica has is not lost then.
+
+    If all ranks that had some part of the state are lost, the run resumes from the newest checkpoint in `checkpoints`,
+    a folder or URL. It saves there every `save_every` steps and after the last one. A new launch resumes from it, too.
     """
 
     def __init__(
@@ -46,8 +50,14 @@ class LiveTrainer:
         timeout: timedelta = TIMEOUT,
         secret_folder: Path | str | None = None,
         copy_every: int = 0,
+        checkpoints: Path | str | None = None,
+        save_every: int = 100,
     ) -> None:
+        if save_every < 1:
+            raise ConfigError(f"save_every={save_every} must be at least 1")
         self._copy_every = copy_every
+        self._location, self._save_every = checkpoints, save_every
+        self._checkpoints: CheckpointManager | None = None  # of the present ranks
         self._make_trainer, self._layout = make_trainer, layout
         topology = Topology(layout.replicas, layout.stages, layout.adjacent, layout.spans)
         self._context = live_world(topology, device=device, timeout=timeout, secret_folder=secret_folder)
@@ -56,6 +66,7 @@ class LiveTrainer:
         self._trainer: Trainer | None = None
         self._report: StepReport | None = None  # of a step that was finished while the ranks changed
         self._is_planned = False  # all ranks regroup before the next step, to let others join
+        self._can_resume = checkpoints is not None  # if the ranks have lost what they had in memory
 
     def __enter__(self) -> Self:
         self._recovery = LiveRecovery(self._exit_stack.enter_context(self._context), self._copy_every)
@@ -64,6 +75,7 @@ class LiveTrainer:
 
     def __exit__(self, *error: object) -> None:
         self._trainer = None
+        self._close_checkpoints(wait=error[0] is None)
         self._exit_stack.__exit__(*error)  # type: ignore[arg-type]
 
     @property
@@ -95,28 +107,47 @@ class LiveTrainer:
         if self._is_planned:
             self._change_ranks(is_planned=True)
         while self._report is None:
+            is_lost = False
             try:
-                self._report = self._take_step()
+                self._take_step()
             except LostPeerError as error:
+                is_lost = True
                 _log.warning("%s; continuing without it", error)
-            if self._report is None:
+            if is_lost:
                 # Not in the `except` block: there, the error still refers to connections that other ranks wait for.
                 self._change_ranks(is_planned=False)
         report, self._report = self._report, None
         return report
 
-    def _take_step(self) -> StepReport:
+    def _take_step(self) -> None:
         assert self._recovery is not None
         if self._recovery.live.has_newcomers():
             self.trainer.request(Request.REGROUP)
-        report = self.trainer.advance()
+        self._report = self.trainer.advance()  # the step counts, even if a rank is lost before it is saved
         self._recovery.update(self.trainer)
+        self._save(self.trainer)
         self._is_planned = Request.REGROUP in self.trainer.requested
-        return report
+
+    def _save(self, trainer: Trainer) -> None:
+        """Save the trainer's state in the background, if it is time; wait for the last save."""
+        if self._checkpoints is None:
+            return
+        is_last = trainer.is_done or Request.STOP in trainer.requested
+        if is_last or trainer.step % self._save_every == 0:
+            self._checkpoints.save(trainer.snapshot(), wait=is_last)
+        for save in iter(self._checkpoints.poll, None):
+            if save.error is not None:
+                _log.warning("step %d was not saved: %s", save.step, save.error)
+
+    def _close_checkpoints(self, *, wait: bool) -> None:
+        checkpoints, self._checkpoints = self._checkpoints, None
+        if checkpoints is not None:
+            checkpoints.close(wait=wait)
 
     def _change_ranks(self, *, is_planned: bool) -> None:
         assert self._recovery is not None
         self._trainer = None
+        self._close_checkpoints(wait=is_planned)
         self._recovery.leave()
         self._start(is_planned=is_planned)
 
@@ -130,19 +161,38 @@ class LiveTrainer:
                 self._trainer = self._make_restored()
             except LostPeerError as error:
                 is_lost = isinstance(error, StateLostError)
+                if is_lost and not self._can_resume:
+                    raise
                 _log.warning("%s%s", error, "" if is_lost else "; continuing without it")
             if self._trainer is None:
+                self._close_checkpoints(wait=False)
                 self._recovery.leave()
                 if is_lost:
                     self._recovery.forget()
 
     def _make_restored(self) -> Trainer:
+        """Make a trainer with the newest state that the present ranks have, in memory or in a checkpoint."""
         assert self._recovery is not None
-        live = self._recovery.live
+        recovery, live = self._recovery, self._recovery.live
         layout = self._layout.model_copy(update={"replicas": live.grid.num_replicas})
-        change = self._recovery.find_change()
+        change = recovery.find_change()
         trainer = self._make_trainer(live.world, layout)
-        self._recovery.restore(trainer)
+        if self._location is not None:
+            # A rank that was left out may still hold the lock.
+            checkpoints = CheckpointManager(self._location, live.world, needs_lock=not recovery.can_restore)
+            self._checkpoints = checkpoints
+            checkpoint = checkpoints.start(is_launch=change is None, from_memory=recovery.can_restore)
+            if checkpoint is not None and not recovery.can_restore:
+                trainer.restore(checkpoint)
+        self._can_resume = self._location is not None or trainer.step > 0
+        if not self._can_resume and recovery.has_lost_steps:
+            raise StateLostError(
+                "all ranks that had a part of the model's state are lost; pass checkpoints=FOLDER to LiveTrainer, and "
+                "start again"
+            )
+        recovery.restore(trainer)
+        if trainer.is_done and change is not None:
+            self._save(trainer)  # a rank that was lost may not have written its part
         if change is not None:
             _log.info("%s; now %s", change, pluralize(live.grid.num_replicas, "replica"))
         return trainer
