@@ -1,7 +1,7 @@
 """Run: trains as a config says, from its data to the final weights."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -9,7 +9,7 @@ from typing import NamedTuple, NoReturn
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stretto.base.errors import DivergedError, SavedInterrupt
+from stretto.base.errors import DivergedError, SavedInterrupt, StrettoError
 from stretto.base.run_folder import CONFIG, RunFolder
 from stretto.base.tf32 import use_tf32
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
@@ -200,7 +200,7 @@ class Run:
                         yield event
         except CorruptionError as error:
             log.write(CORRUPTION, asdict(error.corruption))
-            self.world.barrier()  # a rank that exits may end the others
+            self._leave_corrupted()
             raise
 
     def _train_without_log(self, on_window: OnWindow) -> Iterator[Event]:
@@ -214,8 +214,14 @@ class Run:
                     else:
                         yield event
         except CorruptionError:
-            self.world.barrier()  # until rank 0 has logged it
+            self._leave_corrupted()
             raise
+
+    def _leave_corrupted(self) -> None:
+        """Finish the save that is under way, whose weights were good; then let all ranks end together."""
+        with suppress(StrettoError):
+            self.checkpoints.close(wait=True)
+        self.world.barrier()  # until rank 0 has logged it; a rank that exits may end the others
 
     def _train(self, on_window: OnWindow) -> Generator[Event | NodeReport]:
         trainer = self.trainer
