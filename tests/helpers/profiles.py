@@ -54,6 +54,19 @@ def profile(
     )  # fmt: skip
 
 
+def with_fixed_cost(kind: KindCosts, share: float) -> KindCosts:
+    """The same block, if `share` of what 8 rows cost did not depend on their number, as that of small products."""
+    points = [
+        point.model_copy(
+            update={
+                name: (share * 8 / point.rows + 1 - share) * getattr(point, name) for name in ("forward", "backward")
+            }
+        )
+        for point in kind.points
+    ]
+    return kind.model_copy(update={"points": tuple(points)})
+
+
 def bidirectional(profile: Profile, num_blocks: int | None = None) -> Profile:
     """The same profile, if each block, or each of the first `num_blocks`, were a bidirectional layer."""
     blocks = range(len(profile.blocks) if num_blocks is None else num_blocks)

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from helpers.profiles import bidirectional, kind, profile, profiles
+from helpers.profiles import bidirectional, kind, profile, profiles, with_fixed_cost
 from stretto import Layout
 from stretto.errors import PlanError
 from stretto.plan.advice import advise
@@ -248,3 +248,30 @@ def test_a_plan_shows_its_layouts_in_a_notebook() -> None:
     tried = replace(plan, trials=(Trial(layout=plan.chosen.layout, predicted=1.0, measured=0.125),))
     assert "<th>measured step</th>" in tried._repr_html_() and "<td>125 ms</td>" in tried._repr_html_()
     assert f"<td>{plan.chosen.layout.num_ranks}</td>" in table and f"<td>{plan.speed_up(plan.chosen):.2f}</td>" in table
+
+
+def test_no_layout_to_try_has_chunks_if_metrics_need_whole_rows() -> None:
+    # Chunks would win if they were possible: with them, both stages would work at the same time.
+    workload = Workload([[64] * 2], can_cut_time=False)
+    plan = find_plan(profile([kind(0.1, 0.2)] * 4), workload, Cluster(2), uses_all=True)
+    staged = [one.layout for one in (*plan.best, *plan.variants) if one.layout.stages == 2]
+    assert staged and {layout.chunks for layout in staged} == {1}
+
+
+def test_variants_around_a_block_that_looks_ahead_have_half_and_one_and_a_half_times_the_chunks() -> None:
+    # Few rows cost nearly as much as many, so micro-batches don't pay.
+    kinds = [with_fixed_cost(one, 0.5) for one in (kind(2e-3, 4e-3, start=1e-4), *[kind(start=1e-4)] * 7)]
+    gnmt = profile(kinds).model_copy(update={"look_ahead_blocks": (0,)})
+    plan = find_plan(gnmt, Workload([[64] * 8], is_causal=False), Cluster(2), uses_all=True)
+    (staged,) = [one.layout for one in plan.best if one.layout.stages == 2]
+    assert staged.chunks > 1
+    variants = {(one.layout.micro_batches, one.layout.chunks) for one in plan.variants}
+    assert {(staged.micro_batches, staged.chunks * factor // 2) for factor in (1, 3)} <= variants
+
+
+def test_variants_of_a_split_vocabulary_behind_a_block_that_looks_ahead_keep_one_chunk() -> None:
+    costs = profile([kind(2e-3, 4e-3), *[kind()] * 6, kind(0.1, 0.2)])
+    costs = costs.model_copy(update={"look_ahead_blocks": (0,), "vocab_rows": 1000})
+    plan = find_plan(costs, Workload([[64] * 8], is_causal=False), Cluster(2), uses_all=True)
+    split = [one.layout for one in (*plan.best, *plan.variants) if one.layout.splits_vocab]
+    assert split and {layout.chunks for layout in split} == {1}

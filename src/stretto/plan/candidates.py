@@ -58,14 +58,11 @@ class CandidateLayouts:
 
     def stage_layouts(self, replicas: int, stages: int) -> Iterator[Layout]:
         """Yield layouts whose stages have one run of blocks each."""
-        # Blocks that look ahead hold up their own stage only.
-        has_others = stages > 1 and 0 < len(self.profile.look_ahead_blocks) < self.num_blocks
-        can_cut = has_others and self.workload.can_cut_time
-        max_chunks = self.workload.num_outputs if can_cut else self.workload.max_chunks
+        max_chunks = self.max_chunks(stages)
         for micro_batches in _powers_of_two(min(self.workload.min_rows // replicas, _MAX_CHUNKS_PER_STEP)):
             for chunks in _chunk_counts(min(max_chunks, _MAX_CHUNKS_PER_STEP // micro_batches)):
                 for adjacent in self._placements(replicas, stages):
-                    can_split = self._can_split_vocab(stages) and chunks <= self.workload.max_chunks
+                    can_split = self._can_split_vocab(stages) and chunks <= self.max_chunks(stages, splits_vocab=True)
                     for vocab_parallel in (False, True) if can_split else (False,):
                         yield Layout(
                             replicas=replicas,
@@ -77,6 +74,13 @@ class CandidateLayouts:
                             recompute=stages == 1 and chunks > 1,
                             vocab_parallel=vocab_parallel,
                         )
+
+    def max_chunks(self, stages: int, *, splits_vocab: bool = False) -> int:
+        """Return the largest number of chunks that the engine accepts in a layout with one run of blocks per stage."""
+        # Blocks that look ahead hold up only their own stage, but a split vocabulary turns chunks off around them.
+        has_others = stages > 1 and 0 < len(self.profile.look_ahead_blocks) < self.num_blocks
+        can_cut = has_others and self.workload.can_cut_time and not splits_vocab
+        return self.workload.num_outputs if can_cut else self.workload.max_chunks
 
     def _can_split_vocab(self, stages: int) -> bool:
         """Return whether each stage can have some rows of the output layer's table, and a block of its own."""

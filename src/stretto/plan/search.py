@@ -235,10 +235,10 @@ class _LayoutSearch:
         If windows can't be cut into chunks, the number of micro-batches changes. With stages, the counterpart is
         interleaved if the layout is not, and the other way round.
         """
-        can_cut = layout.stages > 1 and self.workload.is_causal and not self.costs.profile.look_ahead_blocks
-        name = "chunks" if can_cut else "micro_batches"
+        max_chunks = self.candidates.max_chunks(layout.stages, splits_vocab=layout.splits_vocab)
+        name = "chunks" if layout.stages > 1 and max_chunks > 1 else "micro_batches"
         count = getattr(layout, name)
-        largest = self.workload.num_outputs if name == "chunks" else self.workload.min_rows // layout.replicas
+        largest = max_chunks if name == "chunks" else self.workload.min_rows // layout.replicas
         for changed in dict.fromkeys((count // 2, max(count + 1, count * 3 // 2))):
             if 1 <= changed <= largest and changed != count:
                 fitted = self.fit(layout.model_copy(update={name: changed, "blocks": ()}))
