@@ -5,7 +5,8 @@
 "2 halves, not connected" are two replicas that each have half of the window's time: the same work and the same
 all-reduce of the gradients, but no state from one half to the other. What two spans take beyond that is the cost of the
 exchange and of the correction. Contenders run in turns: while one runs, the ranks of the others are paused. One thread
-per rank. Memory is measured in processes of their own: the peak of a step beyond what is resident before it.
+per rank. Memory is measured in processes of their own: the peak of a step beyond what is resident before it, such as
+the inputs, which each rank holds whole; a second figure includes them.
 """
 
 import re
@@ -124,31 +125,45 @@ def measure_memory(shape: Shape, spans: int) -> float:
     return max(megabytes)
 
 
+def input_megabytes(shape: Shape) -> float:
+    """Return the size of the inputs, which are the targets too, in megabytes."""
+    return 4 * shape.window * shape.rows * shape.width / 1e6
+
+
 def main() -> None:
     is_quick = parse_quick("Spans of a stack of affine blocks compared with one device, in time and in memory.")
     shape = Shape(layers=4, width=256, rows=2, window=2048 if is_quick else 8192)
     long = Shape(layers=2, width=64, rows=1, window=LONG_WINDOW)
     times = measure_times(shape, 4 if is_quick else 9)
     memory = {spans: measure_memory(long, spans) for spans in (1, 4)}
+    inputs = input_megabytes(long)
 
     def ratio(name: str) -> float:
         return median_ratio(times[name], times["2 spans"])
 
     rows = [
-        [name, f"{shape.rows} x {shape.window}", f"{statistics.median(seconds):.3f}", f"{ratio(name):.2f}", ""]
+        [name, f"{shape.rows} x {shape.window}", f"{statistics.median(seconds):.3f}", f"{ratio(name):.2f}", "", ""]
         for name, seconds in times.items()
     ]
     for spans, megabytes in memory.items():
         name = "one device" if spans == 1 else f"{spans} spans"
-        rows.append([name, f"1 x {LONG_WINDOW}", "", "", f"{megabytes:,.0f}"])
+        rows.append([name, f"1 x {LONG_WINDOW}", "", "", f"{megabytes:,.0f}", f"{megabytes + inputs:,.0f}"])
     show(
         f"{shape.layers} MinGRU layers, H={shape.width} (long window: {long.layers}, H={long.width}), fp32, gloo",
-        ["contender", "rows x steps", "seconds per step", "time relative to 2 spans", "peak MB per rank"],
+        [
+            "contender",
+            "rows x steps",
+            "seconds per step",
+            "time relative to 2 spans",
+            "peak MB per rank",
+            "with inputs",
+        ],
         rows,
         {
             "spans2_over_one": ratio("one device"),
             "correction_cost": 1 - ratio("2 halves, not connected"),
             "memory_share": memory[4] / memory[1],
+            "memory_share_with_inputs": (memory[4] + inputs) / (memory[1] + inputs),
         },
     )
 
