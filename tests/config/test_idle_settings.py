@@ -25,6 +25,9 @@ def make_config(layout: dict[str, object], **sections: dict[str, object]) -> Run
         ({"replicas": 2}, {"sentinel": {"hash_every": 9}}, None),
         ({"interleave": 3}, {}, "layout.interleave=3 has no effect on one stage; "),
         ({"interleave": 3, "stages": 2}, {}, None),
+        ({"vocab_parallel": True}, {}, "layout.vocab_parallel=true has no effect on one stage; "),
+        ({"vocab_parallel": True, "replicas": 2}, {}, "layout.vocab_parallel=true has no effect on one stage; "),
+        ({"vocab_parallel": True, "stages": 2}, {}, None),
     ],
 )
 def test_a_setting_without_effect_in_the_layout_is_named(

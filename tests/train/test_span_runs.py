@@ -174,11 +174,13 @@ def test_spans_refuse_rows_that_continue(pools: RankPools) -> None:
         assert "layout.spans=2 can't carry state from window to window" in error
 
 
-def test_spans_with_stages_or_chunks_are_refused() -> None:
+def test_spans_with_stages_chunks_or_a_split_vocabulary_are_refused() -> None:
     with pytest.raises(ConfigError, match="spans=2 can't be combined with stages=3"):
         Layout(spans=2, stages=3)
     with pytest.raises(ConfigError, match="spans=2 can't be combined with chunks=4"):
         Layout(spans=2, chunks=4)
+    with pytest.raises(ConfigError, match="spans=2 can't be combined with vocab_parallel=true, .* leave out one"):
+        Layout(spans=2, vocab_parallel=True)
 
 
 def test_an_elastic_layout_keeps_its_spans_if_possible() -> None:

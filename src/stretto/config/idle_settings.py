@@ -26,4 +26,6 @@ def idle_settings(config: RunConfig) -> list[str]:
         sentences.append(
             f"layout.interleave={layout.interleave} has no effect on one stage; use several stages, or leave it out"
         )
+    if layout.vocab_parallel and layout.stages == 1:
+        sentences.append("layout.vocab_parallel=true has no effect on one stage; use several stages, or leave it out")
     return sentences

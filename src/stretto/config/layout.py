@@ -63,6 +63,11 @@ class Layout(StrictModel):
             raise ValueError(
                 f"interleave={self.interleave} can't be combined with vocab_parallel; leave out one of them"
             )
+        if self.spans > 1 and self.vocab_parallel:
+            raise ValueError(
+                f"spans={self.spans} can't be combined with vocab_parallel=true, which splits the output layer over "
+                "stages; leave out one of them"
+            )
         for name in ("stages", "chunks", "interleave"):
             if self.spans > 1 and getattr(self, name) > 1:
                 raise ValueError(
