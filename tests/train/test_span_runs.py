@@ -179,7 +179,7 @@ def test_spans_with_stages_chunks_or_a_split_vocabulary_are_refused() -> None:
         Layout(spans=2, stages=3)
     with pytest.raises(ConfigError, match="spans=2 can't be combined with chunks=4"):
         Layout(spans=2, chunks=4)
-    with pytest.raises(ConfigError, match="spans=2 can't be combined with vocab_parallel=true, .* leave out one"):
+    with pytest.raises(ConfigError, match="spans=2 can't be combined with vocab_parallel=true"):
         Layout(spans=2, vocab_parallel=True)
 
 
