@@ -1,6 +1,5 @@
 """Rounds: processes agree on who trains together; those that come too late, or have died, are not waited for."""
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from stretto.errors import LostPeerError
 from stretto.mesh.c10d import HashStore
+from stretto.mesh.eviction import EvictionWatch
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.rounds import Round, Rounds, RunEndedError, report_dead
 from stretto.mesh.signed_store import SignedStore
@@ -20,16 +20,20 @@ from stretto.mesh.signed_store import SignedStore
 class Job:
     """Processes, as threads that share a store."""
 
-    def __init__(self, size: int, columns: int = 1, seconds: float = 10.0) -> None:
-        self.size, self.columns, self.seconds = size, columns, seconds
+    def __init__(self, size: int, columns: int = 1, seconds: float = 10.0, kill_seconds: float = 10.0) -> None:
+        self.size, self.columns, self.seconds, self.kill_seconds = size, columns, seconds, kill_seconds
         self.store = SignedStore(HashStore(), b"secret")
         self._pool = ThreadPoolExecutor(16)
 
     def rounds(self, slot: int, token: str | None = None) -> Rounds:
         store = RankStore(self.store.in_scope("rounds"))
-        return Rounds(
-            store, slot, self.size, self.arrange, self.seconds, token=token or f"first {slot}", node="node"
-        )  # fmt: skip
+        token = token or f"first {slot}"
+        rounds = Rounds(store, slot, self.size, self.arrange, self.seconds, token=token, node="node")
+        rounds.kill_seconds = self.kill_seconds
+        return rounds
+
+    def is_evicted(self, token: str) -> bool:
+        return bool(EvictionWatch(self.store.in_scope("rounds")).named({0: token}))
 
     def arrange(self, slots: frozenset[int]) -> Sequence[int]:
         replicas = range(self.size // self.columns)
@@ -123,28 +127,130 @@ def test_incomplete_replica_waits() -> None:
     assert third.slots == [0, 1, 2, 3] and third.holders == [2, 3], "what slot 0 had is out of date"
 
 
-def test_newcomers_do_not_start_without_a_round_that_lives() -> None:
-    job = Job(2, seconds=0.5)
+def show_life_for(seconds: float, rounds: Rounds, current: Round) -> None:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        rounds.show_life(current)
+        time.sleep(0.05)
+
+
+def test_newcomers_start_only_when_all_members_of_the_last_round_are_dead() -> None:
+    job = Job(2, seconds=0.5, kill_seconds=1.2)
     processes = [job.rounds(slot) for slot in range(2)]
     first = meet_all(job, processes, None, [-1] * 2)[0]
     new = job.start(lambda: job.rounds(1, "second 1").meet(None))
-    stopped = threading.Event()
-
-    def live() -> None:
-        while not stopped.wait(0.05):
-            processes[0].show_life(first)
-
-    thread = threading.Thread(target=live)
-    thread.start()
-    time.sleep(1.5)
+    show_life_for(1.5, processes[0], first)
     assert not new.done(), "three times the timeout"
-    stopped.set()
-    thread.join()
-    assert new.result(20).slots == [1], "after the timeout, it starts with those that are there"
+    time.sleep(1.0)
+    assert not new.done(), "a member that shows no life may still have the state of the run"
+    report_dead(job.store, "first 0")
+    assert new.result(20).slots == [1], "it starts with those that are there"
+
+
+def test_a_member_that_froze_keeps_its_state_although_a_newcomer_waits() -> None:
+    """Its launcher can't kill it, so the newcomer gives up, and the member continues with the next one."""
+    job = Job(2, seconds=0.4, kill_seconds=0.2)
+    processes = [job.rounds(slot) for slot in range(2)]
+    first = meet_all(job, processes, None, [-1] * 2)[0]
+    report_dead(job.store, "first 1")
+    second = meet_all(job, processes[:1], first, [7])[0]
+    with pytest.raises(LostPeerError, match="rank 0 did not join"):
+        job.rounds(1, "second 1").meet(None)
+    assert job.is_evicted("first 0"), "a launcher would have killed it"
+    report_dead(job.store, "second 1")
+    again = job.start(lambda: job.rounds(1, "third 1").meet(None))
+    third = meet_all(job, processes[:1], second, [8])[0]
+    if third.slots == [0]:  # the newcomer was not there yet
+        third = meet_all(job, processes[:1], third, [8])[0]
+    assert again.result(20) == third
+    assert third.slots == [0, 1] and third.holders == [0]
+    assert not job.is_evicted("first 0"), "it has come"
+
+
+def test_a_newcomer_does_not_help_a_minority_on_a_store_that_has_taken_over() -> None:
+    job = Job(3, seconds=0.4, kill_seconds=0.2)
+    first = meet_all(job, [job.rounds(slot) for slot in range(3)], None, [-1] * 3)[0]
+    job.store = SignedStore(HashStore(), b"secret")  # of the third replica; the others still use the old one
+    member = job.rounds(2)
+    member.needs_majority = True
+    alone = job.start(lambda: member.meet(first, 4))
+    time.sleep(0.1)
+    with pytest.raises(LostPeerError):
+        job.rounds(1, "second 1").meet(None)
+    with pytest.raises(LostPeerError):
+        alone.result(20)
+
+
+def test_newcomers_in_all_slots_start_at_once() -> None:
+    """Each slot has one process at a time, so the old ones are dead, even if nobody has reported it."""
+    job = Job(3)
+    meet_all(job, [job.rounds(slot) for slot in range(3)], None, [-1] * 3)
+    started = time.monotonic()
+    second = meet_all(job, [job.rounds(slot, f"second {slot}") for slot in range(3)], None, [-1] * 3)[0]
+    assert time.monotonic() - started < 5, "the timeout is 10 s"
+    assert second.slots == [0, 1, 2] and second.number == 1 and second.holders == []
+
+
+def test_members_without_state_continue_when_the_others_are_dead() -> None:
+    """A rank was killed before the first step: nobody has state yet, and all who live are there."""
+    job = Job(3)
+    processes = [job.rounds(slot) for slot in range(3)]
+    first = meet_all(job, processes, None, [-1] * 3)[0]
+    report_dead(job.store, "first 2")
+    started = time.monotonic()
+    assert meet_all(job, processes[:2], first, [-1] * 2)[0].slots == [0, 1]
+    assert time.monotonic() - started < 5, "the timeout is 10 s"
+
+
+def test_a_member_that_does_not_come_is_evicted_and_one_that_is_late_is_not() -> None:
+    job = Job(3, seconds=0.5)
+    processes = [job.rounds(slot) for slot in range(3)]
+    first = meet_all(job, processes, None, [-1] * 3)[0]
+    second = meet_all(job, processes[:2], first, [7, 7])[0]
+    assert second.slots == [0, 1] and job.is_evicted("first 2")
+    late = job.start(lambda: processes[2].meet(first, 6))
+    deadline = time.monotonic() + 10
+    while not processes[0].is_awaited(second):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    third = meet_all(job, processes[:2], second, [8, 8])[0]
+    assert late.result(20) == third and third.slots == [0, 1, 2]
+    assert not job.is_evicted("first 2")
+
+
+def test_a_stage_that_hangs_is_evicted_and_another_takes_its_place() -> None:
+    """Without replicas, those who are left can't train; they wait until the launcher has replaced the process."""
+    job = Job(2, columns=2, seconds=0.5)
+    processes = [job.rounds(slot) for slot in range(2)]
+    first = meet_all(job, processes, None, [-1] * 2)[0]
+    waiting = job.start(lambda: processes[0].meet(first, 7))
+    deadline = time.monotonic() + 10
+    while not job.is_evicted("first 1"):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    report_dead(job.store, "first 1")
+    new = job.start(lambda: job.rounds(1, "second 1").meet(None))
+    assert waiting.result(20) == new.result(20)
+    assert new.result().slots == [0, 1] and new.result().holders == [0]
+
+
+def test_dead_dismissed_and_ended_count_only_if_they_are_signed() -> None:
+    job = Job(2)
+    processes = [job.rounds(slot) for slot in range(2)]
+    first = meet_all(job, processes, None, [-1] * 2)[0]
+    store = job.store.in_scope("rounds").unsigned
+    for key in ("dead/first 1", "0/dismissed/1", "ended"):
+        store.set(key, "1")
+    assert not processes[1].is_dismissed(first, 1)
+    waiting = job.start(lambda: processes[0].meet(first, 7))
+    time.sleep(0.5)
+    assert not waiting.done(), "nobody of this run has said that it should not wait"
+    second = meet_all(job, processes[1:], first, [7])[0]
+    assert waiting.result(20) == second and second.slots == [0, 1]
 
 
 def test_most_members_are_needed_after_the_store_has_moved() -> None:
-    job = Job(3, seconds=0.5)
+    job = Job(3, seconds=0.5, kill_seconds=0.2)
     processes = [job.rounds(slot) for slot in range(3)]
     first = meet_all(job, processes, None, [-1] * 3)[0]
     processes[2].needs_majority = True

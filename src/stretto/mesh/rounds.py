@@ -13,16 +13,20 @@ round, without ending their processes.
 Each process that arrives for a round says which step it has finished, in which round. Those who arrive first decide, as
 soon as all are there who can come: the members of the round before that are not known to be dead. Then each reads what
 was decided. The decision is one key of the store, and the first writer of it wins, so all have the same.
+
+Members of the round before have its state, and a new process has none. So a new process decides without a member only
+if that one is known to be dead. One that hangs is not: those who wait for it have it killed, see `mesh.eviction`.
 """
 
 import json
 import secrets
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from stretto.base.errors import LostPeerError
 from stretto.base.units import pluralize
+from stretto.mesh.eviction import KILL_SECONDS, evict, withdraw_eviction
 from stretto.mesh.rank_store import RankStore, check_signed
 from stretto.mesh.signed_store import SignedStore
 
@@ -123,6 +127,7 @@ class Rounds:
         self.needs_majority = False
         self.has_moved: Callable[[], bool] = lambda: False  # whether the run is under way elsewhere
         self.is_cancelled: Callable[[], bool] = lambda: False  # whether this process should no longer wait
+        self.kill_seconds = KILL_SECONDS  # that a member may be late before its launcher kills it
         self._store, self._size, self._node = store, size, node
         self._arrange, self._seconds = arrange, seconds
 
@@ -136,6 +141,8 @@ class Rounds:
         current = _parse_current(self._store.get(_CURRENT_KEY))
         if last is not None and current < last.number:
             current = last.number  # this store has taken over from another
+            # New processes have to know whom to wait for.
+            self._store.set_once(f"{current}/round", last.dump())
             self._store.set(_CURRENT_KEY, str(current))
         number = current + 1
         if last is not None and number == last.number + 1:
@@ -163,66 +170,87 @@ class Rounds:
 
     def is_dismissed(self, current: Round, slot: int) -> bool:
         """Return whether a slot's process was told to leave after this round."""
-        return self._store.check([f"{current.number}/dismissed/{slot}"])
+        return self._has(f"{current.number}/dismissed/{slot}")
 
     def end(self) -> None:
         """Tell those who wait to join that the run has ended."""
         self._store.set(_ENDED_KEY, "1")
 
     def _meet(self, number: int, arrival: Arrival, last: Round | None, lost: frozenset[int]) -> Round:
+        """Return a round that this process has come for, whether it is a member or not.
+
+        This ends: the deadline is moved only while the round before shows life, and once for each of its members that
+        dies or is evicted. After the deadline, the round is decided, or this raises an error, and the launcher starts
+        another process here, which tries again. If all members are dead, nobody is waited for, so new ones decide.
+        """
         decision_key = f"{number}/round"
-        if self._store.check([decision_key]):
+        if self._has_any(decision_key):
             return self._read(decision_key)
+        previous = last if arrival.has_state else self._read_previous(number)
         prefix = f"{number}/{_kind(arrival.has_state)}"
         place = self._store.add(f"{prefix}/count", 1)
         self._store.set(f"{prefix}/{place}", json.dumps(asdict(arrival)))
+        if previous is not None:
+            self._evict([member for member in self._find_absent(number, previous) if member.slot in lost])
+        gone, evicted = self._find_gone(previous), set[str]()
         life, deadline, next_look = 0, time.monotonic() + self._seconds, 0.0
-        while not self._store.check([decision_key]):
+        while not self._has_any(decision_key):
             if not arrival.has_state and number and (newest := self._store.add(f"{number - 1}/life", 0)) != life:
                 life, deadline = newest, time.monotonic() + self._seconds
             has_waited = time.monotonic() > deadline
             if place <= _NUM_DECIDERS or has_waited:
-                members = self._find_members(number, last, lost, has_waited=has_waited)
+                members = self._find_members(number, arrival, previous, lost, has_waited=has_waited)
                 if members and self._store.set_once(decision_key, Round(number, members).dump()):
                     self._store.set(_CURRENT_KEY, str(number))
-            if has_waited and not self._store.check([decision_key]):
-                raise self._missing_error(number)
-            if not arrival.has_state and time.monotonic() > next_look:
+                    self._evict_absent(number, previous, None if has_waited else lost)
+            if has_waited and not self._has_any(decision_key):
+                absent = [] if previous is None else self._find_absent(number, previous)
+                if not gone >= (gone_now := self._find_gone(previous)):
+                    gone, deadline = gone_now, time.monotonic() + self._seconds  # another process may take its place
+                elif not evicted >= (tokens := {member.token for member in absent}):
+                    self._evict(absent)
+                    # Half as long again, in which the launcher finds the name, and kills the process.
+                    evicted, deadline = evicted | tokens, time.monotonic() + 1.5 * self.kill_seconds
+                else:
+                    raise self._missing_error(number)
+            if time.monotonic() > next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
-                if self.has_moved():
+                withdraw_eviction(self._store, self.token)
+                if not arrival.has_state and self.has_moved():
                     raise MovedError("the run is under way elsewhere")
             if not arrival.has_state and self.is_cancelled():
                 raise LostPeerError("this rank was stopped before it could join the others; start it again")
-            if self._store.check([_ENDED_KEY]):
+            if self._has(_ENDED_KEY):
                 raise RunEndedError(f"the run was done before rank {self.slot} could join it")
             time.sleep(_PAUSE_SECONDS)
+        withdraw_eviction(self._store, self.token)
         return self._read(decision_key)
 
     def _find_members(
-        self, number: int, last: Round | None, lost: frozenset[int], *, has_waited: bool
+        self, number: int, own: Arrival, previous: Round | None, lost: frozenset[int], *, has_waited: bool
     ) -> tuple[Arrival, ...]:
-        """Return the members of a round by rank, if it can be decided now; otherwise none."""
+        """Return the members of a round by rank, if this process can decide it now; otherwise none."""
         newcomers = [new for new in self._arrivals(number, has_state=False) if not self._is_dead(new.token)]
         # Of two processes in one slot, the later one replaces the earlier.
         here = {arrival.slot: arrival for arrival in (*self._arrivals(number, has_state=True), *newcomers)}
         members = tuple(here[slot] for slot in self._arrange(frozenset(here)))
-        has_state = any(arrival.has_state for arrival in here.values())
-        is_complete = len(here) == self._size
-        if last is not None:
-            # Those who can still come: they are waited for only if they would be part of the round.
-            missing = {
-                member.slot
-                for member in last.members
-                if member.slot not in here and member.slot not in lost and not self._is_gone(member, last)
-            }
-            is_complete = set(self._arrange(frozenset(here) | missing)) <= set(here)
-            # A round in which nobody knows anything must wait for those who do, if some are here.
-            is_complete &= not has_state or any(member.has_state for member in members)
-        if not is_complete and not (has_waited and number):  # the first round has all
+        if previous is None:
+            return members if len(here) == self._size else ()
+        absent = {member.slot for member in self._absent(here, previous)}
+        # A round in which nobody knows anything must wait for those who do, if some are here.
+        has_lost_state = any(arrival.has_state for arrival in here.values()) and not any(
+            member.has_state for member in members
+        )
+        if not own.has_state:
+            # Someone who has not come may have the state of the run, unless that one is dead.
+            was_there = any(member.token == self.token for member in previous.members)
+            is_complete = len(here) == self._size or (was_there and not has_lost_state)
+            return members if not absent and (is_complete or has_waited) else ()
+        # Those who can still come are waited for only if they would be part of the round.
+        is_complete = set(self._arrange(frozenset(here) | (absent - lost))) <= set(here) and not has_lost_state
+        if not is_complete and not has_waited:
             return ()
-        if self.needs_majority and last is not None and not self._has_majority(here, last):
-            return ()
-        return members
+        return members if not self.needs_majority or self._has_majority(here, previous) else ()
 
     @staticmethod
     def _has_majority(here: Mapping[int, Arrival], last: Round) -> bool:
@@ -238,18 +266,59 @@ class Rounds:
         texts = self._store.get_all(keys) if is_complete else [self._store.get(key) for key in keys]
         return [Arrival(**json.loads(text)) for text in texts if text is not None]
 
+    def _absent(self, slots: Container[int], previous: Round) -> list[Arrival]:
+        """Return the members of the round before that are not in `slots`, and may still come."""
+        return [
+            member for member in previous.members if member.slot not in slots and not self._is_gone(member, previous)
+        ]
+
+    def _find_absent(self, number: int, previous: Round) -> list[Arrival]:
+        return self._absent(self._slots_here(number), previous)
+
+    def _find_gone(self, previous: Round | None) -> set[str]:
+        """Return the tokens of the members that do not come, because they are dead or dismissed."""
+        members = () if previous is None else previous.members
+        return {member.token for member in members if previous is not None and self._is_gone(member, previous)}
+
+    def _evict_absent(self, number: int, previous: Round | None, awaited: frozenset[int] | None) -> None:
+        """After a decision, evict those who did not come; soon if they were `awaited` (None: all were)."""
+        absent = [] if previous is None else self._find_absent(number, previous)
+        self._evict([member for member in absent if awaited is None or member.slot in awaited])
+        # Others may need up to the timeout to notice that there is a new round.
+        self._evict(absent, self._seconds)
+
+    def _evict(self, members: Iterable[Arrival], more_seconds: float = 0.0) -> None:
+        # When the run is done, ranks end one after another.
+        for member in () if self._has(_ENDED_KEY) else members:
+            evict(self._store, member.token, self.kill_seconds + more_seconds)
+
     def _is_gone(self, member: Arrival, last: Round) -> bool:
         return self._is_dead(member.token) or self.is_dismissed(last, member.slot)
 
     def _is_dead(self, token: str) -> bool:
-        return self._store.check([f"dead/{token}"])
+        return self._has(f"dead/{token}")
+
+    def _has(self, key: str) -> bool:
+        """Return whether a rank, or the launcher, has set a key; what others have written does not count."""
+        return self._store.get(key) is not None
+
+    def _has_any(self, key: str) -> bool:
+        """Return whether a key has a value; `_read` raises an error if that is not signed."""
+        return self._store.check([key])
+
+    def _slots_here(self, number: int) -> set[int]:
+        return {arrival.slot for kind in (False, True) for arrival in self._arrivals(number, has_state=kind)}
+
+    def _read_previous(self, number: int) -> Round | None:
+        """Return the round before; None if this store does not have it."""
+        text = self._store.get(f"{number - 1}/round")
+        return None if text is None else Round.parse(text)
 
     def _read(self, key: str) -> Round:
         return Round.parse(check_signed(key, self._store.get(key)))
 
     def _missing_error(self, number: int) -> LostPeerError:
-        here = {arrival.slot for kind in (False, True) for arrival in self._arrivals(number, has_state=kind)}
-        missing = min(set(range(self._size)) - here, default=0)
+        missing = min(set(range(self._size)) - self._slots_here(number), default=0)
         return LostPeerError(
             f"rank {missing} did not join within {pluralize(round(self._seconds), 'second')}; check its output, or "
             "raise the timeout"
