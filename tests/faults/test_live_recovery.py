@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ import pytest
 from helpers.fault_loss import FaultMeter, LossRecorder, log_lines, logged_losses
 from helpers.html_page import ParsedPage
 from helpers.slow_process import slow_down
-from helpers.train_process import STEPS, TrainProcess, children
+from helpers.train_process import STEPS, TrainProcess, await_exit, children
 from stretto.base.units import pluralize
 from stretto.checkpoint import find_checkpoint
 from stretto.launch.rank_environment import free_port
@@ -100,6 +101,51 @@ def test_a_lost_stage_resumes_from_the_memory_of_another_rank(
     assert code == 0, output
     assert "from the ranks' memory" in output or meter.last_step < 5, output
     assert logged_losses(run.folder) == logged_losses(reference.folder)
+
+
+@pytest.mark.parametrize("grid", [(1, 2), pytest.param((2, 1), marks=pytest.mark.short)])
+def test_a_stopped_rank_is_killed_and_replaced(grid: tuple[int, int], faults_data: Path, tmp_path: Path) -> None:
+    """SIGSTOP: the process does not end by itself, and does not come when the others meet."""
+    run = start(tmp_path / "run", faults_data, grid, **{"run.timeout": 6, "train.steps": 400})
+    run.await_step(10)
+    _, stopped = run.ranks()
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        await_exit(stopped, 120)
+        code, output = run.finish()
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGKILL)
+    assert code == 0, output
+    assert f"rank 1 hangs, so its process {stopped} is killed" in output, output
+    assert re.search(r"rank 1 is started again as process \d+\n", output), output
+    assert find_checkpoint(run.folder).manifest.training_state.step == 400
+
+
+def test_a_rank_that_pauses_for_less_than_the_timeout_is_not_killed(faults_data: Path, tmp_path: Path) -> None:
+    run = start(tmp_path / "run", faults_data, (2, 1), **{"run.timeout": 12})
+    run.await_step(10)
+    paused = run.ranks()[1]
+    os.kill(paused, signal.SIGSTOP)
+    time.sleep(5)
+    os.kill(paused, signal.SIGCONT)
+    code, output = run.finish()
+    assert code == 0 and "is killed" not in output and "is started again" not in output, output
+
+
+def test_a_launch_ends_if_a_rank_hangs_and_no_restarts_are_left(faults_data: Path, tmp_path: Path) -> None:
+    fields = {"run.timeout": 6, "run.max_restarts": 0, "train.steps": 10**6}
+    run = start(tmp_path / "run", faults_data, (1, 2), **fields)
+    run.await_step(10)
+    stopped = run.ranks()[1]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        code, output = run.finish(180)
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(stopped, signal.SIGKILL)
+    assert code == 75, output
+    assert "rank 1 did not answer within run.timeout and was killed, no restarts are left" in output, output
 
 
 def test_a_lost_host_of_the_store_is_replaced_by_another(

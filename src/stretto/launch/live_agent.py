@@ -20,6 +20,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from stretto.base.errors import LostPeerError
 from stretto.launch.elastic_agent import RestartPolicy, kill_group
 from stretto.launch.loopback import LoopbackRendezvous
+from stretto.mesh.eviction import EvictionWatch
 from stretto.mesh.join import run_store_of
 from stretto.mesh.rounds import LIVE_SCOPE, TOKEN_VARIABLE, new_token, report_dead
 from stretto.mesh.secret import SECRET_VARIABLE
@@ -28,6 +29,8 @@ from stretto.train.signals import on_preemption_signal, on_second_interrupt
 _PERIOD_SECONDS = 0.05
 # After one rank has finished the run, or has failed for good, the others end too; after this they are ended.
 _END_SECONDS = 20.0
+# A process that is killed ends at once, unless it waits for a dead file server. That one does nothing any more, either.
+_KILLED_SECONDS = 5.0
 # Ranks that end so soon after another count as one failure.
 _SAME_CAUSE_SECONDS = 10.0
 
@@ -51,6 +54,7 @@ class LiveAgent:
         self._num_started = 0
         self._last_restart, self._restarted = -math.inf, set[int]()  # when restarts were last counted, and of which
         self._ended: dict[int, int] = {}  # exit codes of the slots whose process has ended and was not replaced
+        self._killed: dict[int, float] = {}  # when the process of a slot was killed, because it hangs
 
     def exit_codes(self) -> list[int | None]:
         """Return the exit codes of the ranks; None for ranks that are still running."""
@@ -88,31 +92,55 @@ class LiveAgent:
         # In a session of its own, so that Ctrl-C reaches the launcher alone, which passes it on.
         self._processes[slot] = subprocess.Popen(self._command, env=environment, start_new_session=True)
         self._num_started += 1
+        self._killed.pop(slot, None)
 
     def _monitor(self) -> RunResult:
         deadline = float("inf")
         failures: dict[int, ProcessFailure] = {}
+        evictions = EvictionWatch(self._store.in_scope("rounds"))
         while len(self._ended) < self._num_ranks and time.monotonic() < deadline:
             time.sleep(_PERIOD_SECONDS)
+            if deadline == float("inf"):
+                self._kill_hung(evictions)
             for slot, process in list(self._processes.items()):
-                if slot in self._ended or process.poll() is None:
+                if slot in self._ended or (code := self._find_code(slot)) is None:
                     continue
                 report_dead(self._store, self._tokens[slot])
-                code = process.returncode
                 is_finishing = deadline < float("inf")
                 failure = ProcessFailure(slot, process.pid, code, "")
                 if code == 0 or is_finishing or not self._may_restart(failure):
                     self._ended[slot] = code
                     if code:
                         failures[slot] = failure
-                    if code >= 0 and code != LostPeerError.exit_code:  # otherwise it was lost, and the others continue
-                        deadline = min(deadline, time.monotonic() + _END_SECONDS)
+                    # Otherwise it was lost, and the others continue.
+                    if not is_finishing and code >= 0 and code != LostPeerError.exit_code:
+                        deadline = time.monotonic() + _END_SECONDS
                 else:
                     self._start(slot)
                     self._on_message(f"rank {slot} is started again as process {self._processes[slot].pid}")
         if 0 in self._ended.values():
             return RunResult(WorkerState.SUCCEEDED)
+        if self._killed:
+            raise LostPeerError(
+                f"rank {min(self._killed)} did not answer within run.timeout and was killed, no restarts are left, and "
+                "the others could not continue without it; check what it waited for (a file server, a debugger)"
+            )
         return RunResult(WorkerState.FAILED, failures=failures)
+
+    def _kill_hung(self, evictions: EvictionWatch) -> None:
+        """Kill the processes that the others have waited for in vain; they are then replaced as any lost rank."""
+        running = {slot: token for slot, token in self._tokens.items() if slot not in {*self._ended, *self._killed}}
+        for slot in evictions.find_overdue(running):
+            self._killed[slot] = time.monotonic()
+            self._on_message(f"rank {slot} hangs, so its process {self._processes[slot].pid} is killed")
+            kill_group(self._processes[slot].pid)
+
+    def _find_code(self, slot: int) -> int | None:
+        """Return the exit code of a process; None if it still runs."""
+        code = self._processes[slot].poll()
+        if code is None and time.monotonic() - self._killed.get(slot, math.inf) > _KILLED_SECONDS:
+            return -signal.SIGKILL
+        return code
 
     def _may_restart(self, failure: ProcessFailure) -> bool:
         """Return whether a new process may take the place of one that has failed."""
@@ -140,7 +168,8 @@ class LiveAgent:
                     process.wait(max(0.0, started + seconds - time.monotonic()))
             _kill_running(running)
             for process in running:
-                process.wait()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_KILLED_SECONDS)
 
 
 def _kill_running(processes: Iterable[subprocess.Popen[bytes]]) -> None:

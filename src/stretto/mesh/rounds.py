@@ -44,6 +44,8 @@ _CURRENT_KEY, _ENDED_KEY = "current", "ended"
 _NUM_DECIDERS = 3
 _PAUSE_SECONDS = 0.02
 _LOOK_SECONDS = 1.0
+# A process that takes the place of a dead one must import torch, and may read the config from a slow file server.
+_START_SECONDS = 60.0
 
 
 class MovedError(RuntimeError):
@@ -206,7 +208,8 @@ class Rounds:
             if has_waited and not self._has_any(decision_key):
                 absent = [] if previous is None else self._find_absent(number, previous)
                 if not gone >= (gone_now := self._find_gone(previous)):
-                    gone, deadline = gone_now, time.monotonic() + self._seconds  # another process may take its place
+                    # Another process may take its place.
+                    gone, deadline = gone_now, time.monotonic() + max(self._seconds, _START_SECONDS)
                 elif not evicted >= (tokens := {member.token for member in absent}):
                     self._evict(absent)
                     # Half as long again, in which the launcher finds the name, and kills the process.
