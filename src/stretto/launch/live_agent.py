@@ -27,8 +27,11 @@ from stretto.mesh.secret import SECRET_VARIABLE
 from stretto.train.signals import on_preemption_signal, on_second_interrupt
 
 _PERIOD_SECONDS = 0.05
-# After one rank has finished the run, or has failed for good, the others end too; after this they are ended.
+# After one rank has failed for good, the others end too; after this they are ended.
 _END_SECONDS = 20.0
+# As long after one rank has finished the run: rank 0 may still flush up to five trackers, each for up to 30 s
+# (train/sinks/background.py).
+_FLUSH_SECONDS = 180.0
 # A process that is killed ends at once, unless it waits for a dead file server. That one does nothing any more, either.
 _KILLED_SECONDS = 5.0
 # Ranks that end so soon after another count as one failure.
@@ -114,7 +117,7 @@ class LiveAgent:
                         failures[slot] = failure
                     # Otherwise it was lost, and the others continue.
                     if not is_finishing and code >= 0 and code != LostPeerError.exit_code:
-                        deadline = time.monotonic() + _END_SECONDS
+                        deadline = time.monotonic() + (_END_SECONDS if code else _FLUSH_SECONDS)
                 else:
                     self._start(slot)
                     self._on_message(f"rank {slot} is started again as process {self._processes[slot].pid}")
