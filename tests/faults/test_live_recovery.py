@@ -103,23 +103,27 @@ def test_a_lost_stage_resumes_from_the_memory_of_another_rank(
     assert logged_losses(run.folder) == logged_losses(reference.folder)
 
 
-@pytest.mark.parametrize("grid", [(1, 2), pytest.param((2, 1), marks=pytest.mark.short)])
-def test_a_stopped_rank_is_killed_and_replaced(grid: tuple[int, int], faults_data: Path, tmp_path: Path) -> None:
+# With replicas, the other one trains on meanwhile, so the run has to last for half a minute.
+@pytest.mark.parametrize(("grid", "steps"), [((1, 2), 400), ((2, 1), 6000)])
+def test_a_stopped_rank_is_killed_and_replaced(
+    grid: tuple[int, int], steps: int, faults_data: Path, tmp_path: Path
+) -> None:
     """SIGSTOP: the process does not end by itself, and does not come when the others meet."""
-    run = start(tmp_path / "run", faults_data, grid, **{"run.timeout": 6, "train.steps": 400})
+    fields = {"run.timeout": 6, "train.steps": steps, "save.every": steps}
+    run = start(tmp_path / "run", faults_data, grid, **fields)
     run.await_step(10)
     _, stopped = run.ranks()
     os.kill(stopped, signal.SIGSTOP)
     try:
         await_exit(stopped, 120)
-        code, output = run.finish()
+        code, output = run.finish(400)
     finally:
         with suppress(ProcessLookupError):
             os.kill(stopped, signal.SIGKILL)
     assert code == 0, output
     assert f"rank 1 hangs, so its process {stopped} is killed" in output, output
     assert re.search(r"rank 1 is started again as process \d+\n", output), output
-    assert find_checkpoint(run.folder).manifest.training_state.step == 400
+    assert find_checkpoint(run.folder).manifest.training_state.step == steps
 
 
 def test_a_rank_that_pauses_for_less_than_the_timeout_is_not_killed(faults_data: Path, tmp_path: Path) -> None:

@@ -103,8 +103,7 @@ class LiveAgent:
         evictions = EvictionWatch(self._store.in_scope("rounds"))
         while len(self._ended) < self._num_ranks and time.monotonic() < deadline:
             time.sleep(_PERIOD_SECONDS)
-            if deadline == float("inf"):
-                self._kill_hung(evictions)
+            self._kill_hung(evictions)
             for slot, process in list(self._processes.items()):
                 if slot in self._ended or (code := self._find_code(slot)) is None:
                     continue
@@ -123,7 +122,9 @@ class LiveAgent:
                     self._on_message(f"rank {slot} is started again as process {self._processes[slot].pid}")
         if 0 in self._ended.values():
             return RunResult(WorkerState.SUCCEEDED)
-        if self._killed:
+        if self._killed and all(
+            failure.exitcode in (LostPeerError.exit_code, -signal.SIGKILL) for failure in failures.values()
+        ):
             raise LostPeerError(
                 f"rank {min(self._killed)} did not answer within run.timeout and was killed, no restarts are left, and "
                 "the others could not continue without it; check what it waited for (a file server, a debugger)"

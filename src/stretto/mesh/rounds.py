@@ -22,7 +22,7 @@ import json
 import secrets
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from stretto.base.errors import LostPeerError
 from stretto.base.units import pluralize
@@ -118,6 +118,15 @@ class Round:
         return Round(values["number"], tuple(Arrival(**member) for member in values["members"]))
 
 
+@dataclass
+class _Wait:
+    """How long a process waits for the others."""
+
+    deadline: float
+    gone: set[str]  # tokens of members that do not come
+    evicted: set[str] = field(default_factory=set)  # tokens of members that the launcher was asked to kill
+
+
 class Rounds:
     """This process's way into one round after another. `size` is the number of slots that the job starts with."""
 
@@ -194,28 +203,18 @@ class Rounds:
         self._store.set(f"{prefix}/{place}", json.dumps(asdict(arrival)))
         if previous is not None:
             self._evict([member for member in self._find_absent(number, previous) if member.slot in lost])
-        gone, evicted = self._find_gone(previous), set[str]()
-        life, deadline, next_look = 0, time.monotonic() + self._seconds, 0.0
+        wait, life, next_look = _Wait(time.monotonic() + self._seconds, self._find_gone(previous)), 0, 0.0
         while not self._has_any(decision_key):
             if not arrival.has_state and number and (newest := self._store.add(f"{number - 1}/life", 0)) != life:
-                life, deadline = newest, time.monotonic() + self._seconds
-            has_waited = time.monotonic() > deadline
+                life, wait.deadline = newest, time.monotonic() + self._seconds
+            has_waited = time.monotonic() > wait.deadline
             if place <= _NUM_DECIDERS or has_waited:
                 members = self._find_members(number, arrival, previous, lost, has_waited=has_waited)
                 if members and self._store.set_once(decision_key, Round(number, members).dump()):
                     self._store.set(_CURRENT_KEY, str(number))
                     self._evict_absent(number, previous, None if has_waited else lost)
             if has_waited and not self._has_any(decision_key):
-                absent = [] if previous is None else self._find_absent(number, previous)
-                if not gone >= (gone_now := self._find_gone(previous)):
-                    # Another process may take its place.
-                    gone, deadline = gone_now, time.monotonic() + max(self._seconds, _START_SECONDS)
-                elif not evicted >= (tokens := {member.token for member in absent}):
-                    self._evict(absent)
-                    # Half as long again, in which the launcher finds the name, and kills the process.
-                    evicted, deadline = evicted | tokens, time.monotonic() + 1.5 * self.kill_seconds
-                else:
-                    raise self._missing_error(number)
+                self._wait_longer(number, previous, wait)
             if time.monotonic() > next_look:
                 next_look = time.monotonic() + _LOOK_SECONDS
                 withdraw_eviction(self._store, self.token)
@@ -228,6 +227,21 @@ class Rounds:
             time.sleep(_PAUSE_SECONDS)
         withdraw_eviction(self._store, self.token)
         return self._read(decision_key)
+
+    def _wait_longer(self, number: int, previous: Round | None, wait: _Wait) -> None:
+        """Move the deadline if a member has died meanwhile, or if there is one to evict; otherwise raise."""
+        absent = [] if previous is None else self._find_absent(number, previous)
+        gone, tokens = self._find_gone(previous), {member.token for member in absent}
+        if not gone <= wait.gone:
+            # Another process may take its place.
+            wait.gone, wait.deadline = gone, time.monotonic() + max(self._seconds, _START_SECONDS)
+        elif not tokens <= wait.evicted:
+            self._evict(absent)
+            wait.evicted |= tokens
+            # Half as long again, in which the launcher finds the name, and kills the process.
+            wait.deadline = time.monotonic() + 1.5 * self.kill_seconds
+        else:
+            raise self._missing_error(number)
 
     def _find_members(
         self, number: int, own: Arrival, previous: Round | None, lost: frozenset[int], *, has_waited: bool
