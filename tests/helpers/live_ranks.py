@@ -1,12 +1,14 @@
 """LiveRanks: processes that train together with a LiveTrainer, of which some are killed and others started."""
 
+import ctypes
 import json
 import os
 import secrets
 import signal
+import socket
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from multiprocessing import get_context
@@ -22,13 +24,15 @@ from stretto.launch.rank_environment import free_port
 from stretto.mesh.c10d import TCPStore
 from stretto.train.live_trainer import LiveTrainer
 
+_NEW_HOST_NAME = 0x04000000  # CLONE_NEWUTS
 _IMPORTED = ["torch._dynamo", "stretto.planning.choose", "stretto.train.run", "stretto.train.live_trainer"]
 
 
 class LiveRanks:
     """Starts a process per slot; each sends a line for every step that it takes: `step`, `loss`, `replicas`.
 
-    The parent hosts the store, as an elastic agent does.
+    The parent hosts the store, as an elastic agent does. With `nodes`, each rank is on a node of that name, as far as it
+    can tell; only root can do this.
     """
 
     def __init__(
@@ -40,10 +44,12 @@ class LiveRanks:
         copy_every: int = 0,
         has_hosts: bool = False,
         checkpoints: Path | None = None,
+        nodes: Sequence[str] = (),
     ) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         self.layout, self._make_trainer, self._arguments, self._timeout = layout, make_trainer, arguments, timeout
         self._options = {"copy_every": copy_every, "checkpoints": checkpoints, "save_every": 4}
+        self._nodes = nodes
         self._port = free_port()
         self._store = TCPStore("127.0.0.1", self._port, is_master=True, wait_for_workers=False)
         self._secret = secrets.token_hex(16)
@@ -82,9 +88,13 @@ class LiveRanks:
                 "RANK": str(slot % column), "WORLD_SIZE": str(column), "LOCAL_RANK": str(slot % column),
                 "LOCAL_WORLD_SIZE": str(column), "STRETTO_HOSTS": self._hosts, "STRETTO_REPLICA": str(slot // column),
             }  # fmt: skip
+        if self._nodes:
+            local = [other for other, node in enumerate(self._nodes) if node == self._nodes[slot]]
+            environment |= {"LOCAL_RANK": str(local.index(slot)), "LOCAL_WORLD_SIZE": str(len(local))}
         outputs = [Connection(os.dup(number), readable=False) for number in (1, 2)]
         settings = self.layout, self._make_trainer, self._arguments, self._timeout, self._options
-        arguments = (environment, outputs, theirs, *settings)
+        node = self._nodes[slot] if self._nodes else None
+        arguments = (environment, node, outputs, theirs, *settings)
         self.processes[slot] = self._context.Process(target=_train, args=arguments, daemon=True)
         self.processes[slot].start()
         self._pipes[slot] = ours
@@ -138,6 +148,7 @@ class LiveRanks:
 
 def _train(
     environment: dict[str, str],
+    node: str | None,
     outputs: list[Connection],
     pipe: Connection,
     layout: Layout,
@@ -148,6 +159,9 @@ def _train(
 ) -> None:
     os.environ.clear()
     os.environ |= environment
+    if node is not None:
+        assert not ctypes.CDLL(None).unshare(_NEW_HOST_NAME), "only root can set a host name"
+        socket.sethostname(node)
     for number, output in enumerate(outputs, start=1):
         os.dup2(output.fileno(), number)
         output.close()

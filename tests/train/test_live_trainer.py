@@ -1,5 +1,6 @@
 """LiveTrainer: a replica is lost, the others continue in the same processes with the same curve; a new one joins."""
 
+import os
 import random
 import signal
 import time
@@ -78,6 +79,22 @@ def test_lost_stage_comes_back_from_memory(byte_corpus: Corpus) -> None:
     assert ranks.losses(0) == pytest.approx(uninterrupted(byte_corpus), rel=1e-9)
     repeated = [line["step"] for line in ranks.lines if line.get("pid") == ranks.processes[1].pid]
     assert min(repeated) > 4
+
+
+@pytest.mark.long
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can set a host name")
+def test_stages_of_a_lost_node_come_back_from_another(byte_corpus: Corpus) -> None:
+    """The ranks of a node need not have consecutive numbers: so it is with `layout.adjacent = "replicas"`."""
+    layout, nodes = Layout(stages=4, chunks=2), ["a", "b", "a", "b"]
+    with LiveRanks(layout, make_trainer, byte_corpus, copy_every=4, nodes=nodes) as ranks:
+        ranks.wait_for_step(11)
+        for slot in (0, 2):
+            ranks.kill(slot)
+        for slot in (0, 2):
+            ranks.start(slot)
+        ranks.wait_until_done()
+    joined = [line["step"] for line in ranks.lines if line.get("pid") == ranks.processes[0].pid]
+    assert min(joined) > 4, "from the copies, not from the beginning"
 
 
 @pytest.mark.long

@@ -1,5 +1,8 @@
 """CopyRing: each rank sends bytes to another one, on another node if there are several, in the background."""
 
+from collections import Counter
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -8,15 +11,17 @@ from stretto.mesh.world import World
 
 
 class CopyRing:
-    """Connections of their own, over gloo, so that they don't wait for a step's messages. All ranks create it."""
+    """Connections of their own, over gloo, so that they don't wait for a step's messages.
 
-    def __init__(self, world: World) -> None:
+    All ranks create it, with the same `nodes`: the name of each rank's node.
+    """
+
+    def __init__(self, world: World, nodes: Sequence[str]) -> None:
         self._world = world
         self._group = world.new_group(range(world.size), backend=dist.Backend.GLOO)
-        # The ranks of a node have consecutive numbers.
-        distance = world.local_size if world.local_size < world.size else 1
-        self.keeper = (world.rank + distance) % world.size  # keeps what this rank sends
-        self.kept = (world.rank - distance) % world.size  # this rank keeps what that one sends
+        by_rank = keepers(nodes)
+        self.keeper = by_rank[world.rank]  # keeps what this rank sends
+        self.kept = by_rank.index(world.rank)  # this rank keeps what that one sends
 
     def exchange(self, content: Tensor) -> Tensor:
         """Send bytes to the rank that keeps them; return those that this rank keeps."""
@@ -41,3 +46,20 @@ class CopyRing:
             content = torch.empty(int(length), dtype=torch.uint8)
             dist.recv(content, rank, self._group)
         return content
+
+
+def keepers(nodes: Sequence[str]) -> list[int]:
+    """Return, for each of several ranks, the rank that keeps its copy: on another node for as many as possible.
+
+    Put the ranks in order of their nodes; each sends to the one that is as many places further as the largest node has
+    ranks, and so is on another node.
+
+        node     a   b  b   c  c
+        rank     0   1  3   2  4
+        keeper   3   2  4   0  1
+    """
+    by_node = sorted(range(len(nodes)), key=lambda rank: nodes[rank])
+    largest = max(Counter(nodes).values())
+    distance = largest if largest < len(nodes) else 1
+    keeper_of = {rank: by_node[(place + distance) % len(nodes)] for place, rank in enumerate(by_node)}
+    return [keeper_of[rank] for rank in range(len(nodes))]

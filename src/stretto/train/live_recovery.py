@@ -132,7 +132,8 @@ class LiveRecovery:
         From then on, each replica keeps a copy of another one's lanes.
         """
         mesh = trainer.engine.mesh
-        ring = CopyRing(mesh.world) if self._copy_every and mesh.world.size > 1 else None
+        nodes = [member.node for member in self.round.members]
+        ring = CopyRing(mesh.world, nodes) if self._copy_every and len(nodes) > 1 else None
         can_restore = self.can_restore
         if self._has_all_stages:
             self._compare_memory(mesh)
