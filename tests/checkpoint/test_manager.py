@@ -397,9 +397,7 @@ def test_a_rank_that_is_lost_during_a_save_ends_the_wait_for_its_files(tmp_path:
     def start(world: World) -> CheckpointManager:
         checkpoints = CheckpointManager(tmp_path, world)
         if world.is_rank_zero:
-            checkpoints._claim_generation(
-                "auto", (), is_launch=True, from_memory=False
-            )  # `start` would need a process group
+            checkpoints._claim_generation("auto", (), is_launch=True)  # `start` would need a process group
         return checkpoints
 
     with ThreadPoolExecutor(2) as pool:

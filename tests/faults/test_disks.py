@@ -1,5 +1,6 @@
 """The disk of a run is full, or can't be written."""
 
+import os
 import re
 import signal
 import subprocess
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from helpers.fault_loss import FaultLoss, FaultMeter, LossRecorder, logged_steps
-from helpers.small_disk import small_disk
+from helpers.small_disk import fill_disk, small_disk
 from helpers.train_process import SAVE_EVERY, TrainProcess
 from stretto.checkpoint.checkpoint import complete_checkpoint_names, find_checkpoint, read_claims
 from stretto.checkpoint.storage import LocalStorage
@@ -37,13 +38,6 @@ def read_only(folder: Path) -> Iterator[None]:
         subprocess.run(["umount", str(folder)], check=True)
 
 
-def fill(path: Path) -> None:
-    """Write to a file until its disk is full."""
-    with path.open("wb", buffering=0) as filler, suppress(OSError):
-        while True:
-            filler.write(bytes(1 << 12))
-
-
 def newest_step(run: TrainProcess) -> int:
     names = complete_checkpoint_names(LocalStorage(run.folder / "checkpoints"))
     return max((name.step for name in names), default=0)
@@ -67,7 +61,7 @@ def test_a_run_outlives_a_disk_that_is_full_for_a_while(
 ) -> None:
     run = TrainProcess(disk / "run", faults_data, (2, 1), {"train.steps": 10**6}).start()
     run.await_checkpoint()
-    fill(disk / "filler")
+    fill_disk(disk / "filler")
     meter = FaultMeter(disk / "run")
     # For many steps, which are not in the log now.
     time.sleep(4)
@@ -89,7 +83,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(faults_data: Path, disk: 
     run = TrainProcess(disk / "run", faults_data, (2, 1), {"save.keep": 1000, "run.max_restarts": 0}).start()
     # Fill the disk right after a save: one that is under way would free what it has written when it fails.
     run.await_checkpoint()
-    fill(disk / "filler")
+    fill_disk(disk / "filler")
     code, output = run.finish()
     # The run continued with a warning; that it could not save at the end is an error.
     assert code == 2, output
@@ -99,6 +93,37 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(faults_data: Path, disk: 
     (disk / "filler").unlink()
     code, output = TrainProcess(disk / "run", faults_data, (2, 1)).start().finish()
     assert code == 0 and "resume  after step" in output, output
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_ranks_change_while_the_disk_is_full(victim: int, faults_data: Path, disk: Path) -> None:
+    """With live recovery, rank 0 can neither claim the run nor rewrite the log: it warns, and claims at a later save."""
+    fields = {"run.recovery": "live", "run.timeout": 20, "train.steps": 10**6}
+    run = TrainProcess(disk / "run", faults_data, (3, 1), fields).start()
+    run.await_checkpoint()
+    ranks = run.ranks()
+    fill_disk(disk / "filler")
+    os.kill(ranks[victim], signal.SIGKILL)
+    until = time.monotonic() + 12  # the others have changed ranks, and the new process has joined them
+    while time.monotonic() < until:
+        fill_disk(disk / "filler")  # a save that failed has freed what it had written
+        time.sleep(0.05)
+    before = newest_step(run)
+    (disk / "filler").unlink()
+    await_newer_step(run, before)
+    assert {*ranks} - {ranks[victim]} == {*ranks} & {*run.ranks()}, "the others keep their processes"
+    code, output = stop(run)
+    assert code == 75 and "as requested; that step is saved" in output, output
+    assert re.search(
+        r"checkpoints can't be written \(No space left on device\); training continues, and the next save", output
+    ), output
+    assert re.search(r"warning: step \d+ was not saved: .*No space left on device", output), output
+    claims = read_claims(LocalStorage(disk / "run" / "checkpoints"))
+    assert [number for number, claim in claims.items() if claim.is_launch] == [1]
+    assert len(claims) > 1
+    assert all(claim.resumed_from and claim.from_memory for number, claim in claims.items() if number > 1)
+    steps = logged_steps(disk / "run")
+    assert steps[-1] == find_checkpoint(disk / "run").manifest.training_state.step
 
 
 def test_a_run_outlives_a_disk_that_is_read_only_for_a_while(

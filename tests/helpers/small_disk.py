@@ -3,7 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -19,3 +19,10 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
         pytest.skip("only root can mount a small disk")
     yield folder
     subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill_disk(path: Path) -> None:
+    """Append to a file until its disk is full."""
+    with path.open("ab", buffering=0) as filler, suppress(OSError):
+        while True:
+            filler.write(bytes(1 << 12))

@@ -3,7 +3,7 @@
 import os
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -46,7 +46,9 @@ class History:
         self.generation = 0  # until `claim`
         self.num_launches = self.num_rank_changes = 0  # of the run so far; until `claim`
         self.token = ""  # of its claim; until then, empty
+        self.resumed_step: int | None = None  # of the checkpoint that its claim names
         self.lineage: list[CheckpointName] = []  # newest first
+        self._newest = 0  # the newest generation that this launch knows of
         self._storage = storage
         self._retention = retention
         # Of evaluations; empty unless `retention.best`. Some may be of steps that are not saved yet.
@@ -70,14 +72,30 @@ class History:
         is_launch: bool = True,
         from_memory: bool = False,
     ) -> Checkpoint | None:
-        """Claim the next generation and remove incomplete checkpoints; return the checkpoint to resume from, if any."""
+        """Claim the next generation and remove incomplete checkpoints; return the checkpoint to resume from, if any.
+
+        With `from_memory` that is None, and no checkpoint is opened: it may be damaged. If this raises because of the
+        storage, it can be called again later, and then raises FencedError if there is a newer launch.
+        """
+        if self._newest:
+            self.check_fence()
         claims = read_claims(self._storage)
         names = complete_checkpoint_names(self._storage)
-        checkpoint, requested = find_resume_point(self._storage, resume, retry_seconds, allowed_locations)
+        self._newest = max(claims, default=0)
+        self._count(claims, names)
+        checkpoint = None
+        if from_memory:
+            # This launch has claimed before, and builds on what it has saved since.
+            last = claims.get(self._newest)
+            requested = None if last is None else last.requested
+            resumed_from = str(self.lineage[0]) if self.lineage else None if last is None else last.resumed_from
+        else:
+            checkpoint, requested = find_resume_point(self._storage, resume, retry_seconds, allowed_locations)
+            resumed_from = None if checkpoint is None else checkpoint.name_relative_to(self._storage)
         claim = self._add_claim(
             Claim(
-                generation=max(claims, default=0) + 1,
-                resumed_from=None if checkpoint is None else checkpoint.name_relative_to(self._storage),
+                generation=self._newest + 1,
+                resumed_from=resumed_from,
                 requested=requested,
                 num_ranks=num_ranks,
                 host=socket.gethostname(),
@@ -89,15 +107,23 @@ class History:
             )
         )
         self.generation, self.token = claim.generation, claim.token
-        self.num_launches = sum(earlier.is_launch for earlier in claims.values()) + is_launch
-        self.num_rank_changes = len(claims) + 1 - self.num_launches
-        self.lineage = lineage({**claims, claim.generation: claim}, names)
+        self._newest = self.generation
+        name = CheckpointName.parse((claim.resumed_from or "").rpartition("/")[2])
+        self.resumed_step = None if name is None else name.step
+        self._count({**claims, claim.generation: claim}, names)
         for name in all_checkpoint_names(self._storage):
             if name not in names and name.generation < self.generation:
                 self._storage.remove(str(name))
         if self._retention.best:
-            self._scores = read_scores(self._storage, self.lineage)
+            # Those that were recorded before the claim succeeded count, too.
+            own = {CheckpointName(self.generation, name.step): score for name, score in self._scores.items()}
+            self._scores = {**own, **read_scores(self._storage, self.lineage)}
         return checkpoint
+
+    def _count(self, claims: Mapping[int, Claim], names: Sequence[CheckpointName]) -> None:
+        self.num_launches = sum(claim.is_launch for claim in claims.values())
+        self.num_rank_changes = len(claims) - self.num_launches
+        self.lineage = lineage(claims, names)
 
     def commit(self, name: CheckpointName, manifest: Manifest, *, verifies: bool = False) -> None:
         """Complete a checkpoint by writing its manifest; then remove the checkpoints that are no longer to be kept.
@@ -146,10 +172,10 @@ class History:
         """Raise FencedError if a newer launch of this run exists: nothing that this launch writes will be used."""
         numbers = [name.removesuffix(".json") for name in self._storage.names(GENERATIONS)]
         newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
-        if newest > self.generation:
+        if newest > self._newest:
             raise FencedError(
                 f"{self._storage.location}: generation {newest} of this run has taken over, so this one, generation "
-                f"{self.generation}, stops; it has not changed the newer one's files"
+                f"{self._newest}, stops; it has not changed the newer one's files"
             )
 
     def record_score(self, step: int, score: Score) -> None:

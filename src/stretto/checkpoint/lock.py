@@ -43,7 +43,7 @@ class FolderLock:
 
 
 def lock_folder(folder: Path, *, is_required: bool) -> FolderLock | None:
-    """Return a lock on a folder. If it is not required, return None if another process holds it.
+    """Return a lock on a folder. If it is not required, return None if another process holds it, or on a read-only disk.
 
     That process is then known to be no longer part of the run.
     """
@@ -51,7 +51,7 @@ def lock_folder(folder: Path, *, is_required: bool) -> FolderLock | None:
         return FolderLock(folder)
     try:
         return FolderLock(folder, timeout_seconds=0)
-    except ConfigError:
+    except (ConfigError, OSError):
         return None
 
 

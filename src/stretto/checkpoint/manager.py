@@ -5,6 +5,7 @@ first rank    waits for all ranks > checks that its generation is the newest > c
 """
 
 import json
+import logging
 import platform
 import threading
 import time
@@ -42,6 +43,7 @@ from stretto.checkpoint.storage import open_storage
 from stretto.checkpoint.tensor_file import save_shards, save_small_file
 from stretto.mesh.world import World
 
+_log = logging.getLogger(__name__)
 # A launcher that was killed has closed its connections, but may take a moment to end.
 _LAUNCHER_END_SECONDS = 1.0
 _LOST = "lost: "  # before the error of a save that failed because a rank was lost
@@ -93,7 +95,8 @@ class CheckpointManager:
         self._history: History | None = None  # None before `start`, and on all ranks but the first
         self._buffers = StagingBuffers()
         self._key_prefix = f"checkpoints/{self.world.store.next_number()}"  # of its keys in the store
-        self._save_numbers = count(1)
+        self._save_numbers, self._claim_numbers = count(1), count(1)
+        self._is_launch, self._is_from_memory = True, False  # until `start`
         self._own_messages: list[str] = []  # the keys of this rank's messages to the first rank, until it has read them
         self._requested_steps: set[int] = set()  # those that `save` was called for
         self._resumed_step: int | None = None
@@ -122,13 +125,18 @@ class CheckpointManager:
         `RUN@best`. If the files of a run refer to a checkpoint elsewhere, its URL must be in one of
         `allowed_locations`. The first rank reads the manifest for all ranks.
         With live recovery, ranks start again when they change, which is not a launch (`is_launch`), and may continue
-        with what they have in memory instead (`from_memory`); the claim says so.
+        with what they have in memory instead (`from_memory`); the claim says so. No checkpoint is then read or
+        returned, and if the claim can't be written, each `save` tries it again.
         """
+        if from_memory:
+            self._is_launch, self._is_from_memory = is_launch, True
+            self._start_from_memory()
+            return None
         key = f"{self._key_prefix}/start"
         checkpoint = None
         place = None  # of the checkpoint to resume from, as another rank than the first finds it
         if self.world.is_rank_zero:
-            checkpoint = self._claim_generation(resume, allowed_locations, is_launch=is_launch, from_memory=from_memory)
+            checkpoint = self._claim_generation(resume, allowed_locations, is_launch=is_launch)
             assert self._history is not None
             self.world.store.set(key, f"{self.generation} {self._history.token}")
         else:
@@ -158,11 +166,14 @@ class CheckpointManager:
         With `wait`, return once the checkpoint is committed, or raise on all ranks if the save fails. If the last save
         was of this step and succeeded, do nothing.
         """
-        if not self.generation:
+        if not self.generation and not self._is_from_memory:
             raise ConfigError(
                 "save() was called before start(); call start() first, and resume from the checkpoint it returns"
             )
         self._wait_for_save()
+        if not self.generation and (problem := self._claim_from_memory()[1]):
+            self._fail_save(snapshot.training_state.step, problem, wait=wait)
+            return
         name = CheckpointName(self.generation, snapshot.training_state.step)
         if self._last_save is not None and self._last_save.name == name:
             if self._wait_for_result(self._last_save) is None:
@@ -232,14 +243,13 @@ class CheckpointManager:
         return 0 if self._history is None else self._history.num_rank_changes
 
     def _claim_generation(
-        self, resume: Path | str, allowed_locations: Sequence[str], *, is_launch: bool, from_memory: bool
+        self, resume: Path | str, allowed_locations: Sequence[str], *, is_launch: bool
     ) -> Checkpoint | None:
         try:
             self._history = History(self._storage, self._retention, needs_lock=self._needs_lock)
             checkpoint = self._history.claim(
-                resume, self.world.size, self._retry_seconds, allowed_locations,
-                is_launch=is_launch, from_memory=from_memory,
-            )  # fmt: skip
+                resume, self.world.size, self._retry_seconds, allowed_locations, is_launch=is_launch
+            )
         except OSError as error:
             self.close(wait=False)
             path, reason = error.filename or self.location, error.strerror or str(error)
@@ -250,6 +260,48 @@ class CheckpointManager:
         self.generation = self._history.generation
         self._resumed_step = None if checkpoint is None else checkpoint.manifest.training_state.step
         return checkpoint
+
+    def _start_from_memory(self) -> None:
+        token, problem = self._claim_from_memory()
+        if problem and self.world.is_rank_zero:
+            _log.warning("%s; training continues, and the next save tries it again", problem)
+        if not problem:
+            with self.world.fail_together("starting"):
+                if not self.world.is_rank_zero:
+                    wait_for_claim(self._storage, self.generation, token)
+
+    def _claim_from_memory(self) -> tuple[str, str]:
+        """Claim the next generation for what the ranks have in memory; return the claim's token, or else the problem.
+
+        With a storage that is full, read-only or does not answer, the ranks can still train.
+        """
+        key = f"{self._key_prefix}/claim/{next(self._claim_numbers)}"
+        if not self.world.is_rank_zero:
+            self.generation, token, problem = json.loads(self._wait_for_first_rank(key))
+            return token, problem
+        token = problem = ""
+        try:
+            if self._history is None:
+                self._history = History(self._storage, self._retention, needs_lock=self._needs_lock)
+            self._history.claim(
+                "auto", self.world.size, self._retry_seconds, is_launch=self._is_launch, from_memory=True
+            )
+            self.generation, token = self._history.generation, self._history.token
+            self._resumed_step = self._history.resumed_step
+        except (OSError, DataError) as error:
+            problem = _write_error(self.location, error)
+        except BaseException:
+            self.close(wait=False)
+            raise
+        self.world.store.set(key, json.dumps([self.generation, token, problem]))
+        return token, problem
+
+    def _fail_save(self, step: int, problem: str, *, wait: bool) -> None:
+        """Report a save that could not begin; with `wait`, raise."""
+        if self.world.is_rank_zero:
+            self._reports.append(SaveReport(step, self.location, 0, 0.0, 0.0, problem))
+        if wait:
+            raise DataError(problem)
 
     def _wait_for_result(self, save: "_BackgroundSave") -> str | None:
         """Return why a save failed; None if it was committed. Other ranks learn it from the first rank's message."""
@@ -390,11 +442,16 @@ class _BackgroundSave:
 
 def _error_message(where: str, error: Exception) -> str:
     """Return the message for a save that failed: the text of a StrettoError, or the path and reason of other errors."""
+    suffix = "" if isinstance(error, StrettoError) else "; earlier checkpoints are intact"
+    return f"{_write_error(where, error)}{suffix}"
+
+
+def _write_error(where: str, error: Exception) -> str:
     if isinstance(error, StrettoError):
         return str(error)
     reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
     path = getattr(error, "filename", None) or where
-    return f"{path} can't be written ({reason.splitlines()[0]}); earlier checkpoints are intact"
+    return f"{path} can't be written ({reason.splitlines()[0]})"
 
 
 def _versions() -> dict[str, str]:

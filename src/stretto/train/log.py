@@ -64,18 +64,44 @@ class LogWriter:
 
 
 @contextmanager
-def open_log_writer(folder: RunFolder, config: RunConfig, step: int) -> Iterator[LogWriter]:
-    """Open a run's log and sinks within this context, to continue after `step`."""
+def open_log_writer(
+    folder: RunFolder, config: RunConfig, step: int, *, is_required: bool = True
+) -> Iterator[LogWriter]:
+    """Open a run's log and sinks within this context, to continue after `step`.
+
+    If the log is not required, a disk that is full or read-only is no reason to end the run.
+    """
     with folder.explain_write_errors():
-        file = open_log(folder.log, step)
+        file = open_log(folder.log, step) if is_required else _try_open_log(folder.log, step)
     history = partial(read_lines, list_segments(folder.log))
     sections = config.model_dump(mode="json", exclude_none=True)
     hyperparameters = {f"{section}.{name}": value for section in sections for name, value in sections[section].items()}
     with (
-        file,
+        _closing(file),
         open_sinks(config.logging, folder.path, step=step, hyperparameters=hyperparameters, history=history) as sinks,
     ):
         yield LogWriter(file, sinks)
+
+
+@contextmanager
+def _closing(file: TextIO) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # the last lines can't be written: `LogWriter` has warned
+            file.close()
+
+
+def _try_open_log(path: Path, step: int) -> TextIO:
+    """Open a log as `open_log` does, or with the lines of steps that are repeated; or else nothing."""
+    try:
+        return open_log(path, step)
+    except OSError as error:
+        _log.warning("%s can't be rewritten (%s); the run continues", path, error.strerror)
+    try:
+        return path.open("a", encoding="utf-8", buffering=1)
+    except OSError:
+        return Path(os.devnull).open("w", encoding="utf-8")
 
 
 def open_log(path: Path, step: int) -> TextIO:

@@ -1,7 +1,8 @@
 """Run: trains as a config says, from its data to the final weights."""
 
+import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -9,7 +10,7 @@ from typing import NamedTuple, NoReturn
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stretto.base.errors import DivergedError, SavedInterrupt, StrettoError
+from stretto.base.errors import ConfigError, DivergedError, SavedInterrupt, StrettoError
 from stretto.base.run_folder import CONFIG, RunFolder
 from stretto.base.tf32 import use_tf32
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
@@ -43,6 +44,7 @@ from stretto.train.trainer import Request, StepReport, Trainer
 from stretto.train.weight_check import CorruptionError, WeightCheck, WeightReport
 from stretto.train.weights import load_initial_weights, save_weights
 
+_log = logging.getLogger(__name__)
 # A launch traces its tenth step, when caches are warm; or its last step, if it has fewer.
 _TRACED_STEP = 10
 
@@ -86,6 +88,7 @@ class Run:
             allowed_locations,
             is_first_rank=self.world.is_rank_zero,
             ranks_per_node=self.world.local_size,
+            is_recovered=self.is_recovered,
         )
         check_same_data(inputs, config, self.world)
         # None for a launch; otherwise, ranks were lost or have joined since, and the launch continues.
@@ -166,7 +169,9 @@ class Run:
                     yield from self._train_without_log(on_window)
                     return
                 self._prepare_folder()
-                with open_log_writer(self.folder, self.config, self.trainer.step) as log:
+                with open_log_writer(
+                    self.folder, self.config, self.trainer.step, is_required=not self.is_recovered
+                ) as log:
                     yield from self._train_and_log(log, on_window)
         finally:
             self.close()
@@ -427,13 +432,23 @@ class Run:
         return _Unfinished(*map(bool, self.world.all_reduce(flags)))
 
     def _lock_folder(self) -> FolderLock | None:
-        with self.folder.explain_write_errors():
+        with self._warn_if_recovered(), self.folder.explain_write_errors():
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self.folder.log.touch()  # raises now if the log can't be written
             # Without save.to the checkpoints are in this folder, and their lock protects it.
-            if self.config.save.to is None:
-                return None
-            return lock_folder(self.folder.path, is_required=not self.is_recovered)
+            if self.config.save.to is not None:
+                return lock_folder(self.folder.path, is_required=not self.is_recovered)
+        return None
+
+    @contextmanager
+    def _warn_if_recovered(self) -> Iterator[None]:
+        """Warn if the folder can't be written while the ranks continue with what they have in memory."""
+        try:
+            yield
+        except ConfigError as error:
+            if not self.is_recovered:
+                raise
+            _log.warning("%s", error)
 
     @property
     def _launched_config(self) -> RunConfig:
@@ -444,12 +459,13 @@ class Run:
         return self.config.model_copy(update={"layout": layout})
 
     def _prepare_folder(self) -> None:
-        if not self.trainer.is_done:
-            # A finished run that now continues for more steps must not leave its old weights as the final ones.
-            with self.folder.explain_write_errors():
-                self.folder.weights.unlink(missing_ok=True)
-        for name, content in {CONFIG: dump_config(self._launched_config).encode(), **self._spec_files}.items():
-            self.folder.write(name, content)
+        with self._warn_if_recovered():
+            if not self.trainer.is_done:
+                # A finished run that now continues for more steps must not leave its old weights as the final ones.
+                with self.folder.explain_write_errors():
+                    self.folder.weights.unlink(missing_ok=True)
+            for name, content in {CONFIG: dump_config(self._launched_config).encode(), **self._spec_files}.items():
+                self.folder.write(name, content)
 
 
 def _save_batch(trainer: Trainer, path: Path) -> str:
