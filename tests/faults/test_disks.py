@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -97,7 +97,7 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(faults_data: Path, disk: 
 
 @pytest.mark.parametrize("victim", [0, 1])
 def test_ranks_change_while_the_disk_is_full(victim: int, faults_data: Path, disk: Path) -> None:
-    """With live recovery, rank 0 can neither claim the run nor rewrite the log: it warns, and claims at a later save."""
+    """Rank 0 can neither claim the run nor rewrite the log. It warns, and claims at a later save."""
     fields = {"run.recovery": "live", "run.timeout": 20, "train.steps": 10**6}
     run = TrainProcess(disk / "run", faults_data, (3, 1), fields).start()
     run.await_checkpoint()

@@ -43,7 +43,7 @@ class FolderLock:
 
 
 def lock_folder(folder: Path, *, is_required: bool) -> FolderLock | None:
-    """Return a lock on a folder. If it is not required, return None if another process holds it, or on a read-only disk.
+    """Return a lock on a folder; if it is not required, None on a read-only disk, or if another process holds it.
 
     That process is then known to be no longer part of the run.
     """
