@@ -39,7 +39,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test that starts ranks as `strict`; show warnings in tests on a GPU instead of failing."""
+    """Mark every test that uses ranks of this file as `strict`; show warnings in tests on a GPU instead of failing."""
     for item in items:
         if {"pools", "reference_runs"} & {*getattr(item, "fixturenames", ())}:
             item.add_marker(pytest.mark.strict)

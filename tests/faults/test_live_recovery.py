@@ -99,7 +99,7 @@ def test_a_lost_stage_resumes_from_the_memory_of_another_rank(
     record_loss(meter.await_progress())
     code, output = run.finish()
     assert code == 0, output
-    assert "from the ranks' memory" in output or meter.last_step < 5, output
+    assert meter.last_step < 5 or "from the ranks' memory" in output, output
     assert logged_losses(run.folder) == logged_losses(reference.folder)
 
 

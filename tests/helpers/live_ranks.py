@@ -31,8 +31,8 @@ _IMPORTED = ["torch._dynamo", "stretto.planning.choose", "stretto.train.run", "s
 class LiveRanks:
     """Starts a process per slot; each sends a line for every step that it takes: `step`, `loss`, `replicas`.
 
-    The parent hosts the store, as an elastic agent does. With `nodes`, each rank sees one of these as its host name; only
-    root can do this.
+    The parent hosts the store, as an elastic agent does. With `nodes`, each rank sees one of these as its host name,
+    which only root can set.
     """
 
     def __init__(

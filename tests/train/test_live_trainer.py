@@ -44,6 +44,7 @@ def num_processes(ranks: LiveRanks, slot: int) -> int:
 
 
 @pytest.mark.long
+@pytest.mark.strict
 @pytest.mark.parametrize("data", [pytest.param("lanes", marks=pytest.mark.short), "batches"])
 def test_survivors_continue_and_another_joins(data: str, byte_corpus: Corpus) -> None:
     corpus = byte_corpus if data == "lanes" else None
@@ -54,7 +55,9 @@ def test_survivors_continue_and_another_joins(data: str, byte_corpus: Corpus) ->
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("data", ["lanes", pytest.param("batches", marks=pytest.mark.short)])
+@pytest.mark.parametrize(
+    "data", [pytest.param("lanes", marks=pytest.mark.strict), pytest.param("batches", marks=pytest.mark.short)]
+)
 def test_one_rank_of_a_pipeline_is_lost(data: str, byte_corpus: Corpus) -> None:
     """The other rank of its replica waits, and joins again with the replacement."""
     corpus = byte_corpus if data == "lanes" else None
@@ -69,6 +72,7 @@ def test_one_rank_of_a_pipeline_is_lost(data: str, byte_corpus: Corpus) -> None:
 
 @pytest.mark.long
 @pytest.mark.short
+@pytest.mark.strict
 def test_lost_stage_comes_back_from_memory(byte_corpus: Corpus) -> None:
     """There is no replica: all ranks return to the last step that was copied."""
     with LiveRanks(Layout(stages=2, chunks=2), make_trainer, byte_corpus, copy_every=4) as ranks:
