@@ -31,10 +31,10 @@ def start(folder: Path, data: Path, grid: tuple[int, int], **options: object) ->
     return TrainProcess(folder, data, grid, fields).start()
 
 
-def kill_one(run: TrainProcess, seed: int) -> tuple[int, FaultMeter]:
+def kill_one(run: TrainProcess, seed: int, first_step: int = 3) -> tuple[int, FaultMeter]:
     """Kill a random rank at a random moment, and wait for the process that takes its place; the others still run."""
     generator = random.Random(seed)
-    run.await_step(generator.randint(3, 20))
+    run.await_step(generator.randint(first_step, 20))
     time.sleep(generator.uniform(0, 0.1))
     before = run.ranks()
     victim = generator.randrange(len(before))
@@ -90,17 +90,21 @@ def test_survivors_of_a_lost_replica_keep_their_processes(
 def test_a_lost_stage_resumes_from_the_memory_of_another_rank(
     seed: int, faults_data: Path, tmp_path: Path, record_loss: LossRecorder
 ) -> None:
-    """Without replicas: all ranks go back to the last copy. Steps that were repeated have the same losses, bitwise."""
+    """Without replicas: all ranks go back to the last copy. They repeat its steps with the same bits."""
     reference = start(tmp_path / "reference", faults_data, (1, 2))
     code, output = reference.finish()
     assert code == 0, output
     run = start(tmp_path / "run", faults_data, (1, 2), **{"save.every": 1000})
-    _, meter = kill_one(run, seed)
+    # Before step 10 is copied, the copies of step 5 have arrived.
+    _, meter = kill_one(run, seed, first_step=11)
     record_loss(meter.await_progress())
     code, output = run.finish()
     assert code == 0, output
-    assert meter.last_step < 5 or "from the ranks' memory" in output, output
+    assert "from the ranks' memory" in output, output
+    changes = [line for line in log_lines(run.folder / "log.jsonl") if line["kind"] == "rank_change"]
+    assert all(line["from_memory"] and line["step"] in range(5, STEPS, 5) for line in changes), changes
     assert logged_losses(run.folder) == logged_losses(reference.folder)
+    assert run.final_state() == reference.final_state()
 
 
 # With replicas, the other one trains on meanwhile, so the run has to last for half a minute.
@@ -194,7 +198,7 @@ def test_a_lost_host_of_the_store_is_replaced_by_another(
 
 def test_a_straggler_is_replaced(faults_data: Path, tmp_path: Path) -> None:
     """A rank of three gets a fifth of its core; its process is replaced, and the other two keep theirs."""
-    fields = {"run.log_every": 5, "sentinel.replace_straggler": "true", "train.steps": 400}
+    fields = {"run.log_every": 5, "sentinel.replace_straggler": "true", "train.steps": 10**6}
     run = start(tmp_path / "run", faults_data, (3, 1), **fields)
     run.await_step(10)
     before = run.ranks()
@@ -203,9 +207,18 @@ def test_a_straggler_is_replaced(faults_data: Path, tmp_path: Path) -> None:
         while before[1] in run.ranks():
             assert time.monotonic() < deadline, "the straggler was not replaced"
             time.sleep(0.1)
+    while not (joined := [line["joined"] for line in log_lines(run.folder / "log.jsonl") if line.get("joined")]):
+        assert time.monotonic() < deadline, "no process has taken the place of the straggler"
+        time.sleep(0.1)
+    after = run.ranks()
+    assert len(after) == 3 and {*before} & {*after} == {before[0], before[2]}
+    assert run.process is not None
+    run.process.send_signal(signal.SIGTERM)
     code, output = run.finish()
-    assert code == 0, output
-    assert "slowed down all others, so it makes way for another" in output
+    assert code == 75, output
+    (slot,) = joined[0]
+    assert f"rank {slot} slowed down all others, so it makes way for another" in output
+    assert f"rank {slot} joined" in output
 
 
 def test_preemption_saves_a_run_with_live_recovery(faults_data: Path, tmp_path: Path) -> None:
