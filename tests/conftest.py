@@ -10,7 +10,7 @@ from hypothesis import Phase, settings
 
 from helpers.fault_loss import LossRecorder
 from helpers.rank_pool import RankPools
-from helpers.train_process import ReferenceRuns
+from helpers.train_process import ReferenceRuns, end_started_runs
 from stretto.data import Corpus, TextOptions, prepare_text
 from stretto.mesh.join import BACKEND_VARIABLE
 from stretto.mesh.strict import STRICT
@@ -54,6 +54,12 @@ def pools() -> Iterator[RankPools]:
     started = RankPools()
     yield started
     started.close()
+
+
+@pytest.fixture(autouse=True)
+def _no_leftover_runs() -> Iterator[None]:
+    yield
+    end_started_runs()
 
 
 @pytest.fixture(autouse=True)

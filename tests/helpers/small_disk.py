@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from helpers.train_process import end_started_runs
+
 
 @contextmanager
 def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
@@ -17,8 +19,11 @@ def small_disk(folder: Path, megabytes: int) -> Iterator[Path]:
     if subprocess.run(mount, capture_output=True).returncode:
         assert "CI" not in os.environ
         pytest.skip("only root can mount a small disk")
-    yield folder
-    subprocess.run(["umount", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        end_started_runs()  # a disk that is in use can't be unmounted
+        subprocess.run(["umount", str(folder)], check=True)
 
 
 def fill_disk(path: Path) -> None:

@@ -4,7 +4,9 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from stretto.checkpoint.manifest import MANIFEST
 
 STEPS = 60
 SAVE_EVERY = 7
+_started: list["TrainProcess"] = []  # by the present test
 
 
 @dataclass
@@ -29,6 +32,7 @@ class TrainProcess:
     arguments: list[str] = field(default_factory=list)  # of the command, besides the config's fields
     config_file: Path | None = None  # by default, one for all runs on this data
     process: subprocess.Popen[str] | None = None
+    lines: list[str] = field(default_factory=list)  # of the output so far
 
     def command(self) -> list[str]:
         replicas, stages = self.grid
@@ -59,18 +63,39 @@ class TrainProcess:
         self.process = subprocess.Popen(
             self.command(), env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )
+        # Read all the time: a run would stop when the pipe is full.
+        self._reader = threading.Thread(target=self._read_output, args=(self.process,), daemon=True)
+        self._reader.start()
+        _started.append(self)
         return self
 
+    def _read_output(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        self.lines = []
+        with process.stdout:
+            self.lines.extend(process.stdout)
+
     def finish(self, seconds: float = 180) -> tuple[int, str]:
-        """Wait for the run to end by itself; return its exit code and output."""
+        """Wait for the run to end by itself, with all its ranks; return its exit code and output."""
         assert self.process is not None
+        until = time.monotonic() + seconds
         try:
-            output, _ = self.process.communicate(timeout=seconds)
+            self.process.wait(seconds)
+            self._reader.join(until - time.monotonic())  # the ranks have the pipe, too
+            if self._reader.is_alive():
+                raise subprocess.TimeoutExpired(self.process.args, seconds)
         except subprocess.TimeoutExpired:
-            for pid in [self.process.pid, *self.ranks()]:
-                os.kill(pid, signal.SIGKILL)
+            self.end()
             raise
-        return self.process.returncode, output
+        return self.process.returncode, "".join(self.lines)
+
+    def end(self) -> None:
+        """Kill the launcher and the ranks that still run."""
+        assert self.process is not None
+        for pid in [self.process.pid, *self.ranks()] if self.process.poll() is None else []:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.process.wait()
 
     def ranks(self) -> list[int]:
         """Return the processes of the ranks that have been started, in order."""
@@ -148,6 +173,12 @@ class ReferenceRuns:
             assert code == 0 and f"step {STEPS}/{STEPS}" in output, output
             self._final_states[grid] = run.final_state()
         return self._final_states[grid]
+
+
+def end_started_runs() -> None:
+    """Kill the runs that a test has started, and that have not ended because an assertion failed."""
+    while _started:
+        _started.pop().end()
 
 
 def is_running(pid: int) -> bool:

@@ -44,6 +44,7 @@ class LogWriter:
     def __init__(self, file: TextIO, sinks: Sinks | None = None) -> None:
         self._file = file
         self._sinks = sinks
+        self._num_failures = 0  # in a row
 
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Write a line of this kind to the log and the sinks."""
@@ -51,9 +52,15 @@ class LogWriter:
         finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
         try:
             self._file.write(json.dumps({"kind": kind, **finite}) + "\n")
+            if self._num_failures:
+                _log.warning("%s can be written again; it may lack up to %d lines", self._file.name, self._num_failures)
+            self._num_failures = 0
         except OSError as error:
-            # A missing line is no reason to end a run, and a full disk may have space again later.
-            _log.warning("%s can't be written (%s); the run continues", self._file.name, error.strerror)
+            # A missing line is no reason to end a run, and a full disk may have space again later. One warning is
+            # enough: there is a line for each step.
+            if not self._num_failures:
+                _log.warning("%s can't be written (%s); the run continues", self._file.name, error.strerror)
+            self._num_failures += 1
         if self._sinks is not None:
             self._sinks.write(kind, finite)
 
