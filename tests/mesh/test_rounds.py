@@ -66,6 +66,17 @@ def test_missing_rank_is_named() -> None:
         job.rounds(0).meet(None)
 
 
+def test_before_the_first_step_a_lost_process_is_not_waited_for() -> None:
+    """No launcher says that it is dead, but the others have lost their connection to it."""
+    job = Job(3)
+    processes = [job.rounds(slot) for slot in range(3)]
+    first = meet_all(job, processes, None, [-1] * 3)[0]
+    started = time.monotonic()
+    futures = [job.start(partial(processes[slot].meet, first, -1, "", [1])) for slot in (0, 2)]
+    assert [future.result(20).slots for future in futures] == [[0, 2], [0, 2]]
+    assert time.monotonic() - started < 5, "not the timeout of 10 s"
+
+
 def test_dead_process_is_not_waited_for() -> None:
     job = Job(3)
     processes = [job.rounds(slot) for slot in range(3)]

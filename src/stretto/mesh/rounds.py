@@ -261,6 +261,8 @@ class Rounds:
         if not own.has_state:
             # Someone who has not come may have the state of the run, unless that one is dead.
             was_there = any(member.token == self.token for member in previous.members)
+            # Before the first step, members have no state either, but they know which of them is lost.
+            absent -= lost if was_there else frozenset()
             is_complete = len(here) == self._size or (was_there and not has_lost_state)
             return members if not absent and (is_complete or has_waited) else ()
         # Those who can still come are waited for only if they would be part of the round.
