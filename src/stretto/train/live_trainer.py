@@ -179,10 +179,10 @@ class LiveTrainer:
         trainer = self._make_trainer(live.world, layout)
         if self._location is not None:
             # A rank that was left out may still hold the lock.
-            checkpoints = CheckpointManager(self._location, live.world, needs_lock=not recovery.can_restore)
-            self._checkpoints = checkpoints
-            checkpoint = checkpoints.start(is_launch=change is None, from_memory=recovery.can_restore)
-            if checkpoint is not None and not recovery.can_restore:
+            from_memory = recovery.can_restore
+            self._checkpoints = CheckpointManager(self._location, live.world, needs_lock=not from_memory)
+            checkpoint = self._checkpoints.start(is_launch=change is None, from_memory=from_memory)
+            if checkpoint is not None:  # never if the ranks continue from memory
                 trainer.restore(checkpoint)
         self._can_resume = self._location is not None or trainer.step > 0
         if not self._can_resume and recovery.has_lost_steps:
