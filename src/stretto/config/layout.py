@@ -40,7 +40,7 @@ class Layout(StrictModel):
     """Split the table of the output layer over the stages: each computes its part of the logits of every chunk."""
 
     interleave: int = Field(1, ge=1)
-    """Runs of blocks per stage (virtual stages): chunks pass the stages this many times, so that these wait less."""
+    """Runs of blocks per stage (virtual stages): chunks pass the stages this many times, so that stages wait less."""
     blocks: Counts = ()
     """Number of blocks in each stage (with `interleave`, in each run), in order; by default, costs are balanced."""
     adjacent: Literal["stages", "replicas"] = "stages"

@@ -112,7 +112,7 @@ class ModelConfig(StrictModel):
     """Apply layer normalization after each recurrent block."""
     bidirectional: bool = False
     """Read each row in both directions; each direction has `hidden` features. Only for targets that are not later
-    inputs, such as labels; windows are not split into chunks."""
+    inputs, such as labels. `layout.spans` splits a window's time over ranks."""
     pooling: Literal["final", "mean", "max"] = "final"
     """For one label per row, what the last layer reads of the row: the final outputs (of both directions), or the mean
     or the maximum over its time steps."""
