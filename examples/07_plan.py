@@ -1,4 +1,4 @@
-"""Measure the model, then train it in the layout that is predicted to be fastest on the available ranks.
+"""Measure the model, try the best layouts on the available ranks, and train in the fastest.
 
 torchrun --nproc-per-node 2 examples/07_plan.py
 """

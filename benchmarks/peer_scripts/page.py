@@ -33,9 +33,9 @@ def write_page(
         "# Speed comparison",
         "",
         f"The same training step in stretto and in other frameworks, measured on {day:%d %B %Y} by "
-        "`python benchmarks/peers.py` on a machine with two cores and no GPU: one thread per rank, in turns; processes "
-        "that wait are paused (except two ranks of TensorFlow, which send heartbeats). Ranks are connected by gloo, "
-        "those of TensorFlow by gRPC. "
+        "`python benchmarks/peers.py` on a machine with two cores and no GPU. Each rank has one thread (except in "
+        f"*{THREADS}*). The frameworks take turns; meanwhile the others are paused, except TensorFlow on two ranks, "
+        "whose heartbeats must continue. Ranks are connected by gloo, those of TensorFlow by gRPC. "
         f"All train the same weights on the same batch, and their losses agree; only {OTHER_MODEL} is another model.",
         "",
         "- *stretto* runs in the layout that `choose_layout` picks. On CPUs it keeps the memory that its steps free, "
