@@ -17,7 +17,6 @@ table has the absolute figures too, as medians.
 """
 
 import argparse
-import math
 import statistics
 import sys
 import tempfile
@@ -51,7 +50,7 @@ from stretto.plan.workload import Workload
 from stretto.planning.trial_runs import try_layouts
 from stretto.train.named_optimizer import optimizer_factory
 from stretto.windows.loader import WindowSource
-from timing import WIKITEXT, show
+from timing import WIKITEXT, median_bounds, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers.rank_pool import RankPool
@@ -336,15 +335,6 @@ def measure_again(
         relative = {layout: median_ratio(times[layout], times[kept[0]]) for layout in remaining}
         limit = DROP_FACTOR * min(relative.values())
         remaining = [layout for layout in remaining if layout in kept or relative[layout] <= limit]
-
-
-def median_bounds(values: list[float]) -> tuple[float, float]:
-    """Return the bounds of the median, each with 95 % confidence: how many values are below it is a binomial."""
-    ordered, place, tail = sorted(values), 0, 0.0
-    while (tail := tail + math.comb(len(ordered), place) / 2 ** len(ordered)) <= 0.05:
-        place += 1
-    place = max(place - 1, 0)
-    return ordered[place], ordered[-1 - place]
 
 
 def partition_gain(pools: PausedPools, corpus: Path, profile: Profile) -> float:
