@@ -1,8 +1,10 @@
 """Evictions: a process that others have waited for is killed, unless it comes meanwhile."""
 
+import threading
 import time
+from datetime import timedelta
 
-from stretto.mesh.c10d import HashStore
+from stretto.mesh.c10d import HashStore, TCPStore
 from stretto.mesh.eviction import EvictionWatch, evict, withdraw_eviction
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.signed_store import SignedStore
@@ -41,6 +43,37 @@ def test_the_first_limit_counts() -> None:
     evict(RankStore(store), "b", 5)
     evict(RankStore(store), "b", 600)
     assert EvictionWatch(store).named({4: "b"}) == {4: 5.0}
+
+
+def test_a_process_can_be_named_again() -> None:
+    store = RankStore(SignedStore(HashStore(), b"secret"))
+    evict(store, "b", 5)
+    withdraw_eviction(store, "b")
+    evict(store, "b", 7)
+    assert EvictionWatch(SignedStore(store._store.unsigned, b"secret")).named({4: "b"}) == {4: 7.0}
+
+
+def test_the_launcher_never_waits_for_a_name_that_is_withdrawn() -> None:
+    """It looks for the key, and then reads it; a process may withdraw its name in between."""
+    server = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=2))
+    store = SignedStore(server, b"secret")
+    stopped = threading.Event()
+
+    def come_late_again_and_again() -> None:
+        rank = RankStore(store.clone())
+        while not stopped.is_set():
+            evict(rank, "b", 600)
+            withdraw_eviction(rank, "b")
+
+    thread = threading.Thread(target=come_late_again_and_again)
+    thread.start()
+    try:
+        watch = EvictionWatch(store.clone())
+        for _ in range(2000):
+            assert watch.named({4: "b"}) in ({}, {4: 600.0})
+    finally:
+        stopped.set()
+        thread.join()
 
 
 def test_only_ranks_of_the_run_can_have_a_process_killed() -> None:

@@ -1,11 +1,14 @@
 """Evictions: ranks ask the launcher to kill a process that hangs, so that another one can take its place.
 
 A process that is stopped (SIGSTOP), or waits for a dead file server, does not end by itself. Those who meet for the
-next round name its token, and say how long it may still take to come. A process that is only late deletes its name:
+next round name its token, and say how long it may still take to come. A process that is only late clears its name:
 
     ranks                       evict/TOKEN = 10
     launcher                    looks once a second; kills the process when the name has been there for 10 s
-    the process, if it can      comes to meet the others, and deletes evict/TOKEN
+    the process, if it can      comes to meet the others, and sets evict/TOKEN to ""
+
+It does not delete the key: the launcher looks for a key before it reads it, and would wait for one that has gone
+meanwhile.
 """
 
 import time
@@ -22,12 +25,14 @@ _LOOK_SECONDS = 1.0
 
 def evict(store: RankStore, token: str, seconds: float) -> None:
     """Ask the launcher to kill a process, unless it comes within `seconds`."""
-    store.set_once(_key(token), str(seconds))
+    if not store.get(_key(token)):
+        store.set(_key(token), str(seconds))
 
 
 def withdraw_eviction(store: RankStore, token: str) -> None:
     """Tell the launcher that a process lives: it has come."""
-    store.delete(_key(token))
+    if store.get(_key(token)):
+        store.set(_key(token), "")
 
 
 class EvictionWatch:
@@ -52,7 +57,7 @@ class EvictionWatch:
         """Return the slots whose processes are to be killed, each with the seconds that it may still take to come."""
         # A text that no rank has signed counts as none: otherwise anyone could have a process killed.
         texts = {slot: self._store.get(_key(token)) for slot, token in tokens.items()}
-        return {slot: float(text) for slot, text in texts.items() if text is not None}
+        return {slot: float(text) for slot, text in texts.items() if text}
 
 
 def _key(token: str) -> str:
