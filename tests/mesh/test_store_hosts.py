@@ -1,13 +1,18 @@
 """StoreHosts: each replica hosts a store at its own address, and says which setting is wrong if it can't."""
 
+import os
+import signal
 import socket
+import subprocess
+import sys
+import time
 from datetime import timedelta
 
 import pytest
 
-from stretto.base.errors import MeshError
+from stretto.base.errors import LostPeerError, MeshError
 from stretto.launch.rank_environment import free_port
-from stretto.mesh.store_hosts import StoreHosts
+from stretto.mesh.store_hosts import HostAddress, StoreHosts
 from stretto.mesh.topology import Topology
 
 TIMEOUT = timedelta(seconds=5)
@@ -40,3 +45,27 @@ def test_only_the_first_rank_of_a_replica_hosts_a_store() -> None:
     address = f"127.0.0.1:{free_port()}"
     hosts = StoreHosts(f"{address},{address}", Topology(2, 2), 1, TIMEOUT, None)
     assert not hosts.address.answers()
+
+
+def test_a_host_that_is_stopped_does_not_stop_others_from_joining() -> None:
+    """It accepts connections, as the kernel does that for it, and then says nothing."""
+    port = free_port()
+    code = (
+        "import sys, time; from stretto.mesh.c10d import TCPStore; "
+        f"store = TCPStore('127.0.0.1', {port}, is_master=True, wait_for_workers=False); print(flush=True); "
+        "time.sleep(120)"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+        try:
+            assert other.stdout is not None and other.stdout.readline()
+            hosts = make_hosts(f"127.0.0.1:{free_port()},127.0.0.1:{port}")
+            os.kill(other.pid, signal.SIGSTOP)
+            assert HostAddress("127.0.0.1", port).answers()
+            started = time.monotonic()
+            hosts.find()
+            assert hosts.index == 0 and not hosts.has_moved()
+            with pytest.raises(LostPeerError, match="no other replica answers"):
+                hosts.move()
+            assert time.monotonic() - started < 20
+        finally:
+            other.kill()

@@ -9,12 +9,14 @@ The first rank of each replica hosts a store there; the ranks use that of the fi
 in it is not needed any more: the ranks say again which round they were in.
 """
 
+import math
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 
 from stretto.base.errors import ConfigError, LostPeerError, MeshError
 from stretto.mesh.c10d import TCPStore
@@ -23,10 +25,13 @@ from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.rounds import LIVE_SCOPE, read_current
 from stretto.mesh.signed_store import SignedStore
 from stretto.mesh.store import host_store
+from stretto.mesh.timeouts import call_with_timeout
 from stretto.mesh.topology import Topology
 
 HOSTS_VARIABLE, REPLICA_VARIABLE = "STRETTO_HOSTS", "STRETTO_REPLICA"
 _CONNECT_SECONDS = 0.5
+# A host that is stopped (SIGSTOP) accepts connections, and then says nothing.
+_ANSWER_SECONDS = 3.0
 _PAUSE_SECONDS = 0.1
 _LOOPBACK = ("127.0.0.1", "::1")  # all replicas are on one machine; a name of loopback may be known elsewhere, too
 _RUN_ID = "hosts"
@@ -105,12 +110,11 @@ class StoreHosts:
         """Return the store where the run is under way, or where it begins; for a new process."""
         deadline = time.monotonic() + self._timeout.total_seconds()
         while True:
-            stores = {index: self._open(index) for index, address in enumerate(self._addresses) if address.answers()}
-            rounds = {index: read_current(store) for index, store in stores.items()}
+            rounds = self._read_rounds(range(len(self._addresses)))
             self.index = max(rounds, key=lambda index: (rounds[index], -index), default=0)
             # Without a round, the run begins at the first replica, unless that does not come.
-            if stores and (rounds[self.index] >= 0 or self.index == 0 or time.monotonic() > deadline):
-                return stores[self.index]
+            if rounds and (rounds[self.index] >= 0 or self.index == 0 or time.monotonic() > deadline):
+                return self._open(self.index)
             if time.monotonic() > deadline:
                 raise LostPeerError(
                     f"no address of {HOSTS_VARIABLE} answers within {self._timeout.total_seconds():.0f} s; check that "
@@ -122,16 +126,27 @@ class StoreHosts:
         """Return the store of the next replica that answers, because the one in use is lost."""
         for distance in range(1, len(self._addresses)):
             index = (self.index + distance) % len(self._addresses)
-            if self._addresses[index].answers():
+            if self._read_rounds([index]):
                 self.index = index
                 return self._open(index)
         raise LostPeerError("no other replica answers; start the run again")
 
     def has_moved(self) -> bool:
         """Return whether the run is under way with another store than the one in use."""
-        current = read_current(self._open(self.index))
-        others = [index for index, address in enumerate(self._addresses) if index != self.index and address.answers()]
-        return any(read_current(self._open(index)) > current for index in others)
+        rounds = self._read_rounds(range(len(self._addresses)))
+        return max(rounds.values(), default=-1) > rounds.get(self.index, math.inf)
+
+    def _read_rounds(self, indices: Iterable[int]) -> dict[int, int]:
+        """Return the numbers of the last rounds in the stores that answer; -1 where there is none yet."""
+        rounds = {}
+        for index in indices:
+            if self._addresses[index].answers():
+                with suppress(RuntimeError):
+                    rounds[index] = call_with_timeout(_ANSWER_SECONDS, partial(self._read_round, index))
+        return rounds
+
+    def _read_round(self, index: int) -> int:
+        return read_current(self._open(index))
 
     def _open(self, index: int) -> SignedStore:
         address = self._addresses[index]
