@@ -212,6 +212,12 @@ class CheckpointManager:
             self._wait_for_save()
             self._history.record_score(step, Score(value, name, mode))
 
+    def finish_save(self) -> None:
+        """Wait until all ranks have written their parts of the last save, whether it succeeds or not."""
+        self._wait_for_save()
+        if self._last_save is not None:
+            self._wait_for_result(self._last_save)
+
     def close(self, *, wait: bool = True) -> None:
         """Release the folder's lock; with `wait`, first wait for the last save to end."""
         try:

@@ -98,8 +98,10 @@ class LiveTrainer:
         return self
 
     def __next__(self) -> StepReport:
-        if self.trainer.is_done and self._report is None:
-            raise StopIteration
+        while self.trainer.is_done and self._report is None:
+            # A rank that was lost in the last step may have left it to the others to finish.
+            if self._call(self.world.barrier):
+                raise StopIteration
         return self.advance()
 
     def advance(self) -> StepReport:
@@ -107,17 +109,20 @@ class LiveTrainer:
         if self._is_planned:
             self._change_ranks(is_planned=True)
         while self._report is None:
-            is_lost = False
-            try:
-                self._take_step()
-            except LostPeerError as error:
-                is_lost = True
-                _log.warning("%s; continuing without it", error)
-            if is_lost:
-                # Not in the `except` block: there, the error still refers to connections that other ranks wait for.
-                self._change_ranks(is_planned=False)
+            self._call(self._take_step)
         report, self._report = self._report, None
         return report
+
+    def _call(self, action: Callable[[], None]) -> bool:
+        """Call an action of all ranks, and return True; if ranks are lost meanwhile, continue without them."""
+        try:
+            action()
+            return True
+        except LostPeerError as error:
+            _log.warning("%s; continuing without it", error)
+        # Not in the `except` block: there, the error still refers to connections that other ranks wait for.
+        self._change_ranks(is_planned=False)
+        return False
 
     def _take_step(self) -> None:
         assert self._recovery is not None
@@ -127,6 +132,9 @@ class LiveTrainer:
         self._recovery.update(self.trainer)
         self._save(self.trainer)
         self._is_planned = Request.REGROUP in self.trainer.requested
+        if self._is_planned and self._checkpoints is not None:
+            # Together: a rank that still writes would come too late for the others, and be replaced.
+            self._checkpoints.finish_save()
 
     def _save(self, trainer: Trainer) -> None:
         """Save the trainer's state in the background, if it is time; wait for the last save."""

@@ -286,6 +286,8 @@ class Run:
     def _change_ranks(self) -> None:
         """With live recovery: let all ranks know that others wait to join; when they do, end this round."""
         if Request.REGROUP in self.trainer.requested and not self.trainer.is_done:
+            # Together: a rank that still writes would come too late for the others, and be replaced.
+            self.checkpoints.finish_save()
             self.checkpoints.close(wait=True)
             raise RanksChangeError(f"the ranks change after step {self.trainer.step}")
         if self._recovery is not None and self._recovery.live.has_newcomers():
