@@ -13,7 +13,8 @@ from stretto.errors import LostPeerError
 from stretto.mesh.c10d import HashStore
 from stretto.mesh.eviction import EvictionWatch
 from stretto.mesh.rank_store import RankStore
-from stretto.mesh.rounds import Round, Rounds, RunEndedError, report_dead
+from stretto.mesh.round import Round
+from stretto.mesh.rounds import Rounds, RunEndedError, report_dead
 from stretto.mesh.signed_store import SignedStore
 
 
@@ -72,7 +73,7 @@ def test_before_the_first_step_a_lost_process_is_not_waited_for() -> None:
     processes = [job.rounds(slot) for slot in range(3)]
     first = meet_all(job, processes, None, [-1] * 3)[0]
     started = time.monotonic()
-    futures = [job.start(partial(processes[slot].meet, first, -1, "", [1])) for slot in (0, 2)]
+    futures = [job.start(partial(processes[slot].meet, first, -1, "", ["first 1"])) for slot in (0, 2)]
     assert [future.result(20).slots for future in futures] == [[0, 2], [0, 2]]
     assert time.monotonic() - started < 5, "not the timeout of 10 s"
 
@@ -266,7 +267,75 @@ def test_most_members_are_needed_after_the_store_has_moved() -> None:
     first = meet_all(job, processes, None, [-1] * 3)[0]
     processes[2].needs_majority = True
     with pytest.raises(LostPeerError):
-        processes[2].meet(first, 4, lost=[0, 1])
+        processes[2].meet(first, 4, lost=["first 0", "first 1"])
+
+
+@pytest.mark.parametrize("needs_majority", [False, True])
+def test_a_member_without_state_never_continues_without_one_that_has_it(needs_majority: bool) -> None:
+    """It has joined, and the other, which has all that was trained, freezes before it has passed that on."""
+    job = Job(2, seconds=0.5, kill_seconds=0.2)
+    processes = [job.rounds(slot) for slot in range(2)]
+    first = meet_all(job, processes, None, [-1] * 2)[0]
+    report_dead(job.store, "first 1")
+    second = meet_all(job, processes[:1], first, [7])[0]
+    new = job.rounds(1, "second 1")
+    new.needs_majority = needs_majority
+    joined = job.start(lambda: new.meet(None))
+    deadline = time.monotonic() + 10
+    while not processes[0].is_awaited(second):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    third = meet_all(job, processes[:1], second, [8])[0]
+    assert joined.result(20) == third and third.holders == [0]
+    with pytest.raises(LostPeerError, match="rank 0 did not join"):
+        new.meet(third, -1, "", ["first 0"])
+    fourth = meet_all(job, processes[:1], third, [8])[0]
+    assert fourth.slots == [0] and fourth.newest is not None and fourth.newest.step == 8
+
+
+def test_before_the_first_step_a_minority_does_not_start_on_a_store_of_its_own() -> None:
+    job = Job(3, seconds=0.4, kill_seconds=0.2)
+    processes = [job.rounds(slot) for slot in range(3)]
+    first = meet_all(job, processes, None, [-1] * 3)[0]
+    processes[2].needs_majority = True
+    with pytest.raises(LostPeerError):
+        processes[2].meet(first, -1, "", ["first 0", "first 1"])
+
+
+def test_the_process_that_replaces_a_lost_one_is_not_evicted_with_it() -> None:
+    """Slot 0 learns late that slot 2 is lost; by then, a new process trains there with slot 1."""
+    job = Job(3, seconds=0.5)
+    processes = [job.rounds(slot) for slot in range(3)]
+    first = meet_all(job, processes, None, [-1] * 3)[0]
+    report_dead(job.store, "first 2")
+    new = job.start(lambda: job.rounds(2, "second 2").meet(None))
+    time.sleep(0.2)
+    second = meet_all(job, processes[1:2], first, [7])[0]
+    assert new.result(20) == second and second.slots == [1, 2]
+    late = job.start(lambda: processes[0].meet(first, 6, "", ["first 2"]))
+    deadline = time.monotonic() + 10
+    while not processes[1].is_awaited(second):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert not job.is_evicted("second 2")
+    third = meet_all(job, [processes[1], job.rounds(2, "second 2")], second, [8, 8])[0]
+    assert late.result(20) == third and third.slots == [0, 1, 2]
+
+
+def test_a_dead_newcomer_is_not_awaited() -> None:
+    job = Job(2)
+    processes = [job.rounds(slot) for slot in range(2)]
+    first = meet_all(job, processes, None, [-1] * 2)[0]
+    report_dead(job.store, "first 1")
+    second = meet_all(job, processes[:1], first, [7])[0]
+    job.start(lambda: job.rounds(1, "second 1").meet(None))
+    deadline = time.monotonic() + 10
+    while not processes[0].is_awaited(second):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    report_dead(job.store, "second 1")
+    assert not processes[0].is_awaited(second)
+    processes[0].end()
 
 
 @settings(max_examples=25, deadline=None)

@@ -86,6 +86,20 @@ def test_lost_stage_comes_back_from_memory(byte_corpus: Corpus) -> None:
 
 
 @pytest.mark.long
+def test_stages_that_are_lost_one_after_another_come_back_from_memory(byte_corpus: Corpus) -> None:
+    """The process that takes the place of the first one keeps a copy of the second as soon as it trains."""
+    with LiveRanks(Layout(stages=2, chunks=2), make_trainer, byte_corpus, copy_every=10**6) as ranks:
+        ranks.wait_for_step(11)
+        for slot in (1, 0):
+            ranks.kill(slot)
+            ranks.start(slot)
+            pid = ranks.processes[slot].pid
+            ranks.wait_for(lambda pid=pid: any(line.get("pid") == pid and line["step"] > 5 for line in ranks.lines))
+        ranks.wait_until_done()
+    assert ranks.losses(0) == pytest.approx(uninterrupted(byte_corpus), rel=1e-9)
+
+
+@pytest.mark.long
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can set a host name")
 def test_stages_of_a_lost_node_come_back_from_another(byte_corpus: Corpus) -> None:
     """The ranks of a node need not have consecutive numbers: so it is with `layout.adjacent = "replicas"`."""

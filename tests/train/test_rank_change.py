@@ -6,7 +6,7 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stretto.mesh.rounds import Arrival, Round
+from stretto.mesh.round import Arrival, Round
 from stretto.train.log import open_log
 from stretto.train.rank_change import RankChange
 from stretto.train.sinks.sink import iter_scalars

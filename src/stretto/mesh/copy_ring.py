@@ -24,9 +24,12 @@ class CopyRing:
         self.kept = by_rank.index(world.rank)  # this rank keeps what that one sends
 
     def exchange(self, content: Tensor) -> Tensor:
-        """Send bytes to the rank that keeps them; return those that this rank keeps."""
+        """Send bytes to the rank that keeps them; return those that this rank keeps.
+
+        An error is torch's own: in the background, a copy that is slow must not have the ranks look for one that is.
+        """
         sent = [dist.isend(part, self.keeper, self._group) for part in (torch.tensor([len(content)]), content)]
-        received = self.receive(self.kept)
+        received = self._receive(self.kept)
         for work in sent:
             assert work is not None
             work.wait()
@@ -41,10 +44,13 @@ class CopyRing:
     def receive(self, rank: int) -> Tensor:
         """Receive bytes from a rank."""
         with self._world.explain_errors("receiving a copy"):
-            length = torch.zeros(1, dtype=torch.int64)
-            dist.recv(length, rank, self._group)
-            content = torch.empty(int(length), dtype=torch.uint8)
-            dist.recv(content, rank, self._group)
+            return self._receive(rank)
+
+    def _receive(self, rank: int) -> Tensor:
+        length = torch.zeros(1, dtype=torch.int64)
+        dist.recv(length, rank, self._group)
+        content = torch.empty(int(length), dtype=torch.uint8)
+        dist.recv(content, rank, self._group)
         return content
 
 

@@ -23,7 +23,8 @@ from stretto.mesh.join import (
 from stretto.mesh.launch_info import LaunchInfo
 from stretto.mesh.launcher_watch import find_launcher, watch_launcher
 from stretto.mesh.rank_store import RankStore, lost_store_error
-from stretto.mesh.rounds import LIVE_SCOPE, TOKEN_VARIABLE, MovedError, Round, Rounds, new_token
+from stretto.mesh.round import Round
+from stretto.mesh.rounds import LIVE_SCOPE, TOKEN_VARIABLE, MovedError, Rounds, new_token
 from stretto.mesh.secret import find_secret
 from stretto.mesh.signed_store import SignedStore
 from stretto.mesh.store_hosts import HOSTS_VARIABLE, StoreHosts, find_slot
@@ -95,7 +96,7 @@ class LiveWorld:
         all that uses the old groups, such as its engine. This rank has finished `step`; `text` is what others need to
         finish it too. A rank that is lost meanwhile leads to another round.
         """
-        last, lost = self.round, [] if is_planned else self._lost_slots()
+        last, lost = self.round, [] if is_planned else self._lost_tokens()
         self._leave(says_goodbye=is_planned)
         while True:
             try:
@@ -113,7 +114,7 @@ class LiveWorld:
                 self._world = self._connect(self.round)
             except (LostPeerError, RuntimeError):
                 # Someone who had arrived is gone.
-                lost = self._lost_slots()
+                lost = self._lost_tokens()
                 self._leave(says_goodbye=False)
                 own = self.round.members[self.round.slots.index(self._rounds.slot)]
                 last = self.round if own.has_state else None
@@ -176,13 +177,13 @@ class LiveWorld:
         initialize_process_groups(self._world, store, self._backend)
         return self._world
 
-    def _lost_slots(self) -> list[int]:
-        """Return the slots of ranks that this rank knows to be lost."""
+    def _lost_tokens(self) -> list[str]:
+        """Return the tokens of processes that this rank knows to be lost."""
         liveness = None if self._world is None else self._world.liveness
         failure = None if liveness is None else liveness.failure
         if failure is None or self.round is None or failure.kind == "error" or failure.rank == self.world.rank:
             return []
-        return [self.round.slots[failure.rank]]
+        return [self.round.members[failure.rank].token]
 
     def _leave(self, *, says_goodbye: bool) -> None:
         """End the process groups of the present round, and close its connections."""

@@ -28,6 +28,7 @@ from stretto.base.errors import LostPeerError
 from stretto.base.units import pluralize
 from stretto.mesh.eviction import KILL_SECONDS, evict, withdraw_eviction
 from stretto.mesh.rank_store import RankStore, check_signed
+from stretto.mesh.round import Arrival, Round
 from stretto.mesh.signed_store import SignedStore
 
 Arrange = Callable[[frozenset[int]], Sequence[int]]
@@ -56,68 +57,6 @@ class RunEndedError(LostPeerError):
     """The others have finished the run, so this process is not needed."""
 
 
-@dataclass(frozen=True)
-class Arrival:
-    """A process that is ready for a round."""
-
-    slot: int
-    token: str  # of the process: a slot may have another one later
-    node: str
-    round: int = -1  # the round in which it has trained; -1: none, so it has nothing to train on from
-    step: int = -1  # that it has finished, in that round
-    text: str = ""  # what others need to finish that step
-
-    @property
-    def has_state(self) -> bool:
-        return self.round >= 0 and self.step >= 0
-
-
-@dataclass(frozen=True)
-class Round:
-    """Processes that train together."""
-
-    number: int
-    members: tuple[Arrival, ...]  # by rank
-
-    @property
-    def slots(self) -> list[int]:
-        """The slots of the members, by rank."""
-        return [member.slot for member in self.members]
-
-    @property
-    def size(self) -> int:
-        return len(self.members)
-
-    @property
-    def holders(self) -> list[int]:
-        """The ranks that have the newest weights, or can finish the step that leads to them; all others have none.
-
-        A process that missed a round is not among them: the others may have trained on without it.
-        """
-        newest = max(member.round for member in self.members)
-        return [rank for rank, member in enumerate(self.members) if member.has_state and member.round == newest]
-
-    @property
-    def newest(self) -> Arrival | None:
-        """A holder that has finished the most steps; None if no one has state."""
-        return max((self.members[rank] for rank in self.holders), key=lambda member: member.step, default=None)
-
-    def local_slots(self, slot: int) -> list[int]:
-        """Return the slots of the members on the node of a slot, by rank."""
-        node = self.members[self.slots.index(slot)].node
-        return [member.slot for member in self.members if member.node == node]
-
-    def dump(self) -> str:
-        """Return the round as text."""
-        return json.dumps(asdict(self))
-
-    @staticmethod
-    def parse(text: str) -> "Round":
-        """Return the round in what `dump` returned."""
-        values = json.loads(text)
-        return Round(values["number"], tuple(Arrival(**member) for member in values["members"]))
-
-
 @dataclass
 class _Wait:
     """How long a process waits for the others."""
@@ -142,11 +81,11 @@ class Rounds:
         self._store, self._size, self._node = store, size, node
         self._arrange, self._seconds = arrange, seconds
 
-    def meet(self, last: Round | None, step: int = -1, text: str = "", lost: Iterable[int] = ()) -> Round:
+    def meet(self, last: Round | None, step: int = -1, text: str = "", lost: Iterable[str] = ()) -> Round:
         """Return the next round that has this process in it; the others of the round `last` do the same.
 
-        This process has finished `step`, and `text` is what others need to finish it too. `lost` are slots whose
-        processes are known to be dead. None for `last`: this process is new.
+        This process has finished `step`, and `text` is what others need to finish it too. `lost` are the tokens of
+        processes that do not answer this one. None for `last`: this process is new.
         """
         arrival = Arrival(self.slot, self.token, self._node)
         current = _parse_current(self._store.get(_CURRENT_KEY))
@@ -168,7 +107,7 @@ class Rounds:
     def is_awaited(self, current: Round) -> bool:
         """Return whether processes that could join wait for the round after this one."""
         newcomers = self._arrivals(current.number + 1, has_state=False)
-        here = {arrival.slot for arrival in newcomers} - set(current.slots)
+        here = {new.slot for new in newcomers if not self._is_dead(new.token)} - set(current.slots)
         return bool(here) and len(self._arrange(frozenset(here | set(current.slots)))) > current.size
 
     def show_life(self, current: Round) -> None:
@@ -187,7 +126,7 @@ class Rounds:
         """Tell those who wait to join that the run has ended."""
         self._store.set(_ENDED_KEY, "1")
 
-    def _meet(self, number: int, arrival: Arrival, last: Round | None, lost: frozenset[int]) -> Round:
+    def _meet(self, number: int, arrival: Arrival, last: Round | None, lost: frozenset[str]) -> Round:
         """Return a round that this process has come for, whether it is a member or not.
 
         This ends: the deadline is moved only while the round before shows life, and once for each of its members that
@@ -202,7 +141,7 @@ class Rounds:
         place = self._store.add(f"{prefix}/count", 1)
         self._store.set(f"{prefix}/{place}", json.dumps(asdict(arrival)))
         if previous is not None:
-            self._evict([member for member in self._find_absent(number, previous) if member.slot in lost])
+            self._evict([member for member in self._find_absent(number, previous) if member.token in lost])
         wait, life, next_look = _Wait(time.monotonic() + self._seconds, self._find_gone(previous)), 0, 0.0
         while not self._has_any(decision_key):
             if not arrival.has_state and number and (newest := self._store.add(f"{number - 1}/life", 0)) != life:
@@ -244,7 +183,7 @@ class Rounds:
             raise self._missing_error(number)
 
     def _find_members(
-        self, number: int, own: Arrival, previous: Round | None, lost: frozenset[int], *, has_waited: bool
+        self, number: int, own: Arrival, previous: Round | None, lost: frozenset[str], *, has_waited: bool
     ) -> tuple[Arrival, ...]:
         """Return the members of a round by rank, if this process can decide it now; otherwise none."""
         newcomers = [new for new in self._arrivals(number, has_state=False) if not self._is_dead(new.token)]
@@ -253,20 +192,20 @@ class Rounds:
         members = tuple(here[slot] for slot in self._arrange(frozenset(here)))
         if previous is None:
             return members if len(here) == self._size else ()
-        absent = {member.slot for member in self._absent(here, previous)}
+        absent = self._absent(here, previous)
+        awaited = {member.slot for member in absent if member.token not in lost}
         # A round in which nobody knows anything must wait for those who do, if some are here.
         has_lost_state = any(arrival.has_state for arrival in here.values()) and not any(
             member.has_state for member in members
         )
-        if not own.has_state:
+        was_there = any(member.token == self.token for member in previous.members)
+        if not own.has_state and not (was_there and previous.newest is None):
             # Someone who has not come may have the state of the run, unless that one is dead.
-            was_there = any(member.token == self.token for member in previous.members)
-            # Before the first step, members have no state either, but they know which of them is lost.
-            absent -= lost if was_there else frozenset()
             is_complete = len(here) == self._size or (was_there and not has_lost_state)
             return members if not absent and (is_complete or has_waited) else ()
-        # Those who can still come are waited for only if they would be part of the round.
-        is_complete = set(self._arrange(frozenset(here) | (absent - lost))) <= set(here) and not has_lost_state
+        # Those who can still come are waited for only if they would be part of the round. Before the first step, no
+        # member has state, so nothing is lost without those who do not answer.
+        is_complete = set(self._arrange(frozenset(here) | awaited)) <= set(here) and not has_lost_state
         if not is_complete and not has_waited:
             return ()
         return members if not self.needs_majority or self._has_majority(here, previous) else ()
@@ -299,10 +238,10 @@ class Rounds:
         members = () if previous is None else previous.members
         return {member.token for member in members if previous is not None and self._is_gone(member, previous)}
 
-    def _evict_absent(self, number: int, previous: Round | None, awaited: frozenset[int] | None) -> None:
-        """After a decision, evict those who did not come; soon if they were `awaited` (None: all were)."""
+    def _evict_absent(self, number: int, previous: Round | None, lost: frozenset[str] | None) -> None:
+        """After a decision, evict those who did not come; soon if they were known to be `lost` (None: all were)."""
         absent = [] if previous is None else self._find_absent(number, previous)
-        self._evict([member for member in absent if awaited is None or member.slot in awaited])
+        self._evict([member for member in absent if lost is None or member.token in lost])
         # Others may need up to the timeout to notice that there is a new round.
         self._evict(absent, self._seconds)
 

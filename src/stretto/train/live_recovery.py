@@ -8,7 +8,7 @@ from stretto.base.errors import StateLostError
 from stretto.mesh.copy_ring import CopyRing
 from stretto.mesh.live_world import LiveWorld
 from stretto.mesh.mesh import Mesh
-from stretto.mesh.rounds import Round
+from stretto.mesh.round import Round
 from stretto.train.peer_memory import PeerMemory, TrainerMemory
 from stretto.train.rank_change import RankChange
 from stretto.train.stage_copy import KeptCopies, Rollback, StageCopy
@@ -143,11 +143,16 @@ class LiveRecovery:
             rollback = self._rollback
             assert rollback is not None and ring is not None
             memory = rollback.exchange(self._kept, ring, mesh.world.rank)
+            if self._memory is not None:
+                # If a rank is lost before the barrier below, those that have passed it are at this step, too.
+                self._memory, self._step, self._totals, self._report = memory, rollback.step, "", None
             trainer.restore_from(PeerMemory.find(mesh, memory, range(mesh.world.size)))
         trainer.copy_lanes()
         if ring is not None:
             self._kept.keep_for(self.round.slots[ring.kept])
             self._stage_copy = StageCopy(ring, self._copy_every, self._kept)
+            if not trainer.is_done:
+                self._stage_copy.start(trainer)  # after a change, another rank may keep this one's copies
         mesh.world.barrier()  # all have what they need, so nobody has to keep more
         self._memory, self._current = None, trainer
         self._trained, self._reason = self.round, ""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from stretto.mesh.rounds import Round
+from stretto.mesh.round import Round
 
 
 @dataclass(frozen=True)

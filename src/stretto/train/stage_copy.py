@@ -7,17 +7,19 @@ the new process gets the lost rank's from the rank that keeps it, and the steps 
 """
 
 import json
+import logging
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from stretto.mesh.copy_ring import CopyRing
-from stretto.mesh.rounds import Round
+from stretto.mesh.round import Round
 from stretto.train.peer_memory import TrainerMemory
-from stretto.train.trainer import Trainer
+from stretto.train.trainer import Request, Trainer
+
+_log = logging.getLogger(__name__)
 
 # The newest copy may be incomplete on some rank, so the one before it is kept.
 _NUM_KEPT = 2
@@ -42,18 +44,24 @@ class KeptCopies:
 
 
 class StageCopy:
-    """Copies a trainer's state after every `every` steps, in the background."""
+    """Copies a trainer's state after every `every` steps, and when it starts, in the background."""
 
     def __init__(self, ring: CopyRing, every: int, kept: KeptCopies) -> None:
         self._ring, self._every, self._kept = ring, every, kept
         self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+        self._has_warned = False
 
     def update(self, trainer: Trainer) -> None:
-        """Copy the state after the trainer's last step, if it is time; first wait until the last copy was sent."""
-        if trainer.step % self._every:
-            return
-        if self._thread is not None:
-            self._thread.join()
+        """Copy the state after the trainer's last step, if it is time; after the last step of all, end the thread."""
+        if trainer.is_done or Request.STOP in trainer.requested:
+            self._wait()  # a thread that waits in torch while the process ends would abort it
+        elif trainer.step % self._every == 0:
+            self.start(trainer)
+
+    def start(self, trainer: Trainer) -> None:
+        """Start to copy the trainer's state, when the last copy was sent."""
+        self._wait()
         step, content = trainer.step, trainer.memory().dump()
         _keep(self._kept.own, step, content)
         self._thread = threading.Thread(target=self._send, args=(step, content), daemon=True)
@@ -61,8 +69,22 @@ class StageCopy:
 
     def _send(self, step: int, content: Tensor) -> None:
         kept = self._kept.other  # another dict if the ranks change meanwhile
-        with suppress(Exception):  # a rank is lost, which the main thread notices
+        try:
             _keep(kept, step, self._ring.exchange(content))
+        except Exception as error:  # noqa: BLE001 - if a rank is lost, the main thread notices; else `_wait` warns
+            self._error = error
+
+    def _wait(self) -> None:
+        """Wait until the last copy was sent. Warn once if that failed though the ranks still train."""
+        if self._thread is not None:
+            self._thread.join()
+        if self._error is not None and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "the state of a rank was not copied to another one's memory (%s), and will not be until the ranks "
+                "change; if a stage is lost, the run goes back to an older copy, or to a checkpoint",
+                str(self._error).splitlines()[0] if str(self._error) else type(self._error).__name__,
+            )
 
 
 def _keep(copies: dict[int, Tensor], step: int, content: Tensor) -> None:
