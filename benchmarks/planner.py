@@ -36,7 +36,7 @@ from stretto.blocks.losses import Loss
 from stretto.data import Batches, Corpus, Lanes, from_arrays, prepare_text
 from stretto.measure.profile import measure_profile
 from stretto.measure.profile_input import ProfileInput
-from stretto.measure.timing import median_ratio
+from stretto.measure.timing import median_bounds, median_ratio
 from stretto.measure.workload import find_workload
 from stretto.nn import LSTM, BidirectionalLSTM, CrossEntropy, Embedding, Linear, SquaredError, Stack
 from stretto.plan.cluster import Cluster
@@ -50,7 +50,7 @@ from stretto.plan.workload import Workload
 from stretto.planning.trial_runs import try_layouts
 from stretto.train.named_optimizer import optimizer_factory
 from stretto.windows.loader import WindowSource
-from timing import WIKITEXT, median_bounds, show
+from timing import WIKITEXT, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers.rank_pool import RankPool

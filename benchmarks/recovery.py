@@ -27,8 +27,9 @@ from rich.progress import track
 
 from stretto import Layout, TrainConfig, Trainer, World, make_engine
 from stretto.data import Corpus, Lanes, prepare_text
+from stretto.measure.timing import median_bounds
 from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack
-from timing import WIKITEXT, median_bounds, parse_quick, show
+from timing import WIKITEXT, parse_quick, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers.rank_pool import RankPool

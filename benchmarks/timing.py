@@ -2,7 +2,6 @@
 
 import argparse
 import json
-import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -58,15 +57,6 @@ def take_turns(what: str, sides: dict[str, Callable[[], object]], rounds: int, w
             if index >= warm_up:
                 seconds[name].append(time.perf_counter() - started)
     return {name: min(values) for name, values in seconds.items()}
-
-
-def median_bounds(values: list[float]) -> tuple[float, float]:
-    """Return the bounds of the median, each with 95 % confidence: how many values are below it is a binomial."""
-    ordered, place, tail = sorted(values), 0, 0.0
-    while (tail := tail + math.comb(len(ordered), place) / 2 ** len(ordered)) <= 0.05:
-        place += 1
-    place = max(place - 1, 0)
-    return ordered[place], ordered[-1 - place]
 
 
 def ping(world: World, num_floats: int) -> float:

@@ -396,6 +396,14 @@ def test_of_layouts_that_a_trial_cannot_tell_apart_the_one_on_fewer_devices_is_c
     assert order((two, 1.0), (one, 1.019)) == [one, two]
     assert order((two, 1.0), (one, 1.021)) == [two, one]
     assert order((two, 1.01), (other, 1.0)) == [other, two], "of equally many devices, the fastest"
+
+    def choose(measured: float, at_least: float) -> Layout:
+        slower = Trial(layout=one, predicted=1.0, measured=measured, at_least=at_least)
+        return choose_by_trials(plan, [Trial(layout=two, predicted=1.0, measured=1.0), slower]).chosen.layout
+
+    assert choose(1.09, 0.99) == one, "its turns vary so much that it may be the faster one"
+    assert choose(1.09, 1.01) == two
+    assert choose(1.11, 0.9) == two, "too slow to be taken for noise"
     tried = choose_by_trials(plan, [Trial(layout=one, predicted=1.0, measured=1.01)])
     tried = choose_by_trials(tried, [*tried.trials, Trial(layout=two, predicted=1.0, measured=1.0)])
     assert "measured to be 1.01 times as fast as one device, a gain smaller than the error of a trial" in advise(tried)

@@ -1,5 +1,6 @@
 """Times an operation on a device, on a machine where other work may run."""
 
+import math
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -24,6 +25,18 @@ def median_ratio(seconds: Sequence[float], others: Sequence[float]) -> float:
     A machine's speed drifts, but hardly within a round.
     """
     return statistics.median(first / second for first, second in zip(seconds, others, strict=True))
+
+
+def median_bounds(values: Sequence[float]) -> tuple[float, float]:
+    """Return the bounds of the median, each with 95 % confidence: how many values are below it is a binomial.
+
+    Of fewer than five values, these are the lowest and the highest, with less confidence.
+    """
+    ordered, place, tail = sorted(values), 0, 0.0
+    while (tail := tail + math.comb(len(ordered), place) / 2 ** len(ordered)) <= 0.05:
+        place += 1
+    place = max(place - 1, 0)
+    return ordered[place], ordered[-1 - place]
 
 
 def fastest_times(run: Callable[[], tuple[float, ...]], seconds: float = _REPEAT_SECONDS) -> tuple[float, ...]:

@@ -14,9 +14,10 @@ _MAX_SLOWDOWN = 1.5
 # different costs, which can all be wrong, and so can the speed of ranks that share cores; those of one kind, on
 # equally many ranks, share most of that.
 _KIND_ERROR, _SAME_KIND_ERROR = 1.3, 1.1
-# A trial can't tell layouts apart that differ by less than this fraction. Of these, the one on the fewest devices is
-# chosen: a fourth process on two cores may seem 1 % faster, and costs memory.
-_TRIAL_TOLERANCE = 0.02
+# Of layouts that a trial can't tell apart, the one on the fewest devices is chosen: a fourth process on two cores may
+# seem 5 % faster, and costs memory. These are layouts that differ by less than the first fraction; or by less than the
+# second one, if their turns vary so much that the slower one may as well be the faster.
+_TRIAL_TOLERANCE, _MAX_TRIAL_ERROR = 0.02, 0.1
 
 
 def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
@@ -54,12 +55,21 @@ def choose_by_trials(plan: Plan, trials: Sequence[Trial]) -> Plan:
         return replace(plan, trials=tuple(trials))  # nothing was measured, so the prediction decides
     predictions = {prediction.layout: prediction for prediction in (*plan.variants, *plan.best)}
     ordered = sorted(seconds, key=lambda layout: seconds[layout])
-    tied = [layout for layout in ordered if seconds[layout] <= seconds[ordered[0]] * (1 + _TRIAL_TOLERANCE)]
-    chosen = min(tied, key=lambda layout: layout.num_ranks)  # the fastest of those with the fewest
+    fastest = seconds[ordered[0]]
+    tied = [trial.layout for trial in trials if _is_tied(trial, fastest)]
+    chosen = min(tied, key=lambda layout: (layout.num_ranks, seconds[layout]))
     ordered = [chosen, *(layout for layout in ordered if layout != chosen)]
     tried = (predictions[layout] for layout in ordered if layout in predictions)
     others = (prediction for prediction in plan.best if prediction.layout not in seconds)
     return replace(plan, best=(*tried, *others), trials=tuple(trials))
+
+
+def _is_tied(trial: Trial, fastest: float) -> bool:
+    """Return whether a layout may be as fast as the fastest, which takes so many seconds."""
+    if trial.measured is None:
+        return False
+    may_be_faster = trial.at_least is not None and trial.at_least <= fastest
+    return trial.measured <= fastest * (1 + (_MAX_TRIAL_ERROR if may_be_faster else _TRIAL_TOLERANCE))
 
 
 def _kind(layout: Layout) -> tuple[bool, bool, bool, int]:

@@ -24,7 +24,7 @@ from stretto.config.train import TrainConfig
 from stretto.engine.build import make_engine
 from stretto.measure.profile import Progress
 from stretto.measure.profile_input import ProfileInput
-from stretto.measure.timing import median_ratio, synchronized_time
+from stretto.measure.timing import median_bounds, median_ratio, synchronized_time
 from stretto.mesh.world import World
 from stretto.plan.trial import Finalist, Trial, dump_trials, parse_trials
 from stretto.train.trainer import Trainer
@@ -107,6 +107,7 @@ def _take_turns(runs: Sequence["_TrialRun"], turn_steps: int) -> None:
             if not run.take_turn(turn_steps):
                 remaining.remove(run)
     _compare(runs)
+    _find_bounds(runs)
 
 
 def _compare(runs: Sequence["_TrialRun"]) -> None:
@@ -121,6 +122,17 @@ def _compare(runs: Sequence["_TrialRun"]) -> None:
             run.seconds_per_step = median_ratio(run.times, pace[: len(run.times)]) * statistics.mean(pace)
 
 
+def _find_bounds(runs: Sequence["_TrialRun"]) -> None:
+    """Set the least time that a step of each run may take, in view of how much its turns vary."""
+    measured = [run for run in runs if run.times]
+    if not measured:
+        return
+    fastest = min(measured, key=lambda run: run.seconds_per_step)
+    for run in measured:
+        ratios = [own / other for own, other in zip(run.times, fastest.times, strict=False)]  # one may have left
+        run.least_seconds = median_bounds(ratios)[0] * fastest.seconds_per_step
+
+
 class _TrialRun:
     """The steps of one layout on this rank. If the layout has fewer ranks than the world, others only wait."""
 
@@ -128,6 +140,7 @@ class _TrialRun:
         self.layout: Layout = finalist.layout
         self.times: list[float] = []  # seconds per step, one for each turn
         self.seconds_per_step = math.nan  # set by `_compare`
+        self.least_seconds = math.nan  # set by `_find_bounds`
         self._profile_input, self._world, self._finalist = profile_input, world, finalist
         self._is_member = world.rank < finalist.layout.num_ranks
         self._trainer: Trainer | None = None
@@ -178,6 +191,7 @@ class _TrialRun:
             layout=self.layout,
             predicted=self._finalist.predicted,
             measured=None if self._note else self.seconds_per_step,
+            at_least=None if self._note else self.least_seconds,
             steps=self._num_steps,
             seconds=self._total_seconds,
             note=self._note,
