@@ -32,7 +32,7 @@ class LiveRanks:
     """Starts a process per slot; each sends a line for every step that it takes: `step`, `loss`, `replicas`.
 
     The parent hosts the store, as an elastic agent does. With `nodes`, each rank sees one of these as its host name,
-    which only root can set.
+    which only root can set. After each step, a rank waits for `step_seconds`.
     """
 
     def __init__(
@@ -45,11 +45,12 @@ class LiveRanks:
         has_hosts: bool = False,
         checkpoints: Path | None = None,
         nodes: Sequence[str] = (),
+        step_seconds: float = 0.0,
     ) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         self.layout, self._make_trainer, self._arguments, self._timeout = layout, make_trainer, arguments, timeout
         self._options = {"copy_every": copy_every, "checkpoints": checkpoints, "save_every": 4}
-        self._nodes = nodes
+        self._nodes, self._step_seconds = nodes, step_seconds
         self._port = free_port()
         self._store = TCPStore("127.0.0.1", self._port, is_master=True, wait_for_workers=False)
         self._secret = secrets.token_hex(16)
@@ -92,7 +93,7 @@ class LiveRanks:
             local = [other for other, node in enumerate(self._nodes) if node == self._nodes[slot]]
             environment |= {"LOCAL_RANK": str(local.index(slot)), "LOCAL_WORLD_SIZE": str(len(local))}
         outputs = [Connection(os.dup(number), readable=False) for number in (1, 2)]
-        settings = self.layout, self._make_trainer, self._arguments, self._timeout, self._options
+        settings = self.layout, self._make_trainer, self._arguments, self._timeout, self._step_seconds, self._options
         node = self._nodes[slot] if self._nodes else None
         arguments = (environment, node, outputs, theirs, *settings)
         self.processes[slot] = self._context.Process(target=_train, args=arguments, daemon=True)
@@ -132,6 +133,11 @@ class LiveRanks:
         """Read lines until some process has finished a step."""
         self.wait_for(lambda: any(line.get("step", 0) >= step for line in self.lines), seconds)
 
+    def wait_for_process(self, slot: int) -> None:
+        """Read lines until the present process of a slot has finished a step."""
+        pid = self.processes[slot].pid
+        self.wait_for(lambda: any(line.get("pid") == pid for line in self.lines))
+
     def wait_until_done(self, seconds: float = 60.0) -> None:
         """Read lines until all processes that were not killed have finished."""
 
@@ -155,6 +161,7 @@ def _train(
     make_trainer: Callable[..., Any],
     arguments: tuple[Any, ...],
     timeout: float,
+    step_seconds: float,
     options: dict[str, Any],
 ) -> None:
     os.environ.clear()
@@ -186,6 +193,7 @@ def _train(
                         "time": time.monotonic(),
                     }
                 )
+                time.sleep(step_seconds)
                 if trainer.num_replicas < layout.replicas:
                     # On a busy machine, a new process takes seconds to join; the run must not end before.
                     time.sleep(0.02 if report.step < 40 else 0.7)

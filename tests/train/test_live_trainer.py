@@ -88,14 +88,16 @@ def test_lost_stage_comes_back_from_memory(byte_corpus: Corpus) -> None:
 @pytest.mark.long
 def test_stages_that_are_lost_one_after_another_come_back_from_memory(byte_corpus: Corpus) -> None:
     """The process that takes the place of the first one keeps a copy of the second as soon as it trains."""
-    with LiveRanks(Layout(stages=2, chunks=2), make_trainer, byte_corpus, copy_every=10**6) as ranks:
-        ranks.wait_for_step(11)
+    layout = Layout(stages=2, chunks=2)
+    with LiveRanks(layout, make_trainer, byte_corpus, copy_every=20, step_seconds=0.05) as ranks:
+        ranks.wait_for_step(21)
         for slot in (1, 0):
             ranks.kill(slot)
             ranks.start(slot)
-            pid = ranks.processes[slot].pid
-            ranks.wait_for(lambda pid=pid: any(line.get("pid") == pid and line["step"] > 5 for line in ranks.lines))
+            ranks.wait_for_process(slot)
         ranks.wait_until_done()
+    joined = [line["step"] for line in ranks.lines if line.get("pid") == ranks.processes[0].pid]
+    assert min(joined) > 20, "from the copies, not from the beginning"
     assert ranks.losses(0) == pytest.approx(uninterrupted(byte_corpus), rel=1e-9)
 
 

@@ -46,9 +46,12 @@ from stretto.mesh.world import World
 _log = logging.getLogger(__name__)
 # A launcher that was killed has closed its connections, but may take a moment to end.
 _LAUNCHER_END_SECONDS = 1.0
-_LOST = "lost: "  # before the error of a save that failed because a rank was lost
-# The errors in a rank's message that end the run, by class name. After any other error, the run can continue.
-_FATAL_ERRORS: dict[str, type[StrettoError]] = {"FencedError": FencedError, "DivergedError": DivergedError}
+# The errors in a rank's message after which these ranks can't continue, by class name. After others, they can.
+_FATAL_ERRORS: dict[str, type[StrettoError]] = {
+    "FencedError": FencedError,
+    "DivergedError": DivergedError,
+    "LostPeerError": LostPeerError,
+}
 
 
 @dataclass(frozen=True)
@@ -194,7 +197,7 @@ class CheckpointManager:
             error = self._wait_for_result(save)
             self._delete_own_messages()
             if error is not None:
-                raise (LostPeerError if error.startswith(_LOST) else DataError)(error.removeprefix(_LOST))
+                raise DataError(error)
 
     def poll(self) -> SaveReport | None:
         """Return the next finished save's report, on the first rank; None if there is none, and on other ranks."""
@@ -213,7 +216,7 @@ class CheckpointManager:
             self._history.record_score(step, Score(value, name, mode))
 
     def finish_save(self) -> None:
-        """Wait until all ranks have written their parts of the last save, whether it succeeds or not."""
+        """Wait until all ranks have written their parts of the last save; `poll` reports whether it has succeeded."""
         self._wait_for_save()
         if self._last_save is not None:
             self._wait_for_result(self._last_save)
@@ -310,11 +313,17 @@ class CheckpointManager:
             raise DataError(problem)
 
     def _wait_for_result(self, save: "_BackgroundSave") -> str | None:
-        """Return why a save failed; None if it was committed. Other ranks learn it from the first rank's message."""
+        """Return why a save failed; None if it was committed. Raise an error after which the ranks can't continue.
+
+        Other ranks learn it from the first rank's message.
+        """
         if self.world.is_rank_zero:
             assert save.report is not None
             return save.report.error
-        return self._wait_for_first_rank(self._key(save, "result")) or None
+        type_name, error = json.loads(self._wait_for_first_rank(self._key(save, "result")))
+        if type_name in _FATAL_ERRORS:
+            raise _FATAL_ERRORS[type_name](error)
+        return error or None
 
     def _wait_for_save(self) -> None:
         """Wait until this rank's part of the pending save has ended; raise its error if the run can't continue."""
@@ -399,9 +408,9 @@ class CheckpointManager:
         )
         if files:  # then all ranks have begun this save, and none needs the result of the previous one
             self.world.store.delete(f"{self._key_prefix}/{save.number - 1}/result")
-        # Whoever waits for the result must know that it is not about the storage.
-        prefix = _LOST if isinstance(error, LostPeerError) else ""
-        self.world.store.set(self._key(save, "result"), f"{prefix}{save.report.error or ''}")
+        # Whoever waits for the result must know what kind of error it is.
+        result = ["", ""] if error is None else [type(error).__name__, save.report.error]
+        self.world.store.set(self._key(save, "result"), json.dumps(result))
 
     def _collect_files(self, save: "_BackgroundSave") -> list[CheckpointFile]:
         """Wait for all ranks to write their files; return the files, or raise if a rank could not write its own."""

@@ -126,9 +126,13 @@ class LiveWorld:
     def close(self, *, says_goodbye: bool) -> None:
         """Leave for good; with a goodbye, because the run has ended."""
         if says_goodbye:
-            with suppress(RuntimeError):
-                self._rounds.end()
+            self.end()
         self._leave(says_goodbye=says_goodbye)
+
+    def end(self) -> None:
+        """Tell processes that wait to join, or for this one, that the run has ended."""
+        with suppress(RuntimeError):
+            self._rounds.end()
 
     def _use_store(self, store: SignedStore) -> None:
         self._store, info = store, self._launch_info

@@ -32,6 +32,7 @@ HOSTS_VARIABLE, REPLICA_VARIABLE = "STRETTO_HOSTS", "STRETTO_REPLICA"
 _CONNECT_SECONDS = 0.5
 # A host that is stopped (SIGSTOP) accepts connections, and then says nothing.
 _ANSWER_SECONDS = 3.0
+_SILENT_SECONDS = 20.0  # until such a host is asked again
 _PAUSE_SECONDS = 0.1
 _LOOPBACK = ("127.0.0.1", "::1")  # all replicas are on one machine; a name of loopback may be known elsewhere, too
 _RUN_ID = "hosts"
@@ -85,12 +86,21 @@ def find_slot(variables: Mapping[str, str], topology: Topology) -> LaunchInfo:
     )  # fmt: skip
 
 
+@dataclass(frozen=True)
+class _Answer:
+    """A store, and the number of the last round in it; -1 if there is none yet."""
+
+    store: SignedStore
+    round: int
+
+
 class StoreHosts:
     """The stores of all replicas, of which `index` is in use."""
 
     def __init__(self, hosts: str, topology: Topology, slot: int, timeout: timedelta, secret: bytes | None) -> None:
         self._addresses = [HostAddress.parse(text) for text in hosts.split(",")]
         self._timeout, self._secret = timeout, secret
+        self._silent_until = [0.0] * len(self._addresses)
         self.index = 0
         position = topology.position(slot)
         self._server = None
@@ -110,11 +120,11 @@ class StoreHosts:
         """Return the store where the run is under way, or where it begins; for a new process."""
         deadline = time.monotonic() + self._timeout.total_seconds()
         while True:
-            rounds = self._read_rounds(range(len(self._addresses)))
-            self.index = max(rounds, key=lambda index: (rounds[index], -index), default=0)
+            stores = self._read_rounds(range(len(self._addresses)))
+            self.index = max(stores, key=lambda index: (stores[index].round, -index), default=0)
             # Without a round, the run begins at the first replica, unless that does not come.
-            if rounds and (rounds[self.index] >= 0 or self.index == 0 or time.monotonic() > deadline):
-                return self._open(self.index)
+            if stores and (stores[self.index].round >= 0 or self.index == 0 or time.monotonic() > deadline):
+                return stores[self.index].store
             if time.monotonic() > deadline:
                 raise LostPeerError(
                     f"no address of {HOSTS_VARIABLE} answers within {self._timeout.total_seconds():.0f} s; check that "
@@ -124,29 +134,35 @@ class StoreHosts:
 
     def move(self) -> SignedStore:
         """Return the store of the next replica that answers, because the one in use is lost."""
-        for distance in range(1, len(self._addresses)):
-            index = (self.index + distance) % len(self._addresses)
-            if self._read_rounds([index]):
-                self.index = index
-                return self._open(index)
+        deadline, count = time.monotonic() + self._timeout.total_seconds(), len(self._addresses)
+        while time.monotonic() < deadline:
+            for index in ((self.index + distance) % count for distance in range(1, count)):
+                if (answer := self._read_rounds([index]).get(index)) is not None:
+                    self.index = index
+                    return answer.store
+            time.sleep(_PAUSE_SECONDS)
         raise LostPeerError("no other replica answers; start the run again")
 
     def has_moved(self) -> bool:
         """Return whether the run is under way with another store than the one in use."""
-        rounds = self._read_rounds(range(len(self._addresses)))
+        rounds = {index: answer.round for index, answer in self._read_rounds(range(len(self._addresses))).items()}
         return max(rounds.values(), default=-1) > rounds.get(self.index, math.inf)
 
-    def _read_rounds(self, indices: Iterable[int]) -> dict[int, int]:
-        """Return the numbers of the last rounds in the stores that answer; -1 where there is none yet."""
-        rounds = {}
+    def _read_rounds(self, indices: Iterable[int]) -> dict[int, "_Answer"]:
+        """Return what the stores say that answer, by index."""
+        answers = {}
         for index in indices:
-            if self._addresses[index].answers():
-                with suppress(RuntimeError):
-                    rounds[index] = call_with_timeout(_ANSWER_SECONDS, partial(self._read_round, index))
-        return rounds
+            if time.monotonic() >= self._silent_until[index] and self._addresses[index].answers():
+                try:
+                    answers[index] = call_with_timeout(_ANSWER_SECONDS, partial(self._read_round, index))
+                except RuntimeError:
+                    # The thread of the call, and its connection, may stay for as long as the host is silent.
+                    self._silent_until[index] = time.monotonic() + _SILENT_SECONDS
+        return answers
 
-    def _read_round(self, index: int) -> int:
-        return read_current(self._open(index))
+    def _read_round(self, index: int) -> "_Answer":
+        store = self._open(index)
+        return _Answer(store, read_current(store))
 
     def _open(self, index: int) -> SignedStore:
         address = self._addresses[index]

@@ -75,6 +75,7 @@ class LiveRecovery:
         `reason` says why, if ranks were lost.
         """
         self._reason = reason or self._reason
+        self._stage_copy = None
         trainer, self._current = self._current, None
         if trainer is None:
             return
@@ -82,13 +83,17 @@ class LiveRecovery:
         requests = {request for request in Request if trainer.is_pending(request) or request in trainer.requested}
         self.requests |= requests - {Request.REGROUP}
         trainer.disconnect()
-        self._stage_copy = None
         self._trainer, self._step = trainer, trainer.step
 
     def update(self, trainer: Trainer) -> None:
         """Copy the trainer's state, if it is time; after each step."""
         if self._stage_copy is not None:
             self._stage_copy.update(trainer)
+
+    def finish_copy(self) -> None:
+        """Wait until the last copy was sent: at the end, a thread that waits in torch would abort the process."""
+        if self._stage_copy is not None:
+            self._stage_copy.finish()
 
     def regroup(self, *, is_planned: bool = False) -> StepReport | None:
         """Meet with the others for the next round; return the report of the step that this finishes, if it does."""
@@ -151,8 +156,8 @@ class LiveRecovery:
         if ring is not None:
             self._kept.keep_for(self.round.slots[ring.kept])
             self._stage_copy = StageCopy(ring, self._copy_every, self._kept)
-            if not trainer.is_done:
-                self._stage_copy.start(trainer)  # after a change, another rank may keep this one's copies
+            if can_restore and not trainer.is_done:
+                self._stage_copy.start(trainer)  # another rank may keep this one's copies now
         mesh.world.barrier()  # all have what they need, so nobody has to keep more
         self._memory, self._current = None, trainer
         self._trained, self._reason = self.round, ""

@@ -65,6 +65,7 @@ class LiveTrainer:
         self._recovery: LiveRecovery | None = None
         self._trainer: Trainer | None = None
         self._report: StepReport | None = None  # of a step that was finished while the ranks changed
+        self._has_ended = False  # all steps are done, on all ranks
         self._is_planned = False  # all ranks regroup before the next step, to let others join
         self._can_resume = checkpoints is not None  # if the ranks have lost what they had in memory
 
@@ -75,6 +76,8 @@ class LiveTrainer:
 
     def __exit__(self, *error: object) -> None:
         self._trainer = None
+        if self._recovery is not None and error[0] is None:
+            self._recovery.finish_copy()
         self._close_checkpoints(wait=error[0] is None)
         self._exit_stack.__exit__(*error)  # type: ignore[arg-type]
 
@@ -100,7 +103,7 @@ class LiveTrainer:
     def __next__(self) -> StepReport:
         while self.trainer.is_done and self._report is None:
             # A rank that was lost in the last step may have left it to the others to finish.
-            if self._call(self.world.barrier):
+            if self._has_ended or self._call(self._end):
                 raise StopIteration
         return self.advance()
 
@@ -124,17 +127,22 @@ class LiveTrainer:
         self._change_ranks(is_planned=False)
         return False
 
+    def _end(self) -> None:
+        assert self._recovery is not None
+        self._recovery.finish_copy()
+        self.world.barrier()
+        # At once, not only in __exit__: one that is lost in the barrier must not keep others waiting for this one.
+        self._recovery.live.end()
+        self._has_ended = True
+
     def _take_step(self) -> None:
         assert self._recovery is not None
         if self._recovery.live.has_newcomers():
             self.trainer.request(Request.REGROUP)
         self._report = self.trainer.advance()  # the step counts, even if a rank is lost before it is saved
         self._recovery.update(self.trainer)
-        self._save(self.trainer)
         self._is_planned = Request.REGROUP in self.trainer.requested
-        if self._is_planned and self._checkpoints is not None:
-            # Together: a rank that still writes would come too late for the others, and be replaced.
-            self._checkpoints.finish_save()
+        self._save(self.trainer)
 
     def _save(self, trainer: Trainer) -> None:
         """Save the trainer's state in the background, if it is time; wait for the last save."""
@@ -143,6 +151,9 @@ class LiveTrainer:
         is_last = trainer.is_done or Request.STOP in trainer.requested
         if is_last or trainer.step % self._save_every == 0:
             self._checkpoints.save(trainer.snapshot(), wait=is_last)
+        if self._is_planned:
+            # Together: a rank that still writes would come too late for the others, and be replaced.
+            self._checkpoints.finish_save()
         for save in iter(self._checkpoints.poll, None):
             if save.error is not None:
                 _log.warning("step %d was not saved: %s", save.step, save.error)

@@ -276,18 +276,21 @@ class Run:
                 yield from self._evaluate(on_window)
             if self.world.is_rank_zero:
                 self._policy.request_save_if_due(trainer)
-            self._change_ranks()
+            yield from self._change_ranks()
         if (weight_report := self._take_weight_report()) is not None:
             yield weight_report  # of the last save
+        if self._recovery is not None:
+            self._recovery.finish_copy()
         # No rank exits before all are done: the first rank may host the key-value store, which the others still use.
         self.world.barrier()
         yield from iter(self.checkpoints.poll, None)
 
-    def _change_ranks(self) -> None:
+    def _change_ranks(self) -> Iterator[Event]:
         """With live recovery: let all ranks know that others wait to join; when they do, end this round."""
         if Request.REGROUP in self.trainer.requested and not self.trainer.is_done:
             # Together: a rank that still writes would come too late for the others, and be replaced.
             self.checkpoints.finish_save()
+            yield from iter(self.checkpoints.poll, None)
             self.checkpoints.close(wait=True)
             raise RanksChangeError(f"the ranks change after step {self.trainer.step}")
         if self._recovery is not None and self._recovery.live.has_newcomers():

@@ -17,7 +17,7 @@ from torch import Tensor
 from stretto.mesh.copy_ring import CopyRing
 from stretto.mesh.round import Round
 from stretto.train.peer_memory import TrainerMemory
-from stretto.train.trainer import Request, Trainer
+from stretto.train.trainer import Trainer
 
 _log = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class KeptCopies:
 
 
 class StageCopy:
-    """Copies a trainer's state after every `every` steps, and when it starts, in the background."""
+    """Copies a trainer's state after every `every` steps, in the background."""
 
     def __init__(self, ring: CopyRing, every: int, kept: KeptCopies) -> None:
         self._ring, self._every, self._kept = ring, every, kept
@@ -53,38 +53,37 @@ class StageCopy:
         self._has_warned = False
 
     def update(self, trainer: Trainer) -> None:
-        """Copy the state after the trainer's last step, if it is time; after the last step of all, end the thread."""
-        if trainer.is_done or Request.STOP in trainer.requested:
-            self._wait()  # a thread that waits in torch while the process ends would abort it
-        elif trainer.step % self._every == 0:
+        """Copy the state after the trainer's last step, if it is time, and more steps follow."""
+        if trainer.step % self._every == 0 and not trainer.is_done:
             self.start(trainer)
 
     def start(self, trainer: Trainer) -> None:
-        """Start to copy the trainer's state, when the last copy was sent."""
-        self._wait()
+        """Start to copy the trainer's state; first wait until the last copy was sent."""
+        self.finish()
         step, content = trainer.step, trainer.memory().dump()
         _keep(self._kept.own, step, content)
         self._thread = threading.Thread(target=self._send, args=(step, content), daemon=True)
         self._thread.start()
 
-    def _send(self, step: int, content: Tensor) -> None:
-        kept = self._kept.other  # another dict if the ranks change meanwhile
-        try:
-            _keep(kept, step, self._ring.exchange(content))
-        except Exception as error:  # noqa: BLE001 - if a rank is lost, the main thread notices; else `_wait` warns
-            self._error = error
-
-    def _wait(self) -> None:
+    def finish(self) -> None:
         """Wait until the last copy was sent. Warn once if that failed though the ranks still train."""
         if self._thread is not None:
             self._thread.join()
         if self._error is not None and not self._has_warned:
             self._has_warned = True
+            reason = (str(self._error).splitlines() or [type(self._error).__name__])[0]
             _log.warning(
-                "the state of a rank was not copied to another one's memory (%s), and will not be until the ranks "
-                "change; if a stage is lost, the run goes back to an older copy, or to a checkpoint",
-                str(self._error).splitlines()[0] if str(self._error) else type(self._error).__name__,
+                "this rank's state was not copied to another one's memory (%s); if a stage is lost before the ranks "
+                "change, the run may go back to a checkpoint",
+                reason,
             )
+
+    def _send(self, step: int, content: Tensor) -> None:
+        kept = self._kept.other  # another dict if the ranks change meanwhile
+        try:
+            _keep(kept, step, self._ring.exchange(content))
+        except Exception as error:  # noqa: BLE001 - if a rank is lost, the main thread notices; else `finish` warns
+            self._error = error
 
 
 def _keep(copies: dict[int, Tensor], step: int, content: Tensor) -> None:
