@@ -5,7 +5,10 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 
 import pytest
@@ -47,25 +50,43 @@ def test_only_the_first_rank_of_a_replica_hosts_a_store() -> None:
     assert not hosts.address.answers()
 
 
-def test_a_host_that_is_stopped_does_not_stop_others_from_joining() -> None:
-    """It accepts connections, as the kernel does that for it, and then says nothing."""
+@contextmanager
+def stopped_host() -> Iterator[tuple[int, int]]:
+    """Yield process id and port of a host that is stopped: the kernel accepts connections for it."""
     port = free_port()
     code = (
         "import sys, time; from stretto.mesh.c10d import TCPStore; "
         f"store = TCPStore('127.0.0.1', {port}, is_master=True, wait_for_workers=False); print(flush=True); "
         "time.sleep(120)"
     )
-    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as other:
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as host:
         try:
-            assert other.stdout is not None and other.stdout.readline()
-            hosts = make_hosts(f"127.0.0.1:{free_port()},127.0.0.1:{port}")
-            os.kill(other.pid, signal.SIGSTOP)
-            assert HostAddress("127.0.0.1", port).answers()
-            started = time.monotonic()
-            hosts.find()
-            assert hosts.index == 0 and not hosts.has_moved()
-            with pytest.raises(LostPeerError, match="no other replica answers"):
-                hosts.move()
-            assert time.monotonic() - started < 20
+            assert host.stdout is not None and host.stdout.readline()
+            os.kill(host.pid, signal.SIGSTOP)
+            yield host.pid, port
         finally:
-            other.kill()
+            host.kill()
+
+
+def test_a_host_that_is_stopped_does_not_stop_others_from_joining() -> None:
+    with stopped_host() as (_, port):
+        hosts = make_hosts(f"127.0.0.1:{free_port()},127.0.0.1:{port}")
+        assert HostAddress("127.0.0.1", port).answers()
+        started = time.monotonic()
+        hosts.find()
+        assert hosts.index == 0 and not hosts.has_moved()
+        with pytest.raises(LostPeerError, match="no other replica answers"):
+            hosts.move()
+        assert time.monotonic() - started < 20
+
+
+def test_a_host_that_is_only_slow_is_not_passed_over() -> None:
+    """Otherwise the ranks that found it slow would take another store than those that did not."""
+    with stopped_host() as (process, port):
+        addresses = f"127.0.0.1:{free_port()},127.0.0.1:{port},127.0.0.1:{free_port()}"
+        hosts = StoreHosts(addresses, Topology(3, 1), 2, timedelta(seconds=20), b"0123456789abcdef")
+        timer = threading.Timer(4.5, os.kill, (process, signal.SIGCONT))
+        timer.start()
+        hosts.move()
+        timer.join()
+    assert hosts.index == 1

@@ -12,7 +12,7 @@ in it is not needed any more: the ranks say again which round they were in.
 import math
 import socket
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -25,14 +25,14 @@ from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.rounds import LIVE_SCOPE, read_current
 from stretto.mesh.signed_store import SignedStore
 from stretto.mesh.store import host_store
-from stretto.mesh.timeouts import call_with_timeout
+from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout
 from stretto.mesh.topology import Topology
 
 HOSTS_VARIABLE, REPLICA_VARIABLE = "STRETTO_HOSTS", "STRETTO_REPLICA"
 _CONNECT_SECONDS = 0.5
 # A host that is stopped (SIGSTOP) accepts connections, and then says nothing.
 _ANSWER_SECONDS = 3.0
-_SILENT_SECONDS = 20.0  # until such a host is asked again
+_SILENT_SECONDS = 20.0  # until such a host is asked again by those who look for the run
 _PAUSE_SECONDS = 0.1
 _LOOPBACK = ("127.0.0.1", "::1")  # all replicas are on one machine; a name of loopback may be known elsewhere, too
 _RUN_ID = "hosts"
@@ -120,7 +120,7 @@ class StoreHosts:
         """Return the store where the run is under way, or where it begins; for a new process."""
         deadline = time.monotonic() + self._timeout.total_seconds()
         while True:
-            stores = self._read_rounds(range(len(self._addresses)))
+            stores = self._ask_all()
             self.index = max(stores, key=lambda index: (stores[index].round, -index), default=0)
             # Without a round, the run begins at the first replica, unless that does not come.
             if stores and (stores[self.index].round >= 0 or self.index == 0 or time.monotonic() > deadline):
@@ -134,10 +134,13 @@ class StoreHosts:
 
     def move(self) -> SignedStore:
         """Return the store of the next replica that answers, because the one in use is lost."""
-        deadline, count = time.monotonic() + self._timeout.total_seconds(), len(self._addresses)
+        count, seconds = len(self._addresses), self._timeout.total_seconds()
+        deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for index in ((self.index + distance) % count for distance in range(1, count)):
-                if (answer := self._read_rounds([index]).get(index)) is not None:
+                # All ranks must take the same store. So one that accepts connections is not passed over soon: it may
+                # only be slow, and others may have waited for it.
+                if (answer := self._ask(index, seconds)) is not None:
                     self.index = index
                     return answer.store
             time.sleep(_PAUSE_SECONDS)
@@ -145,20 +148,28 @@ class StoreHosts:
 
     def has_moved(self) -> bool:
         """Return whether the run is under way with another store than the one in use."""
-        rounds = {index: answer.round for index, answer in self._read_rounds(range(len(self._addresses))).items()}
+        rounds = {index: answer.round for index, answer in self._ask_all().items()}
         return max(rounds.values(), default=-1) > rounds.get(self.index, math.inf)
 
-    def _read_rounds(self, indices: Iterable[int]) -> dict[int, "_Answer"]:
-        """Return what the stores say that answer, by index."""
-        answers = {}
-        for index in indices:
-            if time.monotonic() >= self._silent_until[index] and self._addresses[index].answers():
-                try:
-                    answers[index] = call_with_timeout(_ANSWER_SECONDS, partial(self._read_round, index))
-                except RuntimeError:
-                    # The thread of the call, and its connection, may stay for as long as the host is silent.
-                    self._silent_until[index] = time.monotonic() + _SILENT_SECONDS
-        return answers
+    def _ask_all(self) -> dict[int, "_Answer"]:
+        """Return what the stores say that answer soon, by index."""
+        now = time.monotonic()
+        awake = [index for index, until in enumerate(self._silent_until) if now >= until]
+        answers = {index: self._ask(index, _ANSWER_SECONDS) for index in awake}
+        return {index: answer for index, answer in answers.items() if answer is not None}
+
+    def _ask(self, index: int, seconds: float) -> "_Answer | None":
+        """Return what a store says; None if its host is gone, or says nothing for so many seconds."""
+        if not self._addresses[index].answers():
+            return None
+        try:
+            return call_with_timeout(seconds, partial(self._read_round, index))
+        except OperationTimeoutError:
+            # The thread of the call, and its connection, may stay for as long as the host is silent.
+            self._silent_until[index] = time.monotonic() + _SILENT_SECONDS
+        except RuntimeError:
+            pass  # the host has gone meanwhile
+        return None
 
     def _read_round(self, index: int) -> "_Answer":
         store = self._open(index)
