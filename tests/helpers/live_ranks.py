@@ -32,7 +32,8 @@ class LiveRanks:
     """Starts a process per slot; each sends a line for every step that it takes: `step`, `loss`, `replicas`.
 
     The parent hosts the store, as an elastic agent does. With `nodes`, each rank sees one of these as its host name,
-    which only root can set. After each step, a rank waits for `step_seconds`.
+    which only root can set. After each step, a rank waits for `step_seconds`; and while replicas are lost, so long that
+    others can take their place, unless none `waits_for_others`.
     """
 
     def __init__(
@@ -44,13 +45,15 @@ class LiveRanks:
         copy_every: int = 0,
         has_hosts: bool = False,
         checkpoints: Path | None = None,
+        save_every: int = 4,
         nodes: Sequence[str] = (),
         step_seconds: float = 0.0,
+        waits_for_others: bool = True,
     ) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         self.layout, self._make_trainer, self._arguments, self._timeout = layout, make_trainer, arguments, timeout
-        self._options = {"copy_every": copy_every, "checkpoints": checkpoints, "save_every": 4}
-        self._nodes, self._step_seconds = nodes, step_seconds
+        self._options = {"copy_every": copy_every, "checkpoints": checkpoints, "save_every": save_every}
+        self._nodes, self._step_seconds, self._waits_for_others = nodes, step_seconds, waits_for_others
         self._port = free_port()
         self._store = TCPStore("127.0.0.1", self._port, is_master=True, wait_for_workers=False)
         self._secret = secrets.token_hex(16)
@@ -93,7 +96,15 @@ class LiveRanks:
             local = [other for other, node in enumerate(self._nodes) if node == self._nodes[slot]]
             environment |= {"LOCAL_RANK": str(local.index(slot)), "LOCAL_WORLD_SIZE": str(len(local))}
         outputs = [Connection(os.dup(number), readable=False) for number in (1, 2)]
-        settings = self.layout, self._make_trainer, self._arguments, self._timeout, self._step_seconds, self._options
+        settings = (
+            self.layout,
+            self._make_trainer,
+            self._arguments,
+            self._timeout,
+            self._step_seconds,
+            self._waits_for_others,
+            self._options,
+        )
         node = self._nodes[slot] if self._nodes else None
         arguments = (environment, node, outputs, theirs, *settings)
         self.processes[slot] = self._context.Process(target=_train, args=arguments, daemon=True)
@@ -162,6 +173,7 @@ def _train(
     arguments: tuple[Any, ...],
     timeout: float,
     step_seconds: float,
+    waits_for_others: bool,
     options: dict[str, Any],
 ) -> None:
     os.environ.clear()
@@ -194,7 +206,7 @@ def _train(
                     }
                 )
                 time.sleep(step_seconds)
-                if trainer.num_replicas < layout.replicas:
+                if waits_for_others and trainer.num_replicas < layout.replicas:
                     # On a busy machine, a new process takes seconds to join; the run must not end before.
                     time.sleep(0.02 if report.step < 40 else 0.7)
             weights = [float(value.detach().double().sum()) for value in trainer.trainer.engine.stack.parameters()]

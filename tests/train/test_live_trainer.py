@@ -4,12 +4,15 @@ import os
 import random
 import signal
 import time
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from helpers.live_model import STEPS, make_trainer, uninterrupted
 from helpers.live_ranks import LiveRanks
-from stretto import Layout
+from stretto import Layout, Trainer, World
+from stretto.base.errors import LostPeerError
 from stretto.data import Corpus
 
 
@@ -124,6 +127,51 @@ def test_host_of_the_store_is_lost(byte_corpus: Corpus) -> None:
         lose(ranks, 0, num_left=2)
         replace(ranks, 0, num_replicas=3)
     assert_same_losses(ranks, (1, 2), byte_corpus)
+
+
+def lose_last_totals(world: World, layout: Layout, corpus: Corpus | None) -> Trainer:
+    """A trainer that loses the totals of the last step in slot 1, though all others get them."""
+    trainer = make_trainer(world, layout, corpus)
+
+    def all_reduce(*arguments: Any) -> Any:  # noqa: ANN401
+        totals = Trainer._all_reduce(trainer, *arguments)
+        if trainer.step == STEPS - 1:
+            raise LostPeerError("a connection is broken")
+        return totals
+
+    if os.environ["RANK"] == "1":
+        patch.object(trainer, "_all_reduce", all_reduce).start()
+    return trainer
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_the_others_stay_until_each_rank_has_finished_the_last_step(byte_corpus: Corpus) -> None:
+    with LiveRanks(Layout(replicas=3), lose_last_totals, byte_corpus) as ranks:
+        ranks.wait_until_done()
+    assert_same_losses(ranks, (0, 1, 2), byte_corpus)
+
+
+def lose_last_barrier(world: World, layout: Layout, corpus: Corpus | None) -> Trainer:
+    """A trainer after which slot 1 loses a rank in a barrier that the others have passed."""
+    trainer, barrier = make_trainer(world, layout, corpus), World.barrier
+
+    def broken_barrier(own: World) -> None:
+        barrier(own)
+        if trainer.is_done:
+            raise LostPeerError("a connection is broken")
+
+    if os.environ["RANK"] == "1":
+        patch.object(World, "barrier", broken_barrier).start()
+    return trainer
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_a_rank_that_has_finished_all_steps_ends_when_the_others_have(byte_corpus: Corpus) -> None:
+    with LiveRanks(Layout(replicas=2), lose_last_barrier, byte_corpus) as ranks:
+        ranks.wait_until_done()
+    assert_same_losses(ranks, (0, 1), byte_corpus)
 
 
 @pytest.mark.faults

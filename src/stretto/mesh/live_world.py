@@ -134,6 +134,12 @@ class LiveWorld:
         with suppress(RuntimeError):
             self._rounds.end()
 
+    def has_ended(self) -> bool:
+        """Return whether another rank has said that the run has ended."""
+        with suppress(RuntimeError):  # the store is gone
+            return self._rounds.has_ended()
+        return False
+
     def _use_store(self, store: SignedStore) -> None:
         self._store, info = store, self._launch_info
         self._rounds = Rounds(

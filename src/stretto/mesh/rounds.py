@@ -126,6 +126,10 @@ class Rounds:
         """Tell those who wait to join that the run has ended."""
         self._store.set(_ENDED_KEY, "1")
 
+    def has_ended(self) -> bool:
+        """Return whether a member of the last round has said that the run has ended."""
+        return self._has(_ENDED_KEY)
+
     def _meet(self, number: int, arrival: Arrival, last: Round | None, lost: frozenset[str]) -> Round:
         """Return a round that this process has come for, whether it is a member or not.
 
@@ -161,7 +165,7 @@ class Rounds:
                     raise MovedError("the run is under way elsewhere")
             if not arrival.has_state and self.is_cancelled():
                 raise LostPeerError("this rank was stopped before it could join the others; start it again")
-            if self._has(_ENDED_KEY):
+            if self.has_ended():
                 raise RunEndedError(f"the run was done before rank {self.slot} could join it")
             time.sleep(_PAUSE_SECONDS)
         withdraw_eviction(self._store, self.token)
@@ -247,7 +251,7 @@ class Rounds:
 
     def _evict(self, members: Iterable[Arrival], more_seconds: float = 0.0) -> None:
         # When the run is done, ranks end one after another.
-        for member in () if self._has(_ENDED_KEY) else members:
+        for member in () if self.has_ended() else members:
             evict(self._store, member.token, self.kill_seconds + more_seconds)
 
     def _is_gone(self, member: Arrival, last: Round) -> bool:

@@ -152,6 +152,9 @@ class LiveRecovery:
                 # If a rank is lost before the barrier below, those that have passed it are at this step, too.
                 self._memory, self._step, self._totals, self._report = memory, rollback.step, "", None
             trainer.restore_from(PeerMemory.find(mesh, memory, range(mesh.world.size)))
+        else:
+            # Steps are taken again, from the beginning or a checkpoint. Copies of later ones would displace new ones.
+            self._kept = KeptCopies()
         trainer.copy_lanes()
         if ring is not None:
             self._kept.keep_for(self.round.slots[ring.kept])

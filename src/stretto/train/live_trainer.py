@@ -12,12 +12,14 @@ from stretto.base.units import pluralize
 from stretto.checkpoint.manager import CheckpointManager
 from stretto.config.layout import Layout
 from stretto.mesh.live_world import live_world
+from stretto.mesh.timeouts import poll
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import TIMEOUT, World
 from stretto.train.live_recovery import LiveRecovery
 from stretto.train.trainer import Request, StepReport, Trainer
 
 _log = logging.getLogger(__name__)
+_END_SECONDS = 1.0  # for a rank that has passed the last barrier to say so
 
 MakeTrainer = Callable[[World, Layout], Trainer]
 """Builds this rank's engine and trainer for the present ranks; the layout has as many replicas as there are now."""
@@ -130,7 +132,12 @@ class LiveTrainer:
     def _end(self) -> None:
         assert self._recovery is not None
         self._recovery.finish_copy()
-        self.world.barrier()
+        try:
+            self.world.barrier()
+        except LostPeerError:
+            # Others may have passed the barrier. Then all is done, and nobody meets this rank again.
+            if not poll(self._recovery.live.has_ended, _END_SECONDS):
+                raise
         # At once, not only in __exit__: one that is lost in the barrier must not keep others waiting for this one.
         self._recovery.live.end()
         self._has_ended = True
