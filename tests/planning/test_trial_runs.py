@@ -409,6 +409,36 @@ def test_of_layouts_that_a_trial_cannot_tell_apart_the_one_on_fewer_devices_is_c
     assert "measured to be 1.01 times as fast as one device, a gain smaller than the error of a trial" in advise(tried)
 
 
+def test_the_advice_says_why_devices_stay_idle_that_seem_to_make_it_faster() -> None:
+    plan = find_plan(profile([kind(0.1, 0.2)] * 4), Workload.of(8, 64), Cluster(4))
+    two, four = (replace(plan.chosen, layout=Layout(replicas=replicas)) for replicas in (2, 4))
+    trials = [Trial(layout=each.layout, predicted=1.0, measured=1.0) for each in (two, plan.single_device, four)]
+    trials[1:] = [trials[1].model_copy(update={"measured": 1.5}), trials[2].model_copy(update={"measured": 0.99})]
+    tried = choose_by_trials(replace(plan, best=(four, two, plan.single_device), variants=()), trials)
+    assert tried.chosen.layout == two.layout
+    idle = "; all 4 are measured to be 1.01 times as fast as this, a gain smaller than the error of a trial"
+    assert advise(tried).endswith(idle)
+
+
+def test_the_bound_of_a_trial_says_how_much_its_turns_vary() -> None:
+    fastest, steady, noisy = (_run_with(times) for times in ([1.0] * 8, [1.05] * 8, [0.9, 1.2] * 4))
+    failed = _run_with([0.1], has_failed=True)
+    runs = [fastest, steady, noisy, failed]
+    trial_runs._compare(runs)
+    trial_runs._find_bounds(runs)
+    assert [run.least_seconds for run in runs] == pytest.approx([1.0, 1.05, 0.9, None])
+    alone = _run_with([1.0, 1.1])
+    trial_runs._find_bounds([alone])
+    assert alone.least_seconds is None, "it took no turns with others"
+
+
+def _run_with(times: list[float], *, has_failed: bool = False) -> Any:  # noqa: ANN401
+    run = trial_runs._TrialRun(None, ALONE, Finalist(layout=Layout(), predicted=1.0, memory=0.0))  # type: ignore[arg-type]
+    run.times = times
+    run._note = "out of memory" if has_failed else ""
+    return run
+
+
 def test_the_advice_says_which_speeds_are_measured_and_which_are_predicted() -> None:
     plan = find_plan(profile([kind(0.1, 0.2)] * 4), Workload.of(8, 64), Cluster(2))
     chosen, one = plan.chosen.layout, plan.single_device.layout

@@ -79,9 +79,7 @@ def _reason_for_one_device(plan: Plan) -> str:
     tried = [prediction for prediction in parallel if plan.measured_seconds(prediction.layout) is not None]
     best = max(tried or parallel, key=lambda prediction: _relative_speed(plan, prediction, plan.single_device)[1])
     source, speed_up = _relative_speed(plan, best, plan.single_device)
-    error = "the error of a trial" if source == "measured" else "the prediction error"
-    caveat = f", a gain smaller than {error}" if speed_up > 1 else ""
-    comparison = f"is {source} to be {speed_up:.2f} times as fast as one device{caveat}"
+    comparison = f"is {source} to be {speed_up:.2f} times as fast as one device{_caveat(source, speed_up)}"
     return f"the best layout on several devices, {best.layout.name}, {comparison}; {_reason(plan, best, source)}"
 
 
@@ -96,7 +94,13 @@ def _idle_devices(plan: Plan) -> str:
         return f"; this leaves {num_idle} of {num_devices} devices idle"
     speeds = [_relative_speed(plan, prediction, chosen) for prediction in with_all]
     source, speed_up = max(speeds, key=lambda speed: (speed[0] == "measured", speed[1]))
-    return f"; all {num_devices} are {source} to be {speed_up:.2f} times as fast as this"
+    return f"; all {num_devices} are {source} to be {speed_up:.2f} times as fast as this{_caveat(source, speed_up)}"
+
+
+def _caveat(source: str, speed_up: float) -> str:
+    """Return a clause on why a layout that seems faster than the one on fewer devices is not chosen."""
+    error = "the error of a trial" if source == "measured" else "the prediction error"
+    return f", a gain smaller than {error}" if speed_up > 1 else ""
 
 
 def _reason(plan: Plan, prediction: Prediction, source: str) -> str:

@@ -32,7 +32,8 @@ class Trial(StrictModel):
     measured: Seconds | None
     """Measured seconds per step; None if no step could be measured."""
     at_least: Seconds | None = None
-    """The lower bound of `measured`, with 95 % confidence, if the fastest layout takes as long as measured."""
+    """The lower bound of `measured`, with 95 % confidence, if the fastest layout takes as long as measured. None if the
+    layout did not take turns with others."""
     steps: int = Field(0, ge=0)
     """Number of steps that were taken, warm-up included."""
     seconds: Seconds = 0

@@ -123,9 +123,12 @@ def _compare(runs: Sequence["_TrialRun"]) -> None:
 
 
 def _find_bounds(runs: Sequence["_TrialRun"]) -> None:
-    """Set the least time that a step of each run may take, in view of how much its turns vary."""
-    measured = [run for run in runs if run.times]
-    if not measured:
+    """Set the least time that a step of each run may take, in view of how much its turns vary.
+
+    Runs that did not take turns with others get none: the machine's speed may have changed from one to the next.
+    """
+    measured = [run for run in runs if run.times and not run.has_failed]
+    if len(measured) < 2:
         return
     fastest = min(measured, key=lambda run: run.seconds_per_step)
     for run in measured:
@@ -140,12 +143,17 @@ class _TrialRun:
         self.layout: Layout = finalist.layout
         self.times: list[float] = []  # seconds per step, one for each turn
         self.seconds_per_step = math.nan  # set by `_compare`
-        self.least_seconds = math.nan  # set by `_find_bounds`
+        self.least_seconds: float | None = None  # set by `_find_bounds`
         self._profile_input, self._world, self._finalist = profile_input, world, finalist
         self._is_member = world.rank < finalist.layout.num_ranks
         self._trainer: Trainer | None = None
         self._num_steps, self._total_seconds = 0, 0.0
         self._note = ""
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the layout could not be built or run, on this rank or another."""
+        return bool(self._note)
 
     def start(self) -> bool:
         """Build the engine and take the first steps, which are slower; return whether that worked on every rank."""
@@ -190,8 +198,8 @@ class _TrialRun:
         return Trial(
             layout=self.layout,
             predicted=self._finalist.predicted,
-            measured=None if self._note else self.seconds_per_step,
-            at_least=None if self._note else self.least_seconds,
+            measured=None if self.has_failed else self.seconds_per_step,
+            at_least=self.least_seconds,
             steps=self._num_steps,
             seconds=self._total_seconds,
             note=self._note,
@@ -224,7 +232,7 @@ class _TrialRun:
 
     def _is_working(self) -> bool:
         """Return whether no rank has noted a failure; if one has, free the memory of the run."""
-        (num_failed,) = self._world.all_reduce([float(bool(self._note))])
+        (num_failed,) = self._world.all_reduce([float(self.has_failed)])
         if num_failed:
             # Rank 0 reports the trials, and may not be the rank that failed.
             self._note = self._note or "another rank can't build it"

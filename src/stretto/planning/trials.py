@@ -25,13 +25,14 @@ from stretto.planning.trial_runs import num_turn_steps, try_layouts
 
 _log = logging.getLogger(__name__)
 
+_FORMAT = 2  # of what is cached; 2 has `Trial.at_least`
 _FAILED = "the ranks that tried it failed"  # a trial's note
 
 
 def trials_path(cache: Path, profile: Profile, cluster: Cluster, finalists: Sequence[Finalist]) -> Path:
     """Return the path in the folder `cache` at which these trials are, or would be, cached."""
     layouts = [finalist.layout.model_dump(mode="json") for finalist in finalists]
-    key = fingerprint([profile.model_dump(mode="json"), cluster.devices, cluster.nodes, layouts])[:16]
+    key = fingerprint([_FORMAT, profile.model_dump(mode="json"), cluster.devices, cluster.nodes, layouts])[:16]
     return cache.expanduser() / "trials" / f"{key}.json"
 
 
