@@ -46,12 +46,9 @@ from stretto.mesh.world import World
 _log = logging.getLogger(__name__)
 # A launcher that was killed has closed its connections, but may take a moment to end.
 _LAUNCHER_END_SECONDS = 1.0
-# The errors in a rank's message after which these ranks can't continue, by class name. After others, they can.
-_FATAL_ERRORS: dict[str, type[StrettoError]] = {
-    "FencedError": FencedError,
-    "DivergedError": DivergedError,
-    "LostPeerError": LostPeerError,
-}
+# The errors after which these ranks can't continue. In a rank's message, they are given by class name.
+_FATAL_ERRORS = (FencedError, DivergedError, LostPeerError, MeshError)
+_FATAL_BY_NAME: dict[str, type[StrettoError]] = {error.__name__: error for error in _FATAL_ERRORS}
 
 
 @dataclass(frozen=True)
@@ -321,8 +318,8 @@ class CheckpointManager:
             assert save.report is not None
             return save.report.error
         type_name, error = json.loads(self._wait_for_first_rank(self._key(save, "result")))
-        if type_name in _FATAL_ERRORS:
-            raise _FATAL_ERRORS[type_name](error)
+        if type_name in _FATAL_BY_NAME:
+            raise _FATAL_BY_NAME[type_name](error)
         return error or None
 
     def _wait_for_save(self) -> None:
@@ -394,7 +391,7 @@ class CheckpointManager:
             history.commit(save.name, manifest, verifies=self._verifies)
         except Exception as caught:  # noqa: BLE001 - it is reported where the run can handle it
             error = caught
-        if isinstance(error, FencedError | DivergedError | MeshError):
+        if isinstance(error, _FATAL_ERRORS):
             save.fatal_error = error
         if error is not None and save.name not in history.lineage:  # otherwise it was committed
             history.discard(save.name)
@@ -420,7 +417,7 @@ class CheckpointManager:
             message = json.loads(text)
             if "error" in message:
                 type_name, error = message["error"]
-                raise _FATAL_ERRORS.get(type_name, DataError)(error)
+                raise _FATAL_BY_NAME.get(type_name, DataError)(error)
             files += [CheckpointFile.model_validate(file) for file in message["files"]]
         return files
 

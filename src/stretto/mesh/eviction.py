@@ -25,7 +25,8 @@ _LOOK_SECONDS = 1.0
 
 def evict(store: RankStore, token: str, seconds: float) -> None:
     """Ask the launcher to kill a process, unless it comes within `seconds`."""
-    if not store.get(_key(token)):
+    # The first one who asks decides how long, unless the process has come since.
+    if not store.set_once(_key(token), str(seconds)) and store.get(_key(token)) == "":
         store.set(_key(token), str(seconds))
 
 
