@@ -46,7 +46,7 @@ class History:
         self.generation = 0  # until `claim`
         self.num_launches = self.num_rank_changes = 0  # of the run so far; until `claim`
         self.token = ""  # of its claim; until then, empty
-        self.resumed_step: int | None = None  # of the checkpoint that its claim names
+        self._resumed_step: int | None = None  # of the checkpoint that its claim names
         self.lineage: list[CheckpointName] = []  # newest first
         self._newest = 0  # the newest generation that this launch knows of
         self._storage = storage
@@ -56,6 +56,11 @@ class History:
         # Object storage has no locks; there, only generations keep two processes from saving to the same run.
         is_local = not is_remote(storage.location)
         self._lock = lock_folder(Path(storage.location), is_required=needs_lock) if is_local else None
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that the run would resume from now; None if from the beginning."""
+        return self.lineage[0].step if self.lineage else self._resumed_step
 
     def release(self) -> None:
         """Release the lock on the folder."""
@@ -108,8 +113,11 @@ class History:
         )
         self.generation, self.token = claim.generation, claim.token
         self._newest = self.generation
-        name = CheckpointName.parse((claim.resumed_from or "").rpartition("/")[2])
-        self.resumed_step = None if name is None else name.step
+        if checkpoint is None:
+            name = CheckpointName.parse((claim.resumed_from or "").rpartition("/")[2])
+            self._resumed_step = None if name is None else name.step
+        else:
+            self._resumed_step = checkpoint.manifest.training_state.step
         self._count({**claims, claim.generation: claim}, names)
         for name in all_checkpoint_names(self._storage):
             if name not in names and name.generation < self.generation:

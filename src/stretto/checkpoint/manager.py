@@ -12,7 +12,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from itertools import count
 from pathlib import Path
@@ -20,19 +19,19 @@ from typing import Any, Self
 
 import torch
 
-from stretto.base.errors import (
-    ConfigError,
-    DataError,
-    DivergedError,
-    FencedError,
-    LostPeerError,
-    MeshError,
-    StrettoError,
-)
+from stretto.base.errors import ConfigError, DataError, LostPeerError
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import split_best
 from stretto.base.score import Score, ScoreMode
 from stretto.base.version import installed_version
+from stretto.checkpoint.background_save import (
+    FATAL_BY_NAME,
+    FATAL_ERRORS,
+    BackgroundSave,
+    SaveReport,
+    save_error,
+    write_error,
+)
 from stretto.checkpoint.checkpoint import Checkpoint, find_resumed, wait_for_claim, wait_for_files
 from stretto.checkpoint.history import History, Retention
 from stretto.checkpoint.lineage import CheckpointName
@@ -46,21 +45,6 @@ from stretto.mesh.world import World
 _log = logging.getLogger(__name__)
 # A launcher that was killed has closed its connections, but may take a moment to end.
 _LAUNCHER_END_SECONDS = 1.0
-# The errors after which these ranks can't continue. In a rank's message, they are given by class name.
-_FATAL_ERRORS = (FencedError, DivergedError, LostPeerError, MeshError)
-_FATAL_BY_NAME: dict[str, type[StrettoError]] = {error.__name__: error for error in _FATAL_ERRORS}
-
-
-@dataclass(frozen=True)
-class SaveReport:
-    """The result of a save, as `CheckpointManager.poll` returns it on the first rank."""
-
-    step: int
-    location: str
-    num_bytes: int  # of the files of all ranks
-    blocked_seconds: float  # how long this rank waited for the copy; a wait for the previous save is not included
-    seconds: float  # from the start of the copy until the save was committed or failed
-    error: str | None = None  # why the save failed; None if it succeeded
 
 
 class CheckpointManager:
@@ -99,9 +83,8 @@ class CheckpointManager:
         self._is_launch, self._is_from_memory = True, False  # until `start`
         self._own_messages: list[str] = []  # the keys of this rank's messages to the first rank, until it has read them
         self._requested_steps: set[int] = set()  # those that `save` was called for
-        self._resumed_step: int | None = None
-        self._pending: _BackgroundSave | None = None  # not yet waited for; its thread may have ended
-        self._last_save: _BackgroundSave | None = None
+        self._pending: BackgroundSave | None = None  # not yet waited for; its thread may have ended
+        self._last_save: BackgroundSave | None = None
         self._reports: deque[SaveReport] = deque()
         self._is_closed = threading.Event()
 
@@ -185,7 +168,7 @@ class CheckpointManager:
         self._requested_steps.add(name.step)
         started = time.perf_counter()
         staged = self._buffers.copy(snapshot)
-        save = _BackgroundSave(name, next(self._save_numbers), staged, started, time.perf_counter() - started)
+        save = BackgroundSave(name, next(self._save_numbers), staged, started, time.perf_counter() - started)
         save.thread = threading.Thread(target=self._write_and_commit, args=(save,), daemon=True)
         save.thread.start()
         self._pending = self._last_save = save
@@ -236,7 +219,7 @@ class CheckpointManager:
     @property
     def last_step(self) -> int | None:
         """The step that the run would resume from now; None if from the beginning, and on all ranks but the first."""
-        return self._history.lineage[0].step if self._history and self._history.lineage else self._resumed_step
+        return None if self._history is None else self._history.last_step
 
     @property
     def num_launches(self) -> int:
@@ -264,7 +247,6 @@ class CheckpointManager:
             self.close(wait=False)
             raise
         self.generation = self._history.generation
-        self._resumed_step = None if checkpoint is None else checkpoint.manifest.training_state.step
         return checkpoint
 
     def _start_from_memory(self) -> None:
@@ -293,9 +275,8 @@ class CheckpointManager:
                 "auto", self.world.size, self._retry_seconds, is_launch=self._is_launch, from_memory=True
             )
             self.generation, token = self._history.generation, self._history.token
-            self._resumed_step = self._history.resumed_step
         except (OSError, DataError) as error:
-            problem = _write_error(self.location, error)
+            problem = write_error(self.location, error)
         except BaseException:
             self.close(wait=False)
             raise
@@ -309,7 +290,7 @@ class CheckpointManager:
         if wait:
             raise DataError(problem)
 
-    def _wait_for_result(self, save: "_BackgroundSave") -> str | None:
+    def _wait_for_result(self, save: BackgroundSave) -> str | None:
         """Return why a save failed; None if it was committed. Raise an error after which the ranks can't continue.
 
         Other ranks learn it from the first rank's message.
@@ -318,8 +299,8 @@ class CheckpointManager:
             assert save.report is not None
             return save.report.error
         type_name, error = json.loads(self._wait_for_first_rank(self._key(save, "result")))
-        if type_name in _FATAL_BY_NAME:
-            raise _FATAL_BY_NAME[type_name](error)
+        if type_name in FATAL_BY_NAME:
+            raise FATAL_BY_NAME[type_name](error)
         return error or None
 
     def _wait_for_save(self) -> None:
@@ -335,11 +316,11 @@ class CheckpointManager:
         if save.fatal_error is not None:
             raise save.fatal_error
 
-    def _write_and_commit(self, save: "_BackgroundSave") -> None:
+    def _write_and_commit(self, save: BackgroundSave) -> None:
         try:
             message: dict[str, list[Any]] = {"files": [file.model_dump(mode="json") for file in self._write(save)]}
         except Exception as error:  # noqa: BLE001 - the first rank must know of any error
-            message = {"error": [type(error).__name__, _error_message(f"{self.location}/{save.name}", error)]}
+            message = {"error": [type(error).__name__, save_error(f"{self.location}/{save.name}", error)]}
         try:
             if self.world.store.check([f"{self._key_prefix}/{save.number - 1}/result"]):
                 self._delete_own_messages()
@@ -361,7 +342,7 @@ class CheckpointManager:
             while self._own_messages:
                 self.world.store.delete(self._own_messages.pop())
 
-    def _write(self, save: "_BackgroundSave") -> list[CheckpointFile]:
+    def _write(self, save: BackgroundSave) -> list[CheckpointFile]:
         check_finite(save.snapshot)
         folder = self._storage.open_folder(str(save.name))
         files = save_shards(folder, self.world.rank, save.snapshot.shards)
@@ -372,7 +353,7 @@ class CheckpointManager:
             read_back(self._storage, str(save.name), files)
         return files
 
-    def _commit(self, save: "_BackgroundSave", history: History) -> None:
+    def _commit(self, save: BackgroundSave, history: History) -> None:
         """Commit if all ranks have written their files; publish the result to all ranks, and as a report for `poll`."""
         error: Exception | None = None
         files: list[CheckpointFile] = []
@@ -383,7 +364,11 @@ class CheckpointManager:
                 generation=self.generation,
                 num_ranks=self.world.size,
                 created=datetime.now(UTC).isoformat(timespec="seconds"),
-                versions=_versions(),
+                versions={
+                    "stretto": installed_version(),
+                    "torch": torch.__version__,
+                    "python": platform.python_version(),
+                },
                 training_state=save.snapshot.training_state,
                 run_info=save.snapshot.run_info,
                 files=tuple(files),
@@ -391,7 +376,7 @@ class CheckpointManager:
             history.commit(save.name, manifest, verifies=self._verifies)
         except Exception as caught:  # noqa: BLE001 - it is reported where the run can handle it
             error = caught
-        if isinstance(error, _FATAL_ERRORS):
+        if isinstance(error, FATAL_ERRORS):
             save.fatal_error = error
         if error is not None and save.name not in history.lineage:  # otherwise it was committed
             history.discard(save.name)
@@ -401,7 +386,7 @@ class CheckpointManager:
             sum(file.num_bytes for file in files),
             save.blocked_seconds,
             time.perf_counter() - save.started,
-            None if error is None else _error_message(f"{self.location}/{save.name}", error),
+            None if error is None else save_error(f"{self.location}/{save.name}", error),
         )
         if files:  # then all ranks have begun this save, and none needs the result of the previous one
             self.world.store.delete(f"{self._key_prefix}/{save.number - 1}/result")
@@ -409,7 +394,7 @@ class CheckpointManager:
         result = ["", ""] if error is None else [type(error).__name__, save.report.error]
         self.world.store.set(self._key(save, "result"), json.dumps(result))
 
-    def _collect_files(self, save: "_BackgroundSave") -> list[CheckpointFile]:
+    def _collect_files(self, save: BackgroundSave) -> list[CheckpointFile]:
         """Wait for all ranks to write their files; return the files, or raise if a rank could not write its own."""
         files: list[CheckpointFile] = []
         keys = {rank: self._key(save, rank) for rank in range(self.world.size)}
@@ -417,7 +402,7 @@ class CheckpointManager:
             message = json.loads(text)
             if "error" in message:
                 type_name, error = message["error"]
-                raise _FATAL_BY_NAME.get(type_name, DataError)(error)
+                raise FATAL_BY_NAME.get(type_name, DataError)(error)
             files += [CheckpointFile.model_validate(file) for file in message["files"]]
         return files
 
@@ -434,37 +419,5 @@ class CheckpointManager:
             raise DataError("the run ended before all ranks had written their files")
         self.world.raise_failure()
 
-    def _key(self, save: "_BackgroundSave", suffix: int | str) -> str:
+    def _key(self, save: BackgroundSave, suffix: int | str) -> str:
         return f"{self._key_prefix}/{save.number}/{suffix}"
-
-
-@dataclass
-class _BackgroundSave:
-    """A save that is being written in the background, or has ended."""
-
-    name: CheckpointName
-    number: int  # 1 for the manager's first save
-    snapshot: Snapshot
-    started: float  # when, by time.perf_counter()
-    blocked_seconds: float
-    thread: threading.Thread = field(default_factory=threading.Thread)  # a placeholder until `save` sets it
-    report: SaveReport | None = None
-    fatal_error: StrettoError | None = None  # ends the run
-
-
-def _error_message(where: str, error: Exception) -> str:
-    """Return the message for a save that failed: the text of a StrettoError, or the path and reason of other errors."""
-    suffix = "" if isinstance(error, StrettoError) else "; earlier checkpoints are intact"
-    return f"{_write_error(where, error)}{suffix}"
-
-
-def _write_error(where: str, error: Exception) -> str:
-    if isinstance(error, StrettoError):
-        return str(error)
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
-    path = getattr(error, "filename", None) or where
-    return f"{path} can't be written ({reason.splitlines()[0]})"
-
-
-def _versions() -> dict[str, str]:
-    return {"stretto": installed_version(), "torch": torch.__version__, "python": platform.python_version()}

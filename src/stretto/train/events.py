@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 
 from stretto.base.errors import LostPeerError, StrettoError
 from stretto.base.metric_names import PER_CLASS
-from stretto.checkpoint.manager import SaveReport
+from stretto.checkpoint.background_save import SaveReport
 from stretto.train.evaluate import Evaluation
 from stretto.train.plan_check import PlanReport
 from stretto.train.rank_monitor import RankReport

@@ -24,7 +24,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.text import Text
 
 from stretto.base.units import format_bytes, format_loss, format_seconds, pluralize
-from stretto.checkpoint.manager import SaveReport
+from stretto.checkpoint.background_save import SaveReport
 from stretto.train.events import EvaluationReport, Event
 from stretto.train.plan_check import PlanReport
 from stretto.train.rank_monitor import RankReport

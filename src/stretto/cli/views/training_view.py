@@ -9,7 +9,7 @@ from rich.live import Live
 
 from stretto.base.task import target_name
 from stretto.base.units import format_loss, format_seconds, pluralize
-from stretto.checkpoint.manager import SaveReport
+from stretto.checkpoint.background_save import SaveReport
 from stretto.cli.views.console import make_console
 from stretto.cli.views.live_view import LiveView
 from stretto.config.idle_settings import idle_settings
