@@ -5,15 +5,15 @@
 The planner tries the layouts that it predicts to be fastest. `chosen_over_best` is the time of the layout that it
 chooses after that, relative to the fastest one; `predicted_over_best` is that of the layout that it would choose by
 prediction alone. For these two figures the finalists, and all that came close, are measured again, in turns, until it
-is clear that the chosen one takes at most 1.03 times as long, or a minute is over. `measured_over_best` is that of the
-layout that was fastest in the first measurement: if two measurements disagree, no trial can do better.
-`chosen_over_best_at_least` is the lower bound of `chosen_over_best`, with 95 % confidence. A full run takes 10 to 15
-minutes: the number of rounds depends on the time of a step.
+seems clear that the chosen one takes at most 1.03 times as long, or a minute is over. `measured_over_best` is that of
+the layout that was fastest in the first measurement: if two measurements disagree, no trial can do better. A full run
+takes 10 to 15 minutes: the number of rounds depends on the time of a step.
 
 The best of several layouts is partly the luckiest one, so `chosen_over_best` is above 1 even if all are equally fast.
-`chosen_over_best_if_equal` is what it would be, in a typical run with this noise, if those that can't be told apart
-from the chosen one were as fast as it; one run in twenty would be above `chosen_over_best_if_equal_at_most`. Both are
-found by drawing rounds again and again from those measured.
+`chosen_over_best_if_equal` is what it would be, in a typical run with this noise, if those that are not clearly slower
+than the chosen one were as fast as it; one run in twenty would be above `chosen_over_best_if_equal_at_most`. Both are
+estimated by bootstrap: rounds are resampled with replacement. The bounds in the table are those of one median, with
+95 % confidence; among so many medians, some are outside.
 
 One thread per rank. Four processes share the cores of this machine, which the profile accounts for. A shared machine
 changes its speed by a quarter within minutes, and a profile takes minutes, so times are compared relative to one
@@ -126,10 +126,10 @@ LONG = Shape("words, long windows", 4, 384, 16, 128, 10_000)
 # Layouts whose first measurement is within this factor of the fastest are measured again.
 RIVAL_FACTOR = 1.15
 # The seconds that the measurements of a shape should take, and the most rounds of the first. After each DROP_ROUNDS
-# rounds of the second, layouts leave if the chosen one takes at most CLOSE times as long, with 95 % confidence.
+# rounds of the second, layouts leave if the chosen one takes at most CLOSE times as long, by the bound of the median.
 FIRST_SECONDS, FIRST_ROUNDS, SECOND_SECONDS = 15.0, 6, 60.0
 DROP_ROUNDS, CLOSE = 4, 1.03
-NUM_DRAWS = 500
+NUM_RESAMPLES = 500
 QUICK_ROUNDS = 3
 COLUMNS = [
     "shape", "layout", "blocks", "predicted ms", "measured ms", "ratio", "without drift", "trial ms", "trial steps",
@@ -228,13 +228,17 @@ class ShapeResult:
         rivals = [other.again for other in self.rows if other.again]
         return [[mine / its for mine, its in zip(row.again, rival, strict=False)] for rival in rivals]
 
-    def over_best_if_equal(self, row: Row) -> NDArray[np.float64]:
-        """What `over_best` is in NUM_DRAWS draws of the rounds, with all layouts that may be as fast made so."""
+    def over_best_if_equal(self, row: Row, generator: np.random.Generator) -> NDArray[np.float64]:
+        """What `over_best` is in each resample of the rounds, if all that are not clearly slower were equally fast."""
         assert row.again is not None, "the choices are always measured again"
-        ratios = [each for each in self._ratios(row) if len(each) == len(row.again) and median_bounds(each)[1] >= 1]
-        equal = np.array(ratios).T / np.median(ratios, axis=1)
-        draws = np.random.default_rng(1).integers(len(equal), size=(NUM_DRAWS, len(equal)))
-        worst: NDArray[np.float64] = np.median(equal[draws], axis=1).max(axis=1)
+        ratios = [np.array(each) for each in self._ratios(row) if median_bounds(each)[1] >= 1]
+        equal = [each / np.median(each) for each in ratios]
+        medians = np.ones((NUM_RESAMPLES, len(equal)))
+        for number, drawn in enumerate(generator.integers(len(row.again), size=(NUM_RESAMPLES, len(row.again)))):
+            for index, each in enumerate(equal):
+                if (own := drawn[drawn < len(each)]).size:  # one that has left has only the first rounds
+                    medians[number, index] = np.median(each[own])
+        worst: NDArray[np.float64] = medians.max(axis=1)
         return worst
 
     def over_best(self, row: Row) -> float:
@@ -358,7 +362,7 @@ def measure_again(
 
 
 def is_close(seconds: list[float], others: list[float]) -> bool:
-    """Return whether a layout takes at most CLOSE times as long as another, with 95 % confidence."""
+    """Return whether a layout takes at most CLOSE times as long as another, by the upper bound of the median."""
     return median_bounds([own / its for own, its in zip(seconds, others, strict=True)])[1] <= CLOSE
 
 
@@ -403,7 +407,8 @@ def report(results: list[ShapeResult], minutes: float) -> None:
     """Print the table and the figures."""
     rows = [row for result in results for row in result.rows]
     trials = [trial for result in results for trial in result.trials]
-    if_equal = np.max([result.over_best_if_equal(result.chosen) for result in results], axis=0)
+    generator = np.random.default_rng(1)
+    if_equal = np.max([result.over_best_if_equal(result.chosen, generator) for result in results], axis=0)
     # One device is the baseline.
     several = [row for row in rows if row.layout.num_ranks > 1]
     tiny = [row for row in rows if row.shape == "tiny"]
@@ -434,9 +439,6 @@ def report(results: list[ShapeResult], minutes: float) -> None:
             # Of the worst shape: that of all layouts would be high only because shapes differ in size.
             "rank_correlation": min(result.rank_correlation for result in results),
             "chosen_over_best": max(result.over_best(result.chosen) for result in results),
-            "chosen_over_best_at_least": max(
-                median_bounds(result.ratios_to_best(result.chosen))[0] for result in results
-            ),
             "chosen_over_best_if_equal": statistics.median(if_equal),
             "chosen_over_best_if_equal_at_most": float(np.quantile(if_equal, 0.95)),
             "predicted_over_best": max(result.over_best(result.by_prediction) for result in results),

@@ -79,6 +79,7 @@ def main() -> None:
         for replica in range(REPLICAS)
     ]
     while len(read_losses()) < STEPS // 6:
+        assert all(launcher.poll() is None for launcher in launchers), "a replica has failed"
         time.sleep(0.1)
     pid = launchers[1].pid
     victim = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])

@@ -16,7 +16,6 @@ no traceback; if you see one, it is a bug, so please report it. In Python, the s
 | 1 | `stretto doctor`: a check found a problem | follow the remedies below its table |
 | 2 | an error that you can fix: all errors that have no other code here | fix it; the same command would fail again |
 | 75 | a rank was lost (`LostPeerError`), or the run was preempted (`PreemptedError`) | start it again: it resumes |
-| 75 | `LiveTrainer` without `checkpoints` has lost a part of the state (`StateLostError`) | pass `checkpoints=FOLDER` |
 | 75 | the weights of a rank have changed silently (`CorruptionError`) | start it again: it resumes |
 | 76 | a newer launch of the same run has taken over (`FencedError`) | nothing |
 | 130 | interrupted with Ctrl-C | start it again: it resumes from the newest checkpoint |

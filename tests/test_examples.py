@@ -213,7 +213,7 @@ def test_a_policy_learns_to_remember(tmp_path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.short
-def test_a_script_goes_on_without_a_replica_and_takes_a_new_one_in(tmp_path: Path) -> None:
+def test_a_script_continues_without_a_replica_and_a_new_one_joins(tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "16_live_recovery.py"))
     replicas, processes = zip(*re.findall(r"step \d+  loss [\d.]+  (\d) replicas, process (\d+)", printed), strict=True)
     assert re.fullmatch("3+2+3+", "".join(replicas)) and len(set(processes)) == 1, printed

@@ -83,8 +83,8 @@ class LiveRanks:
         environment = {
             **os.environ,
             "RANK": str(slot), "WORLD_SIZE": str(size), "LOCAL_RANK": str(slot), "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port), "GLOO_SOCKET_IFNAME": "lo",
-            "TORCHELASTIC_USE_AGENT_STORE": "True", "STRETTO_SECRET": self._secret,
+            "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(self._port), "STRETTO_SECRET": self._secret,
+            "GLOO_SOCKET_IFNAME": os.environ.get("GLOO_SOCKET_IFNAME", "lo"), "TORCHELASTIC_USE_AGENT_STORE": "True",
         }  # fmt: skip
         if self._hosts:
             column = size // self.layout.replicas

@@ -318,7 +318,7 @@ def test_the_process_that_replaces_a_lost_one_is_not_evicted_with_it() -> None:
     while not processes[1].is_awaited(second):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-    time.sleep(0.3)  # in which slot 0 would name it
+    show_life_for(0.3, processes[1], second)  # in which slot 0 would ask to evict it
     assert not job.is_evicted("second 2")
     third = meet_all(job, [processes[1], job.rounds(2, "second 2")], second, [8, 8])[0]
     assert late.result(20) == third and third.slots == [0, 1, 2]

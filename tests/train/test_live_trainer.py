@@ -174,6 +174,62 @@ def test_a_rank_that_has_finished_all_steps_ends_when_the_others_have(byte_corpu
     assert_same_losses(ranks, (0, 1), byte_corpus)
 
 
+def lose_a_rank_at_the_end(world: World, layout: Layout, corpus: Corpus | None) -> Trainer:
+    """A trainer with a long last step if a replica was left out; slot 2 is lost when all steps are done."""
+    trainer, barrier = make_trainer(world, layout, corpus), World.barrier
+
+    def all_reduce(*arguments: Any) -> Any:  # noqa: ANN401
+        if trainer.step == STEPS - 1 and world.size == 2:
+            time.sleep(3.0)
+        return Trainer._all_reduce(trainer, *arguments)
+
+    def die(own: World) -> None:
+        if trainer.is_done:
+            os.kill(os.getpid(), signal.SIGKILL)
+        barrier(own)
+
+    patch.object(trainer, "_all_reduce", all_reduce).start()
+    if os.environ["RANK"] == "2":
+        patch.object(World, "barrier", die).start()
+    return trainer
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_a_rank_that_joins_after_the_last_step_takes_none(byte_corpus: Corpus) -> None:
+    """It was stopped, and left out; when it comes back, the others take the last step, and one of them is lost."""
+    options: Any = {"timeout": 2.0, "waits_for_others": False}
+    with LiveRanks(Layout(replicas=3), lose_a_rank_at_the_end, byte_corpus, **options) as ranks:
+        ranks.wait_for_step(5)
+        ranks.signal(1, signal.SIGSTOP)
+        ranks.wait_for_step(STEPS - 1)
+        ranks.signal(1, signal.SIGCONT)
+        ranks.wait_until_done()
+        assert {line["slot"] for line in ranks.lines if line.get("done")} == {0, 1}
+    assert_same_losses(ranks, (0,), byte_corpus)
+    assert max(ranks.losses(1)) < STEPS
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_a_process_that_comes_when_the_others_are_done_exits_with_0(byte_corpus: Corpus) -> None:
+    with LiveRanks(Layout(replicas=2), make_trainer, byte_corpus) as ranks:
+        ranks.wait_until_done()
+        ranks.kill(1)
+        ranks.start(1)
+        ranks.processes[1].join(60)
+        assert ranks.processes[1].exitcode == 0
+
+
+@pytest.mark.long
+@pytest.mark.short
+def test_ranks_that_can_never_connect_say_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "missing0")
+    expected = pytest.raises(AssertionError, match=r"MeshError: this rank can't connect to the others \(.*missing0")
+    with LiveRanks(Layout(replicas=2), make_trainer, None) as ranks, expected:
+        ranks.wait_until_done()
+
+
 @pytest.mark.faults
 def test_frozen_rank_is_left_out_and_joins_again(byte_corpus: Corpus) -> None:
     with LiveRanks(Layout(replicas=3), make_trainer, byte_corpus, timeout=3) as ranks:

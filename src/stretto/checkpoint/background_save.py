@@ -1,4 +1,4 @@
-"""BackgroundSave: a save while its files are written, its report, and the errors with which one can end."""
+"""BackgroundSave: a save while its files are written, its report, and the errors that end a run."""
 
 import threading
 from dataclasses import dataclass, field

@@ -113,11 +113,7 @@ class History:
         )
         self.generation, self.token = claim.generation, claim.token
         self._newest = self.generation
-        if checkpoint is None:
-            name = CheckpointName.parse((claim.resumed_from or "").rpartition("/")[2])
-            self._resumed_step = None if name is None else name.step
-        else:
-            self._resumed_step = checkpoint.manifest.training_state.step
+        self._resumed_step = _resumed_step(checkpoint, claim)
         self._count({**claims, claim.generation: claim}, names)
         for name in all_checkpoint_names(self._storage):
             if name not in names and name.generation < self.generation:
@@ -221,3 +217,10 @@ class History:
                 return claim
             # Another launch took this number. The next number makes this launch the newer one.
             claim = claim.model_copy(update={"generation": claim.generation + 1})
+
+
+def _resumed_step(checkpoint: Checkpoint | None, claim: Claim) -> int | None:
+    if checkpoint is not None:
+        return checkpoint.manifest.training_state.step
+    name = CheckpointName.parse((claim.resumed_from or "").rpartition("/")[2])
+    return None if name is None else name.step

@@ -1,7 +1,8 @@
 """Evictions: ranks ask the launcher to kill a process that hangs, so that another one can take its place.
 
 A process that is stopped (SIGSTOP), or waits for a dead file server, does not end by itself. Those who meet for the
-next round name its token, and say how long it may still take to come. A process that is only late clears its name:
+next round name its token, and say how long it may still take to come. If a process is only late, it withdraws the
+request:
 
     ranks                       evict/TOKEN = 10
     launcher                    looks once a second; kills the process when the name has been there for 10 s

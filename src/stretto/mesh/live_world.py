@@ -1,6 +1,7 @@
 """LiveWorld: the ranks of a job that continues, in the same processes, when some ranks are lost and others join."""
 
 import gc
+import logging
 import os
 import socket
 import threading
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from stretto.base.errors import LostPeerError, MeshError
+from stretto.base.errors import LostPeerError, MeshError, StrettoError
 from stretto.mesh.join import (
     connect_ranks,
     find_rank_device,
@@ -31,7 +32,10 @@ from stretto.mesh.store_hosts import HOSTS_VARIABLE, StoreHosts, find_slot
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import TIMEOUT, World
 
+_log = logging.getLogger(__name__)
 _POLL_SECONDS = 0.25
+# After so many attempts of the same processes to connect, the cause is not that one of them was lost meanwhile.
+_MAX_ATTEMPTS = 3
 
 
 class LiveWorld:
@@ -97,6 +101,7 @@ class LiveWorld:
         finish it too. A rank that is lost meanwhile leads to another round.
         """
         last, lost = self.round, [] if is_planned else self._lost_tokens()
+        members, num_attempts = set[str](), 0
         self._leave(says_goodbye=is_planned)
         while True:
             try:
@@ -110,18 +115,21 @@ class LiveWorld:
                     raise lost_store_error() from error
                 self._use_store(self._hosts.move())
                 continue
-            try:
-                self._world = self._connect(self.round)
-            except (LostPeerError, RuntimeError):
-                # Someone who had arrived is gone.
-                lost = self._lost_tokens()
-                self._leave(says_goodbye=False)
-                own = self.round.members[self.round.slots.index(self._rounds.slot)]
-                last = self.round if own.has_state else None
-                continue
-            if self._world.is_rank_zero:
-                self._watch = _NewcomerWatch(self._rounds, self.round)
-            return self.round
+            problem = self._try_to_connect(self.round)
+            if problem is None:
+                if self.world.is_rank_zero:
+                    self._watch = _NewcomerWatch(self._rounds, self.round)
+                return self.round
+            lost = self._lost_tokens()
+            self._leave(says_goodbye=False)
+            previous, members = members, {member.token for member in self.round.members}
+            num_attempts = num_attempts + 1 if members == previous else 1
+            if num_attempts == _MAX_ATTEMPTS:
+                raise problem
+            # Someone who had arrived may be gone.
+            _log.warning("%s; trying again", problem)
+            own = self.round.members[self.round.slots.index(self._rounds.slot)]
+            last = self.round if own.has_state else None
 
     def close(self, *, says_goodbye: bool) -> None:
         """Leave for good; with a goodbye, because the run has ended."""
@@ -130,7 +138,7 @@ class LiveWorld:
         self._leave(says_goodbye=says_goodbye)
 
     def end(self) -> None:
-        """Tell processes that wait to join, or for this one, that the run has ended."""
+        """Tell processes that wait to join, or wait for this rank, that the run has ended."""
         with suppress(RuntimeError):
             self._rounds.end()
 
@@ -169,6 +177,20 @@ class LiveWorld:
             for column in columns
         }
         return [by_rank[rank] for rank in range(len(by_rank))]
+
+    def _try_to_connect(self, new: Round) -> StrettoError | None:
+        """Connect to the ranks of a round; return why that failed, without what the error refers to."""
+        try:
+            self._world = self._connect(new)
+        except LostPeerError as error:
+            return LostPeerError(str(error))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            return MeshError(
+                f"this rank can't connect to the others ({reason}); check the network, and variables such as "
+                "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+            )
+        return None
 
     def _connect(self, new: Round) -> World:
         slot = self._rounds.slot

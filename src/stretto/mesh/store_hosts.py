@@ -13,7 +13,6 @@ import math
 import socket
 import time
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -30,6 +29,8 @@ from stretto.mesh.topology import Topology
 
 HOSTS_VARIABLE, REPLICA_VARIABLE = "STRETTO_HOSTS", "STRETTO_REPLICA"
 _CONNECT_SECONDS = 0.5
+# The kernel repeats a lost first packet after 1 s and 3 s.
+_PATIENCE_SECONDS = 5.0
 # A host that is stopped (SIGSTOP) accepts connections, and then says nothing.
 _ANSWER_SECONDS = 3.0
 _SILENT_SECONDS = 20.0  # until such a host is asked again by those who look for the run
@@ -50,12 +51,19 @@ class HostAddress:
             raise ConfigError(f"{HOSTS_VARIABLE} has {text!r}, which is not host:port; use a host name and a port")
         return HostAddress(host.strip("[]"), int(port))
 
-    def answers(self) -> bool:
-        """Return whether something listens there."""
-        with suppress(OSError):
-            socket.create_connection((self.host, self.port), _CONNECT_SECONDS).close()
-            return True
-        return False
+    def answers(self, patience: float = 0.0) -> bool:
+        """Return whether something listens there; unless it refuses, ask again for so many seconds."""
+        deadline = time.monotonic() + patience
+        while True:
+            try:
+                socket.create_connection((self.host, self.port), _CONNECT_SECONDS).close()
+                return True
+            except ConnectionRefusedError:
+                return False
+            except OSError:
+                if time.monotonic() >= deadline:
+                    return False
+            time.sleep(_PAUSE_SECONDS)
 
 
 def find_slot(variables: Mapping[str, str], topology: Topology) -> LaunchInfo:
@@ -138,9 +146,9 @@ class StoreHosts:
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
             for index in ((self.index + distance) % count for distance in range(1, count)):
-                # All ranks must take the same store. So one that accepts connections is not passed over soon: it may
-                # only be slow, and others may have waited for it.
-                if (answer := self._ask(index, seconds)) is not None:
+                # All ranks must take the same store. So one that does not refuse connections is not passed over soon:
+                # it may only be slow, and others may have waited for it.
+                if (answer := self._ask(index, seconds, _PATIENCE_SECONDS)) is not None:
                     self.index = index
                     return answer.store
             time.sleep(_PAUSE_SECONDS)
@@ -158,9 +166,9 @@ class StoreHosts:
         answers = {index: self._ask(index, _ANSWER_SECONDS) for index in awake}
         return {index: answer for index, answer in answers.items() if answer is not None}
 
-    def _ask(self, index: int, seconds: float) -> "_Answer | None":
+    def _ask(self, index: int, seconds: float, patience: float = 0.0) -> "_Answer | None":
         """Return what a store says; None if its host is gone, or says nothing for so many seconds."""
-        if not self._addresses[index].answers():
+        if not self._addresses[index].answers(patience):
             return None
         try:
             return call_with_timeout(seconds, partial(self._read_round, index))

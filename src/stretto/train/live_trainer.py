@@ -12,6 +12,7 @@ from stretto.base.units import pluralize
 from stretto.checkpoint.manager import CheckpointManager
 from stretto.config.layout import Layout
 from stretto.mesh.live_world import live_world
+from stretto.mesh.rounds import RunEndedError
 from stretto.mesh.timeouts import poll
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import TIMEOUT, World
@@ -35,7 +36,8 @@ class LiveTrainer:
                 ...
 
     `make_trainer` is called again whenever the ranks change. What it returns is at the first step, or at a step that it
-    has restored from a checkpoint; if other ranks have gone further, it gets their weights and states. `layout` is that
+    has restored from a checkpoint; if other ranks have gone further, it gets their weights and states. A process that
+    comes when they are done exits with 0. `layout` is that
     of all ranks that are launched. `trainer.trainer` and `trainer.world` are the present ones. With `copy_every`, each
     rank keeps a copy of another one's state after so many steps: a stage that no other replica has is not lost then.
 
@@ -72,8 +74,10 @@ class LiveTrainer:
         self._can_resume = checkpoints is not None  # if the ranks have lost what they had in memory
 
     def __enter__(self) -> Self:
-        self._recovery = LiveRecovery(self._exit_stack.enter_context(self._context), self._copy_every)
-        self._start()
+        with ExitStack() as stack:
+            self._recovery = LiveRecovery(stack.enter_context(self._context), self._copy_every)
+            self._start()
+            self._exit_stack = stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -103,18 +107,16 @@ class LiveTrainer:
         return self
 
     def __next__(self) -> StepReport:
-        while self.trainer.is_done and self._report is None:
-            # A rank that was lost in the last step may have left it to the others to finish.
-            if self._has_ended or self._call(self._end):
-                raise StopIteration
-        return self.advance()
-
-    def advance(self) -> StepReport:
-        """Take one step and return its report; if ranks are lost meanwhile, continue without them."""
-        if self._is_planned:
-            self._change_ranks(is_planned=True)
+        # After each change of ranks, another step may be next, or none: the others may have taken the last one.
         while self._report is None:
-            self._call(self._take_step)
+            if self.trainer.is_done:
+                # A rank that was lost in the last step may have left it to the others to finish.
+                if self._has_ended or self._call(self._end):
+                    raise StopIteration
+            elif self._is_planned:
+                self._change_ranks(is_planned=True)
+            else:
+                self._call(self._take_step)
         report, self._report = self._report, None
         return report
 
@@ -181,7 +183,12 @@ class LiveTrainer:
         """Meet with the other ranks, and make a trainer for them; again if a rank is lost meanwhile."""
         assert self._recovery is not None
         while self._trainer is None:
-            self._report = self._recovery.regroup(is_planned=is_planned) or self._report
+            try:
+                self._report = self._recovery.regroup(is_planned=is_planned) or self._report
+            except RunEndedError as error:
+                # A success, but without a trainer: what the script does after its last step is not for this rank.
+                _log.warning("%s", error)
+                raise SystemExit(0) from None
             is_planned = self._is_planned = False
             try:
                 self._trainer = self._make_restored()
