@@ -75,7 +75,7 @@ def test_survivors_of_a_lost_replica_keep_their_processes(
 ) -> None:
     run = start(tmp_path / "run", faults_data, GRIDS[seed % len(GRIDS)])
     victim, meter = kill_one(run, seed)
-    record_loss(meter.await_progress())
+    record_loss(meter.await_progress(after_change=True))
     code, output = run.finish()
     assert code == 0, output
     assert f"rank {victim} was killed by SIGKILL; the others continue" in output
@@ -97,7 +97,7 @@ def test_a_lost_stage_resumes_from_the_memory_of_another_rank(
     run = start(tmp_path / "run", faults_data, (1, 2), **{"save.every": 1000})
     # Before step 10 is copied, the copies of step 5 have arrived.
     _, meter = kill_one(run, seed, first_step=11)
-    record_loss(meter.await_progress())
+    record_loss(meter.await_progress(after_change=True))
     code, output = run.finish()
     assert code == 0, output
     assert "from the ranks' memory" in output, output
@@ -185,7 +185,7 @@ def test_a_lost_host_of_the_store_is_replaced_by_another(
         run.await_step(8)
         for pid in [launchers[0].pid, *children(launchers[0].pid)]:
             os.kill(pid, signal.SIGKILL)
-        record_loss(FaultMeter(run.folder).await_progress())
+        record_loss(FaultMeter(run.folder).await_progress(after_change=True))
         outputs = [launcher.communicate(timeout=120)[0] for launcher in launchers[1:]]
         assert [launcher.returncode for launcher in launchers[1:]] == [0, 0], outputs
     finally:

@@ -55,7 +55,7 @@ def test_a_rank_without_memory_ends_and_does_not_change_the_result(
     limit = address_space(victim) + (100 << 20)
     resource.prlimit(victim, resource.RLIMIT_AS, (limit, limit))
     await_exit(victim)
-    record_loss(FaultMeter(tmp_path / "run").await_progress())
+    record_loss(FaultMeter(tmp_path / "run").await_progress(after_change=True))
     code, output = run.finish()
     assert code == 0, output
     assert "can't allocate memory" in output and output.count("restarting all ranks") == 1, output

@@ -29,18 +29,27 @@ class FaultMeter:
         self.time = time.monotonic() if fault_time is None else fault_time
         lines = list(log_lines(self._log))
         self.last_step = _last_step(lines)
-        self._generation = _last_start(lines)[0]
+        self._generation = _last_start(lines)["generation"]
 
     def num_lost_steps(self) -> int:
         """Return how many steps the run has repeated since the fault, or will repeat."""
-        generation, resumed_step = _last_start(list(log_lines(self._log)))
-        return max(0, self.last_step - resumed_step) if generation > self._generation else 0
+        last_start = _last_start(list(log_lines(self._log)))
+        return max(0, self.last_step - last_start["step"]) if last_start["generation"] > self._generation else 0
 
-    def await_progress(self, seconds: float = 120) -> FaultLoss:
-        """Wait until the run has taken a step that it had not taken before the fault; return the cost."""
+    def await_progress(self, seconds: float = 120, *, after_change: bool = False) -> FaultLoss:
+        """Wait until the run has taken a step that it had not taken before the fault; return the cost.
+
+        If the fault ends a rank, count `after_change` of ranks only: the others may finish the step under way.
+        """
         until = time.monotonic() + seconds
         while time.monotonic() < until:
-            if _last_step(list(log_lines(self._log))) > self.last_step:
+            lines = list(log_lines(self._log))
+            last_start = _last_start(lines)
+            if last_start["generation"] > self._generation:
+                lines = lines[lines.index(last_start) :]
+            elif after_change:
+                self.last_step = _last_step(lines)
+            if _last_step(lines) > self.last_step:
                 return FaultLoss(self.num_lost_steps(), time.monotonic() - self.time)
             time.sleep(0.02)
         raise AssertionError(f"the run took no step after step {self.last_step} within {seconds} s")
@@ -85,7 +94,7 @@ def _last_step(lines: list[dict[str, Any]]) -> int:
     return max((line["step"] for line in lines if line["kind"] == "step"), default=0)
 
 
-def _last_start(lines: list[dict[str, Any]]) -> tuple[int, int]:
-    """Return the generation of the last launch or change of ranks in a log, and the step that it resumed from."""
-    kinds = ("start", "rank_change")
-    return max(((line["generation"], line["step"]) for line in lines if line["kind"] in kinds), default=(0, 0))
+def _last_start(lines: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the line of the last launch or change of ranks in a log, with the step that it resumed from."""
+    starts = [line for line in lines if line["kind"] in ("start", "rank_change")]
+    return max(starts, key=lambda line: int(line["generation"]), default={"generation": 0, "step": 0})
