@@ -5,8 +5,8 @@
 Runs of `stretto train` take turns: one of two replicas is killed (SIGKILL) in the middle of the run, with live recovery
 and with a restart from the newest checkpoint; and a run without a fault. The last rank is killed, or rank 0, which
 writes the log, in turns. Seconds are counted from the SIGKILL to the end of the next step that is new. `run.timeout` is
-2 s. Then two ranks take steps with and without copies of the lanes, in turns: `overhead_of_copies` is the median over
-pairs of turns, with bounds of 95 % confidence.
+2 s. Then two ranks take single steps with and without copies of the lanes, in turns: `overhead_of_copies` is the median
+over pairs of steps, with bounds of 95 % confidence.
 """
 
 import json
@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
-import torch.distributed as dist
 from rich.console import Console
 from rich.progress import track
 
@@ -54,6 +53,7 @@ timeout = 2
 log_every = 1000
 """
 STEPS, KILLED_AT = 100, 60
+_WARM_UP_PAIRS = 5
 
 
 @dataclass(frozen=True)
@@ -132,26 +132,24 @@ def ranks_of(launcher: int) -> list[int]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-def copy_overhead(world: World, data: Path, rounds: int) -> list[float]:
-    """Return how many times as long steps with copies of lanes take, in each of several pairs of turns."""
+def copy_overhead(world: World, data: Path, num_pairs: int) -> list[float]:
+    """Return how many times as long a step with copies of lanes takes as one without, in each of several pairs."""
     model = Stack([Embedding(256, 256), LSTM(256, 256), LSTM(256, 256), Linear(256, 256)])
     engine = make_engine(model, CrossEntropy(), Layout(replicas=2), world, seed=1)
     trainer = Trainer(engine, Lanes(Corpus.open(data), 16, 64), TrainConfig(steps=10**6))
     trainer.copy_lanes()
     lane_copy, ratios = trainer.lane_copy, []
-    for index in range(rounds + 1):
+    for index in range(num_pairs + _WARM_UP_PAIRS):
         seconds = {}
         # The same trainer with and without copies: two trainers differ in speed, by where their memory happens to be.
+        # Single steps in turns, because the speed of the cores changes within a second.
         for has_copies in (False, True) if index % 2 else (True, False):
             trainer.lane_copy = lane_copy if has_copies else None
-            dist.barrier()
             started = time.perf_counter()
-            for _ in range(5):
-                trainer.advance()
+            trainer.advance()  # all ranks end a step together
             seconds[has_copies] = time.perf_counter() - started
-        if index:
-            ratios.append(seconds[True] / seconds[False])
-    return ratios
+        ratios.append(seconds[True] / seconds[False])
+    return ratios[_WARM_UP_PAIRS:]
 
 
 def main() -> None:
@@ -169,7 +167,7 @@ def main() -> None:
             restart.append(train(folder, folder / "data", "restart", victim=victim))
             plain.append(train(folder, folder / "data", "live", victim=None))
         pool = RankPool(2)
-        ratios = pool.run(copy_overhead, folder / "data", 20 if is_quick else 300, seconds=600)[0]
+        ratios = pool.run(copy_overhead, folder / "data", 100 if is_quick else 2000, seconds=600)[0]
         pool.close()
     rows = [
         [
