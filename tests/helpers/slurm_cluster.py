@@ -137,7 +137,8 @@ def slurm(folder: Path) -> Iterator[Slurm]:
     (folder / "slurm.conf").write_text(CONFIG.format(folder=folder, first_job=first_job, **ports))
     # The nodes' names resolve to this machine, in their own mount namespaces only.
     (folder / "hosts").write_text(f"127.0.0.1 localhost n1 n2 {socket.gethostname()}\n")
-    environment = {**os.environ, "SLURM_CONF": str(folder / "slurm.conf")}
+    # The nodes share the cores of this machine: threads of ranks would spin while they wait for each other.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "SLURM_CONF": str(folder / "slurm.conf")}
     key = folder / "munge.key"
     key.write_bytes(os.urandom(1024))
     key.chmod(0o400)
