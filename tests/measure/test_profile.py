@@ -26,7 +26,7 @@ from stretto.measure.profile_input import ProfileInput
 from stretto.measure.rank_speeds import measure_rank_speeds
 from stretto.measure.shapes import block_shapes
 from stretto.measure.workload import find_workload
-from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, Stack, initialize
+from stretto.nn import LSTM, CrossEntropy, Embedding, Linear, LockedDropout, Stack, initialize
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.hardware import KNOWN_HARDWARE, derive_profile
@@ -83,6 +83,20 @@ def test_all_ranks_get_the_same_profile_with_each_kind_once(measured: list[Profi
     assert profile.optimizer_state_ratio == 2, "the two moments of AdamW"
     assert profile.intra_node is not None and profile.intra_node.bandwidth > 1e6 and profile.inter_node is None
     assert [cost.ranks for cost in profile.all_reduces] == [2] and [speed.ranks for speed in profile.speeds] == [1, 2]
+
+
+def test_blocks_without_weights_are_measured_with_the_features_of_the_block_before(byte_corpus: Corpus) -> None:
+    """Dropout after an embedding of 8 features, and after a layer of 12."""
+    with torch.device("meta"):
+        blocks = [Embedding(256, 8), LockedDropout(0.1), LSTM(8, 12), LockedDropout(0.1), LSTM(12, 12)]
+        stack = Stack([*blocks, LockedDropout(0.1), Linear(12, 256)])
+    names = ["embedding", "lockeddropout", "lstm", "lockeddropout-2", "lstm-2", "lockeddropout-3", "linear"]
+    assert name_kinds(stack) == names
+    profile_input = ProfileInput(
+        stack, CrossEntropy(), Lanes(byte_corpus, 4, 8), torch.optim.AdamW, torch.device("cpu")
+    )
+    costs = dict(measure_kinds(profile_input, 1e9))
+    assert [costs[name].output_bytes for name in names[:4]] == [4 * 8, 4 * 8, 4 * 12, 4 * 12]
 
 
 @pytest.mark.long

@@ -13,9 +13,9 @@ from datetime import timedelta
 
 import pytest
 
-from stretto.base.errors import LostPeerError, MeshError
+from stretto.base.errors import ConfigError, LostPeerError, MeshError
 from stretto.launch.rank_environment import free_port
-from stretto.mesh.store_hosts import HostAddress, StoreHosts
+from stretto.mesh.store_hosts import HostAddress, StoreHosts, find_slot
 from stretto.mesh.topology import Topology
 
 TIMEOUT = timedelta(seconds=5)
@@ -42,6 +42,13 @@ def test_a_host_that_must_listen_on_all_interfaces_warns(caplog: pytest.LogCaptu
     (message,) = caplog.messages
     assert "listens on all interfaces, because localhost is loopback here" in message
     assert message.endswith("set STRETTO_HOSTS to one of them")
+
+
+def test_what_is_missing_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"^STRETTO_REPLICA is set, but STRETTO_HOSTS is not; set it to one address"):
+        find_slot({"STRETTO_REPLICA": "1"}, Topology(2, 1))
+    with pytest.raises(MeshError, match=r"^live recovery needs several ranks; start them with stretto train, or one"):
+        find_slot({}, Topology(2, 1))
 
 
 def test_only_the_first_rank_of_a_replica_hosts_a_store() -> None:

@@ -42,9 +42,11 @@ _MAX_FUSED_BLOCKS = 8
 def name_kinds(model: Stack) -> list[str]:
     """Return each block's kind: `lstm`, then `lstm-2` for an LSTM with other settings or shapes."""
     kind_of: dict[str, str] = {}  # by signature
-    kinds = []
+    kinds, signature = [], ""
     for block in model:
-        signature = f"{block}{[(name, tuple(weight.shape)) for name, weight in block.named_parameters()]}"
+        weights = [(name, tuple(weight.shape)) for name, weight in block.named_parameters()]
+        # The features of a block without weights, such as dropout, are those of the block before it.
+        signature = f"{block}{weights}" if weights else f"{block} after {signature}"
         if signature not in kind_of:
             class_name = type(block).__name__.lower()
             count = sum(kind.split("-")[0] == class_name for kind in kind_of.values())

@@ -70,8 +70,15 @@ def find_slot(variables: Mapping[str, str], topology: Topology) -> LaunchInfo:
     """Return the slot of this process, as the rank among all that the layout has."""
     base = find_launch_info(variables)
     if HOSTS_VARIABLE not in variables:
+        if REPLICA_VARIABLE in variables:
+            raise ConfigError(
+                f"{REPLICA_VARIABLE} is set, but {HOSTS_VARIABLE} is not; set it to one address per replica"
+            )
         if base is None:
-            raise MeshError("run.recovery='live' needs several ranks; start them with stretto train or torchrun")
+            raise MeshError(
+                "live recovery needs several ranks; start them with stretto train, or one torchrun per replica with "
+                f"{HOSTS_VARIABLE} and {REPLICA_VARIABLE}"
+            )
         return base
     hosts, replica = variables[HOSTS_VARIABLE].split(","), variables.get(REPLICA_VARIABLE, "")
     if len(hosts) != topology.num_replicas:
