@@ -67,6 +67,18 @@ def test_missing_rank_is_named() -> None:
         job.rounds(0).meet(None)
 
 
+def test_the_first_to_come_says_for_whom_it_waits(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("stretto.mesh.rounds._MESSAGE_SECONDS", 0.2)
+    job = Job(3)
+    first = job.start(lambda: job.rounds(0).meet(None))
+    time.sleep(0.5)
+    assert caplog.messages == ["waiting for ranks 1 and 2"]
+    others = meet_all(job, [job.rounds(1), job.rounds(2)], None, [-1] * 2)
+    assert first.result(20) == others[0] and len(caplog.messages) == 1
+
+
 def test_before_the_first_step_a_lost_process_is_not_waited_for() -> None:
     """No launcher says that it is dead, but the others have lost their connection to it."""
     job = Job(3)

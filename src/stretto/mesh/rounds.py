@@ -19,13 +19,15 @@ if that one is known to be dead. One that hangs is not: those who wait for it ha
 """
 
 import json
+import logging
+import math
 import secrets
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from stretto.base.errors import LostPeerError
-from stretto.base.units import pluralize
+from stretto.base.units import format_ranks, pluralize
 from stretto.mesh.eviction import KILL_SECONDS, evict, withdraw_eviction
 from stretto.mesh.rank_store import RankStore, check_signed
 from stretto.mesh.round import Arrival, Round
@@ -40,11 +42,14 @@ TOKEN_VARIABLE = "STRETTO_PROCESS"
 LIVE_SCOPE = "live"
 """Of the keys of live recovery in the store of a run."""
 
+_log = logging.getLogger(__name__)
 _CURRENT_KEY, _ENDED_KEY = "current", "ended"
 # So many of those who arrive for a round, the first ones, decide; one would do, but may be killed.
 _NUM_DECIDERS = 3
 _PAUSE_SECONDS = 0.02
 _LOOK_SECONDS = 1.0
+# Until the first one to come says for whom it waits.
+_MESSAGE_SECONDS = 10.0
 # A process that takes the place of a dead one must import torch, and may read the config from a slow file server.
 _START_SECONDS = 60.0
 
@@ -147,6 +152,7 @@ class Rounds:
         if previous is not None:
             self._evict([member for member in self._find_absent(number, previous) if member.token in lost])
         wait, life, next_look = _Wait(time.monotonic() + self._seconds, self._find_gone(previous)), 0, 0.0
+        message_time = time.monotonic() + _MESSAGE_SECONDS if place == 1 and previous is None else math.inf
         while not self._has_any(decision_key):
             if not arrival.has_state and number and (newest := self._store.add(f"{number - 1}/life", 0)) != life:
                 life, wait.deadline = newest, time.monotonic() + self._seconds
@@ -163,6 +169,9 @@ class Rounds:
                 withdraw_eviction(self._store, self.token)
                 if not arrival.has_state and self.has_moved():
                     raise MovedError("the run is under way elsewhere")
+            if time.monotonic() > message_time and (missing := self._missing(number)):
+                message_time = math.inf
+                _log.warning("waiting for %s", format_ranks(missing))
             if not arrival.has_state and self.is_cancelled():
                 raise LostPeerError("this rank was stopped before it could join the others; start it again")
             if self.has_ended():
@@ -271,6 +280,9 @@ class Rounds:
     def _slots_here(self, number: int) -> set[int]:
         return {arrival.slot for kind in (False, True) for arrival in self._arrivals(number, has_state=kind)}
 
+    def _missing(self, number: int) -> list[int]:
+        return sorted(set(range(self._size)) - self._slots_here(number))
+
     def _read_previous(self, number: int) -> Round | None:
         """Return the round before; None if this store does not have it."""
         text = self._store.get(f"{number - 1}/round")
@@ -280,7 +292,7 @@ class Rounds:
         return Round.parse(check_signed(key, self._store.get(key)))
 
     def _missing_error(self, number: int) -> LostPeerError:
-        missing = min(set(range(self._size)) - self._slots_here(number), default=0)
+        missing = min(self._missing(number), default=0)
         return LostPeerError(
             f"rank {missing} did not join within {pluralize(round(self._seconds), 'second')}; check its output, or "
             "raise the timeout"

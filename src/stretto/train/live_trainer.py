@@ -226,6 +226,9 @@ class LiveTrainer:
         recovery.restore(trainer)
         if trainer.is_done and change is not None:
             self._save(trainer)  # a rank that was lost may not have written its part
-        if change is not None:
-            _log.info("%s; now %s", change, pluralize(live.grid.num_replicas, "replica"))
+        if change is not None and live.world.is_rank_zero:
+            _log.warning(
+                "%s; continuing after step %d with %s",
+                change, trainer.step, pluralize(live.grid.num_replicas, "replica"),
+            )  # fmt: skip
         return trainer

@@ -1,9 +1,9 @@
 """RankChange: which ranks a run has lost, and which have joined, without a new launch."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+from stretto.base.units import format_ranks
 from stretto.mesh.round import Round
 
 
@@ -25,12 +25,6 @@ class RankChange:
         return cls(lost, joined, reason)
 
     def __str__(self) -> str:
-        parts = [f"lost {_format_ranks(self.lost)}"] if self.lost else []
-        parts += [f"{_format_ranks(self.joined)} joined"] if self.joined else []
+        parts = [f"lost {format_ranks(self.lost)}"] if self.lost else []
+        parts += [f"{format_ranks(self.joined)} joined"] if self.joined else []
         return ", ".join(parts) or "all start again"
-
-
-def _format_ranks(ranks: Sequence[int]) -> str:
-    """Format ranks as `rank 1`, `ranks 1 and 4`, or `ranks 1, 4 and 5`."""
-    *others, last = map(str, ranks)
-    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
