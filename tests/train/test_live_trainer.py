@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
 
@@ -14,6 +15,8 @@ from helpers.live_ranks import LiveRanks
 from stretto import Layout, Trainer, World
 from stretto.base.errors import LostPeerError
 from stretto.data import Corpus
+
+MakeLosing = Callable[[World, Layout, Corpus | None], Trainer]
 
 
 def lose(ranks: LiveRanks, *lost: int, num_left: int) -> None:
@@ -144,14 +147,6 @@ def lose_last_totals(world: World, layout: Layout, corpus: Corpus | None) -> Tra
     return trainer
 
 
-@pytest.mark.long
-@pytest.mark.short
-def test_the_others_stay_until_each_rank_has_finished_the_last_step(byte_corpus: Corpus) -> None:
-    with LiveRanks(Layout(replicas=3), lose_last_totals, byte_corpus) as ranks:
-        ranks.wait_until_done()
-    assert_same_losses(ranks, (0, 1, 2), byte_corpus)
-
-
 def lose_last_barrier(world: World, layout: Layout, corpus: Corpus | None) -> Trainer:
     """A trainer after which slot 1 loses a rank in a barrier that the others have passed."""
     trainer, barrier = make_trainer(world, layout, corpus), World.barrier
@@ -168,10 +163,14 @@ def lose_last_barrier(world: World, layout: Layout, corpus: Corpus | None) -> Tr
 
 @pytest.mark.long
 @pytest.mark.short
-def test_a_rank_that_has_finished_all_steps_ends_when_the_others_have(byte_corpus: Corpus) -> None:
-    with LiveRanks(Layout(replicas=2), lose_last_barrier, byte_corpus) as ranks:
+@pytest.mark.parametrize(("make_losing", "num_replicas"), [(lose_last_totals, 3), (lose_last_barrier, 2)])
+def test_a_rank_that_loses_another_at_the_end_finishes_with_the_others(
+    make_losing: MakeLosing, num_replicas: int, byte_corpus: Corpus
+) -> None:
+    """The others stay until it has finished the last step; when they have ended, so does it."""
+    with LiveRanks(Layout(replicas=num_replicas), make_losing, byte_corpus) as ranks:
         ranks.wait_until_done()
-    assert_same_losses(ranks, (0, 1), byte_corpus)
+    assert_same_losses(ranks, tuple(range(num_replicas)), byte_corpus)
 
 
 def lose_a_rank_at_the_end(world: World, layout: Layout, corpus: Corpus | None) -> Trainer:

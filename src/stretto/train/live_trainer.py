@@ -37,9 +37,9 @@ class LiveTrainer:
 
     `make_trainer` is called again whenever the ranks change. What it returns is at the first step, or at a step that it
     has restored from a checkpoint; if other ranks have gone further, it gets their weights and states. A process that
-    comes when they are done exits with 0. `layout` is that
-    of all ranks that are launched. `trainer.trainer` and `trainer.world` are the present ones. With `copy_every`, each
-    rank keeps a copy of another one's state after so many steps: a stage that no other replica has is not lost then.
+    comes when they are done exits with 0. `layout` is that of all ranks that are launched. `trainer.trainer` and
+    `trainer.world` are the present ones. With `copy_every`, each rank keeps a copy of another one's state after so many
+    steps: a stage that no other replica has is not lost then.
 
     If all ranks that had some part of the state are lost, the run resumes from the newest checkpoint in `checkpoints`,
     a folder or URL. It saves there every `save_every` steps and after the last one. A new launch resumes from it, too.
