@@ -13,6 +13,7 @@ from stretto.base.bounded_read import MAX_READ_BYTES, too_large
 from stretto.base.errors import DataError, StrettoError
 from stretto.base.extras import install_command
 from stretto.base.jitter import jitter
+from stretto.base.reason import first_line
 
 # The mean pauses between tries: the first one, and the longest one.
 _FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.2, 5.0
@@ -54,10 +55,14 @@ class RemoteFolder(NamedTuple):
             is_http = location.startswith(("http://", "https://"))
             remedy = install_command("s3") if is_s3 else install_command("http") if is_http else "install it"
             location = without_secrets(location)
-            raise DataError(f"{location} needs a package that is not installed ({error}); {remedy}") from error
+            raise DataError(
+                f"{location} needs a package that is not installed ({first_line(error)}); {remedy}"
+            ) from error
         except ValueError as error:
             location = without_secrets(location)
-            raise DataError(f"{location} is not a supported URL ({error}); use a folder or a different URL") from error
+            raise DataError(
+                f"{location} is not a supported URL ({first_line(error)}); use a folder or a different URL"
+            ) from error
 
     def cat(self, name: str, max_bytes: int = MAX_READ_BYTES) -> bytes:
         """Return the content of a small file; raise DataError if it is larger than `max_bytes`."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError
+from stretto.base.reason import last_line
 from stretto.blocks.bidirectional import BidirectionalGRU, BidirectionalLSTM
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout
@@ -69,7 +70,7 @@ def import_layer(
             return ImportedLayer(name, [linear], in_features, out_features)
     except (KeyError, ValueError, RuntimeError) as error:
         # Torch's error about a state dict has one line per problem; the last is enough here.
-        reason = f"no {error}" if isinstance(error, KeyError) else str(error).strip().splitlines()[-1].strip()
+        reason = f"no {error}" if isinstance(error, KeyError) else last_line(error)
         raise ConfigError(
             f"the weights of {name} don't match torch's {kind} ({reason}); give all weights of the layer, unchanged"
         ) from None

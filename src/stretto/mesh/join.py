@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from stretto.base.errors import SHARED_ERRORS, MeshError, SavedInterrupt, StrettoError
+from stretto.base.reason import first_line
 from stretto.base.units import pluralize
 from stretto.mesh.c10d import PrefixStore, Store
 from stretto.mesh.device import find_device
@@ -199,8 +200,7 @@ def _touch(device: torch.device) -> None:
     try:
         torch.zeros(1, device=device)
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise MeshError(f"run.device={device} can't be used ({reason}); check it with nvidia-smi") from error
+        raise MeshError(f"run.device={device} can't be used ({first_line(error)}); check it with nvidia-smi") from error
 
 
 def initialize_process_groups(joined: World, store: SignedStore, backend: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from stretto.base.errors import LostPeerError, MeshError, StrettoError
+from stretto.base.reason import first_line
 from stretto.mesh.join import (
     connect_ranks,
     find_rank_device,
@@ -185,10 +186,9 @@ class LiveWorld:
         except LostPeerError as error:
             return LostPeerError(str(error))
         except RuntimeError as error:
-            reason = str(error).splitlines()[0]
             return MeshError(
-                f"this rank can't connect to the others ({reason}); check the network, and variables such as "
-                "GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
+                f"this rank can't connect to the others ({first_line(error)}); check the network, and variables such "
+                "as GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
             )
         return None
 

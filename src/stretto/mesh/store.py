@@ -6,6 +6,7 @@ import socket
 from datetime import timedelta
 
 from stretto.base.errors import LostPeerError, MeshError
+from stretto.base.reason import first_line
 from stretto.mesh.c10d import TCPStore
 from stretto.mesh.file_limit import raise_file_limit
 from stretto.mesh.launch_info import LaunchInfo
@@ -62,10 +63,9 @@ def host_store(
             master_listen_fd=None if listener is None else listener.detach(),
         )  # fmt: skip
     except RuntimeError as error:
-        reason = str(error).splitlines()[0]
         raise MeshError(
-            f"this node can't host the key-value store at {address}:{port} ({reason}); set {setting} to an address of "
-            "this node and a free port"
+            f"this node can't host the key-value store at {address}:{port} ({first_line(error)}); set {setting} "
+            "to an address of this node and a free port"
         ) from error
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from stretto.base.reason import first_line
 from stretto.mesh.copy_ring import CopyRing
 from stretto.mesh.round import Round
 from stretto.train.peer_memory import TrainerMemory
@@ -71,11 +72,10 @@ class StageCopy:
             self._thread.join()
         if self._error is not None and not self._has_warned:
             self._has_warned = True
-            reason = (str(self._error).splitlines() or [type(self._error).__name__])[0]
             _log.warning(
                 "this rank's state was not copied to another one's memory (%s); if a stage is lost before the ranks "
                 "change, the run may go back to a checkpoint",
-                reason,
+                first_line(self._error),
             )
 
     def _send(self, step: int, content: Tensor) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from stretto.base.errors import ConfigError
+from stretto.base.reason import first_line
 from stretto.config.run import RunConfig
 
 
@@ -24,9 +25,13 @@ def load_object(field: str, spec: str) -> object:
         module = _load_file(Path(source)) if source.endswith(".py") else importlib.import_module(source)
     except ModuleNotFoundError as error:
         remedy = "install it, or add its folder to PYTHONPATH"
-        raise ConfigError(f"{field}={spec!r} needs a module that is not installed ({error}); {remedy}") from None
+        raise ConfigError(
+            f"{field}={spec!r} needs a module that is not installed ({first_line(error)}); {remedy}"
+        ) from None
     except (ImportError, OSError, SyntaxError) as error:
-        raise ConfigError(f"{field}={spec!r} can't be imported ({error}); fix it, or choose a different one") from None
+        raise ConfigError(
+            f"{field}={spec!r} can't be imported ({first_line(error)}); fix it, or choose a different one"
+        ) from None
     if not hasattr(module, name):
         raise ConfigError(f"{field}={spec!r}: {source} has no {name}; use a name that it defines")
     value: object = getattr(module, name)

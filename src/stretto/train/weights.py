@@ -12,6 +12,7 @@ from torch import Tensor
 
 from stretto.base.disk import atomic_path
 from stretto.base.errors import DataError
+from stretto.base.reason import last_line
 from stretto.blocks.stack import Stack
 from stretto.blocks.ties import load_tensors
 
@@ -35,7 +36,7 @@ def load_weights(stack: Stack, path: Path | str) -> None:
     try:
         load_tensors(stack, load_file(path))
     except (SafetensorError, RuntimeError) as error:
-        reason = str(error).strip().splitlines()[-1].strip()  # torch's first line has only the class
+        reason = last_line(error)  # torch's first line has only the class
         problem = f"{path} does not hold this model's weights ({reason})"
         raise DataError(f"{problem}; copy or write it again, or use the model that it was saved from") from None
 

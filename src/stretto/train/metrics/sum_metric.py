@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError, StrettoError
+from stretto.base.reason import class_and_first_line
 from stretto.train.metrics.class_table import ClassTable
 from stretto.train.metrics.metric_input import MetricInput
 
@@ -110,10 +111,9 @@ class FunctionMetric(StepMetric):
 
 def metric_failure(name: str, outputs: Tensor, targets: Tensor, error: Exception) -> ConfigError:
     """Return the error for a metric that raised one."""
-    reason = (str(error).splitlines() or [""])[0].rstrip(".")
     shapes = f"outputs {list(outputs.shape)} and targets {list(targets.shape)}"
     return ConfigError(
-        f"metrics['{name}'] failed on {shapes} ({type(error).__name__}: {reason}); use a metric for such targets"
+        f"metrics['{name}'] failed on {shapes} ({class_and_first_line(error)}); use a metric for such targets"
     )
 
 
