@@ -5,8 +5,9 @@
 "2 halves, not connected" are two replicas that each have half of the window's time: the same work and the same
 all-reduce of the gradients, but no state from one half to the other. What two spans take beyond that is the cost of the
 exchange and of the correction. Contenders run in turns: while one runs, the ranks of the others are paused. One thread
-per rank. Memory is measured in processes of their own: the peak of a step beyond what is resident before it, such as
-the inputs, which each rank holds whole; a second figure includes them.
+per rank. Memory is measured in processes of their own: the peak of two steps beyond what is resident before them, such
+as the inputs, which each rank holds whole; a second figure includes them. Both are measured twice: with the memory that
+steps free kept in the process, as stretto does on a CPU, and with malloc's defaults, which need less and take longer.
 """
 
 import re
@@ -14,7 +15,9 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import torch
@@ -28,7 +31,7 @@ from stretto.base.freed_memory import release_freed_memory
 from stretto.data import Window
 from stretto.measure.timing import median_ratio
 from stretto.nn import LossSum, MinGRU, Stack
-from timing import parse_quick, show
+from timing import malloc_by_default, parse_quick, show
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from helpers.rank_pool import RankPool
@@ -107,22 +110,26 @@ def resident_megabytes(name: str) -> float:
     return int(match[1]) / 1e3
 
 
-def measure_peak(world: World, shape: Shape, layout: Layout) -> float:
-    """Return the megabytes of a step at its peak, beyond those before it."""
+def measure_peak(world: World, shape: Shape, layout: Layout) -> tuple[float, float]:
+    """Return the megabytes of two steps at their peak, beyond those before them, and the seconds of the second."""
     step = make_step(world, shape, layout)
     release_freed_memory(world.device)
     before = resident_megabytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts again from what is resident now
     step()
-    return resident_megabytes("VmHWM") - before
+    started = time.perf_counter()
+    step()
+    return resident_megabytes("VmHWM") - before, time.perf_counter() - started
 
 
-def measure_memory(shape: Shape, spans: int) -> float:
-    """Return the peak of the largest rank, in megabytes."""
-    pool = RankPool(spans)
-    megabytes: list[float] = pool.run(measure_peak, shape, Layout(spans=spans), seconds=300)
+def measure_memory(shape: Shape, spans: int, *, by_default: bool) -> tuple[float, float]:
+    """Return the peak of the largest rank, in megabytes, and the seconds of a step of the slowest."""
+    with malloc_by_default() if by_default else nullcontext():
+        pool = RankPool(spans)
+    ranks: list[tuple[float, float]] = pool.run(measure_peak, shape, Layout(spans=spans), seconds=300)
     pool.close()
-    return max(megabytes)
+    megabytes, seconds = zip(*ranks, strict=True)
+    return max(megabytes), max(seconds)
 
 
 def input_megabytes(shape: Shape) -> float:
@@ -135,7 +142,8 @@ def main() -> None:
     shape = Shape(layers=4, width=256, rows=2, window=2048 if is_quick else 8192)
     long = Shape(layers=2, width=64, rows=1, window=LONG_WINDOW)
     times = measure_times(shape, 4 if is_quick else 9)
-    memory = {spans: measure_memory(long, spans) for spans in (1, 4)}
+    cases = track(list(product((False, True), (1, 4))), "memory", console=Console(stderr=True), transient=True)
+    memory = {case: measure_memory(long, case[1], by_default=case[0]) for case in cases}
     inputs = input_megabytes(long)
 
     def ratio(name: str) -> float:
@@ -145,9 +153,14 @@ def main() -> None:
         [name, f"{shape.rows} x {shape.window}", f"{statistics.median(seconds):.3f}", f"{ratio(name):.2f}", "", ""]
         for name, seconds in times.items()
     ]
-    for spans, megabytes in memory.items():
-        name = "one device" if spans == 1 else f"{spans} spans"
-        rows.append([name, f"1 x {LONG_WINDOW}", "", "", f"{megabytes:,.0f}", f"{megabytes + inputs:,.0f}"])
+    for (by_default, spans), (megabytes, seconds) in memory.items():
+        name = ("one device" if spans == 1 else f"{spans} spans") + (", malloc's defaults" if by_default else "")
+        sizes = [f"{megabytes:,.0f}", f"{megabytes + inputs:,.0f}"]
+        rows.append([name, f"1 x {LONG_WINDOW}", f"{seconds:.3f}", "", *sizes])
+
+    def share(extra: float, *, by_default: bool) -> float:
+        return (memory[by_default, 4][0] + extra) / (memory[by_default, 1][0] + extra)
+
     show(
         f"{shape.layers} MinGRU layers, H={shape.width} (long window: {long.layers}, H={long.width}), fp32, gloo",
         [
@@ -162,8 +175,10 @@ def main() -> None:
         {
             "spans2_over_one": ratio("one device"),
             "correction_cost": 1 - ratio("2 halves, not connected"),
-            "memory_share": memory[4] / memory[1],
-            "memory_share_with_inputs": (memory[4] + inputs) / (memory[1] + inputs),
+            "memory_share": share(0, by_default=False),
+            "memory_share_with_inputs": share(inputs, by_default=False),
+            "default_malloc_memory_share": share(0, by_default=True),
+            "default_malloc_memory_share_with_inputs": share(inputs, by_default=True),
         },
     )
 

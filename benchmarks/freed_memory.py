@@ -7,7 +7,6 @@ glibc's malloc is as it is by default. Each pair runs three times in new process
 elsewhere in each process.
 """
 
-import os
 import statistics
 import time
 from collections.abc import Callable
@@ -25,10 +24,8 @@ from stretto.data import Window
 from stretto.measure.timing import median_ratio
 from stretto.mesh.device import peak_memory
 from stretto.nn import LSTM, BidirectionalLSTM, Block, SquaredError, Stack
-from timing import parse_quick, show
+from timing import malloc_by_default, parse_quick, show
 
-# With this, stretto leaves malloc as it is. glibc reads it when a process starts, and these are forked later.
-DEFAULT = {"GLIBC_TUNABLES": "glibc.malloc.check=0"}
 LAYOUTS = Layout(), Layout(replicas=2)
 
 
@@ -97,10 +94,8 @@ def measure(shape: Shape, layout: Layout, rounds: int) -> list[list[Turn]]:
     pools = PausedPools()
     turns: list[list[Turn]] = [[], []]
     pools.start("kept", layout.num_ranks)
-    os.environ |= DEFAULT
-    pools.start("default", layout.num_ranks)
-    for name in DEFAULT:
-        del os.environ[name]
+    with malloc_by_default():
+        pools.start("default", layout.num_ranks)
     for index in range(rounds):
         for side in (0, 1) if index % 2 else (1, 0):
             ranks = pools.run(("kept", "default")[side], layout.num_ranks, take_turn, shape, layout)

@@ -2,9 +2,12 @@
 
 import argparse
 import json
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -57,6 +60,14 @@ def take_turns(what: str, sides: dict[str, Callable[[], object]], rounds: int, w
             if index >= warm_up:
                 seconds[name].append(time.perf_counter() - started)
     return {name: min(values) for name, values in seconds.items()}
+
+
+@contextmanager
+def malloc_by_default() -> Iterator[None]:
+    """Start processes whose malloc is as it is by default: stretto leaves it alone if the environment configures it."""
+    # glibc reads this when a process starts, and these are forked from one that has started.
+    with patch.dict(os.environ, {"GLIBC_TUNABLES": "glibc.malloc.check=0"}):
+        yield
 
 
 def ping(world: World, num_floats: int) -> float:
