@@ -221,7 +221,7 @@ def test_only_failed_pages_are_requested_again(calls: Calls, folder: Path, tmp_p
 
 @pytest.mark.usefixtures("_no_jitter")
 def test_the_end_of_the_retries_is_one_sentence(calls: Calls, tmp_path: Path) -> None:
-    calls.change = lambda call, answers: [ConnectionError("nobody\nhome")] * len(answers)
+    calls.change = lambda call, answers: [ConnectionError("nobody home\nor not")] * len(answers)
     store = Store.open(URL, Cache(tmp_path, retry_seconds=1.0))
     start = time.monotonic()
     message = (

@@ -20,7 +20,7 @@ _USER_SETTINGS = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "MALLOC_MM
 
 def keep_freed_memory(device: torch.device) -> None:
     """Keep memory that this process frees, if it computes on the CPU and the user has not configured glibc's malloc."""
-    if device.type != "cpu" or _is_configured():
+    if device.type != "cpu" or is_malloc_configured():
         return
     mallopt = _libc_function("mallopt")
     if mallopt is None:
@@ -41,7 +41,7 @@ def release_freed_memory(device: torch.device) -> None:
         malloc_trim(0)
 
 
-def _is_configured() -> bool:
+def is_malloc_configured() -> bool:
     """Return whether the environment has settings of malloc."""
     tunables = os.environ.get("GLIBC_TUNABLES", "")
     return "glibc.malloc." in tunables or any(name in os.environ for name in _USER_SETTINGS)

@@ -13,7 +13,7 @@ from stretto.base.bounded_read import MAX_READ_BYTES, too_large
 from stretto.base.errors import DataError, StrettoError
 from stretto.base.extras import install_command
 from stretto.base.jitter import jitter
-from stretto.base.reason import first_line
+from stretto.base.reason import class_and_reason, short_reason
 
 # The mean pauses between tries: the first one, and the longest one.
 _FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.2, 5.0
@@ -56,12 +56,12 @@ class RemoteFolder(NamedTuple):
             remedy = install_command("s3") if is_s3 else install_command("http") if is_http else "install it"
             location = without_secrets(location)
             raise DataError(
-                f"{location} needs a package that is not installed ({first_line(error)}); {remedy}"
+                f"{location} needs a package that is not installed ({short_reason(error)}); {remedy}"
             ) from error
         except ValueError as error:
             location = without_secrets(location)
             raise DataError(
-                f"{location} is not a supported URL ({first_line(error)}); use a folder or a different URL"
+                f"{location} is not a supported URL ({short_reason(error)}); use a folder or a different URL"
             ) from error
 
     def cat(self, name: str, max_bytes: int = MAX_READ_BYTES) -> bytes:
@@ -115,7 +115,7 @@ class RetryBudget:
         """Pause before the next try; raise if the error is permanent or the time is up."""
         if isinstance(error, StrettoError):
             raise error
-        reason = shorten(without_secrets(f"{type(error).__name__}: {error}").rstrip(": "), 300)
+        reason = shorten(without_secrets(class_and_reason(error)), 300)
         if isinstance(error, PermissionError):
             raise DataError(f"{self._location}: access denied ({reason}); check the credentials") from error
         if _is_permanent(error):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.randomness import keep_threshold
-from stretto.base.reason import first_line
+from stretto.base.reason import last_line
 
 _log = logging.getLogger(__name__)
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -29,7 +29,7 @@ def _runs(device: torch.device) -> bool:
     try:
         _run(torch.zeros(1, 1, 1, device=device), torch.zeros(1, dtype=torch.int64, device=device), None, 0.5)
     except Exception as error:  # noqa: BLE001
-        _log.warning("dropout runs as torch operations, since Triton can't compile its kernel: %s", first_line(error))
+        _log.warning("dropout runs as torch operations, since Triton can't compile its kernel: %s", last_line(error))
         return False
     return True
 

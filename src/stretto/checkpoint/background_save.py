@@ -4,6 +4,7 @@ import threading
 from dataclasses import dataclass, field
 
 from stretto.base.errors import DivergedError, FencedError, LostPeerError, MeshError, StrettoError
+from stretto.base.reason import class_and_reason
 from stretto.checkpoint.lineage import CheckpointName
 from stretto.checkpoint.snapshot import Snapshot
 
@@ -48,6 +49,6 @@ def write_error(where: str, error: Exception) -> str:
     """Return the message for a failed write: the text of a StrettoError, or the path and reason of other errors."""
     if isinstance(error, StrettoError):
         return str(error)
-    reason = error.strerror if isinstance(error, OSError) and error.strerror else f"{type(error).__name__}: {error}"
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else class_and_reason(error)
     path = getattr(error, "filename", None) or where
-    return f"{path} can't be written ({reason.splitlines()[0]})"
+    return f"{path} can't be written ({reason})"

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from stretto.base.bounded_read import check_expanded_size, parse_json, read_stream
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.extras import import_optional_dependency
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 
 Array = NDArray[Any]
 
@@ -62,7 +62,7 @@ def read_keras(path: Path) -> list[KerasLayer]:
             _check_content(h5_file, path, h5py)
             return list(_read_with_config(config, h5_file, h5py))
     except (OSError, KeyError, ValueError, TypeError, AttributeError, *_ARCHIVE_ERRORS) as error:
-        raise DataError(f"{path} is not a readable Keras model ({first_line(error)}); save it with Keras 3") from None
+        raise DataError(f"{path} is not a readable Keras model ({short_reason(error)}); save it with Keras 3") from None
 
 
 def _check_content(h5_file: Any, path: Path, h5py: Any) -> None:  # noqa: ANN401 - h5py has no types

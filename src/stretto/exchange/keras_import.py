@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from stretto.base.errors import ConfigError, DataError
+from stretto.base.reason import class_and_reason
 from stretto.blocks.block import Block
 from stretto.blocks.dropout import Dropout, LockedDropout
 from stretto.blocks.pointwise import Pointwise
@@ -41,7 +42,9 @@ def from_keras(source: Path | str | Sequence[Array]) -> Stack:
     try:
         imported = [part for layer in layers if layer.kind not in _IGNORED for part in _import_keras_layer(layer)]
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise DataError(f"the Keras model is incomplete or invalid ({error!r}); save it with Keras 3") from None
+        raise DataError(
+            f"the Keras model is incomplete or invalid ({class_and_reason(error)}); save it with Keras 3"
+        ) from None
     if not imported:
         raise ConfigError("the Keras model has no layers to import; use a model with an LSTM or GRU")
     return stack_layers(imported)

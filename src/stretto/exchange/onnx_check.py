@@ -12,7 +12,7 @@ from torch import Generator, Tensor
 
 from stretto.base.errors import ConfigError
 from stretto.base.extras import import_optional_dependency
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.input_spec import InputSpec
@@ -87,7 +87,7 @@ def _open_session(path: Path) -> Session:
         return runtime.InferenceSession(path, providers=["CPUExecutionProvider"])
     except Exception as error:  # noqa: BLE001 - onnxruntime's errors have no common class
         raise ConfigError(
-            f"onnxruntime can't open {path.name} ({first_line(error)}); export it again with a newer onnxruntime"
+            f"onnxruntime can't open {path.name} ({short_reason(error)}); export it again with a newer onnxruntime"
         ) from None
 
 
@@ -96,7 +96,7 @@ def _run_session(session: Session, inputs: dict[str, Any]) -> list[NDArray[Any]]
         outputs: list[NDArray[Any]] = session.run(None, inputs)
     except Exception as error:  # noqa: BLE001 - onnxruntime's errors have no common class
         raise ConfigError(
-            f"onnxruntime can't run the exported model ({first_line(error)}); a custom block may work only for "
+            f"onnxruntime can't run the exported model ({short_reason(error)}); a custom block may work only for "
             "the number of time steps and rows that it was exported with"
         ) from None
     return outputs

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from stretto.base.errors import ConfigError
 from stretto.base.extras import import_optional_dependency
-from stretto.base.reason import class_and_first_line
+from stretto.base.reason import class_and_reason
 from stretto.base.state import State
 from stretto.base.tf32 import use_tf32
 from stretto.blocks.block import Block
@@ -53,7 +53,7 @@ def add_custom_block(
         assert program is not None
         model = onnx.inliner.inline_local_functions(program.model_proto)
     except Exception as error:  # noqa: BLE001 - whatever the user's code or the exporter raises
-        reason = class_and_first_line(error.__cause__ or error)
+        reason = class_and_reason(error.__cause__ or error)
         raise ConfigError(
             f"block {label} ({type(block).__name__}) can't be exported to ONNX ({reason}); its forward must consist of "
             "torch operators that work for any number of time steps and rows"

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from stretto.base.bounded_read import check_expanded_size, parse_json
 from stretto.base.errors import ConfigError, DataError
+from stretto.base.reason import class_and_reason
 from stretto.blocks.dropout import Dropout
 from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.stack import Stack
@@ -219,7 +220,7 @@ def _from_safetensors(path: Path) -> list[ImportedLayer]:
     try:
         return [_from_metadata(layer, weights) for layer in parse_json(metadata[LAYERS_METADATA_KEY])]
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{path} has an invalid list of layers ({error!r}); export it again") from None
+        raise DataError(f"{path} has an invalid list of layers ({class_and_reason(error)}); export it again") from None
 
 
 def _from_metadata(layer: dict[str, object], weights: Weights) -> ImportedLayer:

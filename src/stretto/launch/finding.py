@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from stretto.base.reason import class_and_first_line
+from stretto.base.reason import class_and_reason
 from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout
 
 Level = Literal["ok", "warning", "problem"]
@@ -43,5 +43,5 @@ def run_check(name: str, check: Callable[[], list[Finding]], seconds: float) -> 
     except OperationTimeoutError:
         return [problem(name, f"no answer within {seconds:.0f} s", "check what hangs: a disk, a network, a driver")]
     except Exception as error:  # noqa: BLE001 - a broken machine may raise anything
-        reason = class_and_first_line(error)
+        reason = class_and_reason(error)
         return [problem(name, f"the check failed ({reason})", "check the system's logs")]

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 
 
 class ProbeFailedError(Exception):
@@ -60,7 +60,7 @@ def _probe_device(name: str) -> dict[str, Any]:
         free, total = torch.cuda.mem_get_info(name) if name.startswith("cuda") else (0, 0)  # 0: unknown
         label = torch.cuda.get_device_name(name) if name.startswith("cuda") else name
     except Exception as error:  # noqa: BLE001 - a driver may raise anything
-        return {"name": name, "error": first_line(error)}
+        return {"name": name, "error": short_reason(error)}
     return {"name": label, "error": None if is_correct else "it computes wrong results", "free": free, "total": total}
 
 
@@ -80,7 +80,7 @@ def _cuda_error() -> str | None:
     try:
         torch.zeros(1, device="cuda")
     except Exception as error:  # noqa: BLE001 - a driver may raise anything
-        return first_line(error)
+        return short_reason(error)
     return None
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 from stretto.base.errors import ConfigError, LostPeerError, StrettoError
 from stretto.base.extras import install_command
-from stretto.base.reason import class_and_first_line
+from stretto.base.reason import class_and_reason
 from stretto.base.scratch import make_scratch_folder
 from stretto.launch.rank_environment import rank_environments
 from stretto.launch.rank_processes import RankProcesses
@@ -68,7 +68,7 @@ def _make_task(function: Callable[..., object], arguments: tuple[object, ...]) -
     try:
         call = dump_object((function, arguments))
     except Exception as error:  # noqa: BLE001 - pickling calls the user's classes
-        reason = class_and_first_line(error)
+        reason = class_and_reason(error)
         remedy = (
             "pass numbers, text, arrays or tensors, and create everything else in the function"
             if has_cloudpickle

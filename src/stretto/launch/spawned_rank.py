@@ -16,7 +16,7 @@ from typing import Any
 from stretto.base.disk import write_atomic
 from stretto.base.errors import ConfigError, StrettoError
 from stretto.base.exit import exit_immediately
-from stretto.base.reason import class_and_first_line
+from stretto.base.reason import class_and_reason
 from stretto.launch.parent_exit import exit_when_launcher_dies
 
 TASK_FILE = "task"
@@ -93,7 +93,7 @@ def _write_value(path: Path, value: object) -> None:
     try:
         content = dump_object(RankResult(value))
     except Exception as error:  # noqa: BLE001 - pickling calls the user's classes
-        reason = class_and_first_line(error)
+        reason = class_and_reason(error)
         raise ConfigError(
             f"the function returned an object of type {type(value).__name__}, which can't be sent back ({reason}); "
             "return numbers, text, arrays or tensors"

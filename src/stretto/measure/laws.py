@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import LawError
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 from stretto.base.state import State, cat_rows, detach
 from stretto.base.tf32 import use_tf32
 from stretto.base.window import Rows
@@ -89,7 +89,7 @@ def check_chunk_law(
         try:
             result = _run(block, x, variant, key)
         except (RuntimeError, TypeError) as error:
-            raise LawError(f"{prefix} it fails ({first_line(error)}); {variant.advice}") from error
+            raise LawError(f"{prefix} it fails ({short_reason(error)}); {variant.advice}") from error
         for part in worst:
             tensor_name, difference = _compare(whole[part], result[part])
             worst[part] = max(worst[part], difference)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 from stretto.base.errors import SHARED_ERRORS, MeshError, SavedInterrupt, StrettoError
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 from stretto.base.units import pluralize
 from stretto.mesh.c10d import PrefixStore, Store
 from stretto.mesh.device import find_device
@@ -200,7 +200,9 @@ def _touch(device: torch.device) -> None:
     try:
         torch.zeros(1, device=device)
     except RuntimeError as error:
-        raise MeshError(f"run.device={device} can't be used ({first_line(error)}); check it with nvidia-smi") from error
+        raise MeshError(
+            f"run.device={device} can't be used ({short_reason(error)}); check it with nvidia-smi"
+        ) from error
 
 
 def initialize_process_groups(joined: World, store: SignedStore, backend: str) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch.distributed as dist
 
 from stretto.base.errors import LostPeerError, MeshError, StrettoError
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 from stretto.mesh.join import (
     connect_ranks,
     find_rank_device,
@@ -187,7 +187,7 @@ class LiveWorld:
             return LostPeerError(str(error))
         except RuntimeError as error:
             return MeshError(
-                f"this rank can't connect to the others ({first_line(error)}); check the network, and variables such "
+                f"this rank can't connect to the others ({short_reason(error)}); check the network, and variables such "
                 "as GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME"
             )
         return None

@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 
-from stretto.base.reason import class_and_first_line, first_line
+from stretto.base.reason import class_and_reason, short_reason
 from stretto.mesh.launch_info import LaunchInfo
 from stretto.mesh.rank_store import RankStore
 from stretto.mesh.signed_store import SignedStore
@@ -106,7 +106,7 @@ class RankTree:
             try:
                 self._add(self._connect(self.parent), self.parent)
             except (OSError, RuntimeError) as error:
-                self.connect_error = first_line(error)
+                self.connect_error = short_reason(error)
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def start(self) -> None:
@@ -159,7 +159,7 @@ class RankTree:
             self._exchange()
         except Exception as error:  # noqa: BLE001 - the run goes on: this rank learns of failures from the store
             _log.exception("rank %d no longer watches other ranks", self._launch_info.rank)
-            self.connect_error = class_and_first_line(error)
+            self.connect_error = class_and_reason(error)
             self._on_cut_off()
         finally:
             for connection in list(self._connections):

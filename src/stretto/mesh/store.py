@@ -6,7 +6,7 @@ import socket
 from datetime import timedelta
 
 from stretto.base.errors import LostPeerError, MeshError
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 from stretto.mesh.c10d import TCPStore
 from stretto.mesh.file_limit import raise_file_limit
 from stretto.mesh.launch_info import LaunchInfo
@@ -64,7 +64,7 @@ def host_store(
         )  # fmt: skip
     except RuntimeError as error:
         raise MeshError(
-            f"this node can't host the key-value store at {address}:{port} ({first_line(error)}); set {setting} "
+            f"this node can't host the key-value store at {address}:{port} ({short_reason(error)}); set {setting} "
             "to an address of this node and a free port"
         ) from error
 

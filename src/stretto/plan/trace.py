@@ -7,6 +7,7 @@ from typing import Any, Literal, NamedTuple, get_args
 
 from stretto.base.bounded_read import parse_json
 from stretto.base.errors import DataError
+from stretto.base.reason import class_and_reason
 from stretto.plan.actions import Action, ActionKind
 from stretto.plan.timeline import TimedAction, Timeline
 
@@ -118,7 +119,8 @@ class Trace:
             )
             return cls(int(values["otherData"]["step"]), tuple(ranks))
         except (ValueError, KeyError, TypeError) as error:
-            raise DataError(f"{source} is not a trace of a step ({error!r}); train again to write one") from None
+            reason = class_and_reason(error)
+            raise DataError(f"{source} is not a trace of a step ({reason}); train again to write one") from None
 
     def _events(self) -> Iterator[dict[str, Any]]:
         yield _metadata("process_name", 0, {"name": f"step {self.step}"})

@@ -18,7 +18,7 @@ import torch
 
 from stretto.base.errors import ConfigError, DivergedError, PlanError, StrettoError
 from stretto.base.freed_memory import release_freed_memory
-from stretto.base.reason import class_and_first_line
+from stretto.base.reason import class_and_reason
 from stretto.base.units import pluralize
 from stretto.config.layout import Layout
 from stretto.config.train import TrainConfig
@@ -220,7 +220,7 @@ class _TrialRun:
             is_memory_error = isinstance(error, (torch.OutOfMemoryError, MemoryError))
             is_memory_error = is_memory_error or "can't allocate memory" in str(error)
             if self.layout.num_ranks > 1:
-                failure = "ran out of memory" if is_memory_error else f"failed ({class_and_first_line(error)})"
+                failure = "ran out of memory" if is_memory_error else f"failed ({class_and_reason(error)})"
                 raise PlanError(
                     f"the trial of {self.layout.name} {failure} on rank {self._world.rank}, for which other "
                     "ranks wait; set the layout yourself, use a smaller batch, or leave trials out with "

@@ -15,7 +15,7 @@ from typing import IO, Any, cast
 
 from stretto.base.errors import DataError
 from stretto.base.extras import install_command
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 from stretto.prepare.expansion_limit import expansion_error, expansion_limit
 
 COMPRESSED_SUFFIXES = (".gz", ".bz2", ".zst")
@@ -108,7 +108,7 @@ class ExpandedFile(io.RawIOBase):
             # Never more than was asked for, however well the file is compressed.
             content = self._stream.read(len(view))
         except (OSError, EOFError, ValueError, zlib.error) as error:
-            reason = first_line(error)
+            reason = short_reason(error)
             raise DataError(f"{self._path} can't be decompressed ({reason}); copy or write it again") from None
         self._num_read += len(content)
         if self._num_read > self._limit:

@@ -8,7 +8,7 @@ from typing import Any
 
 from stretto.base.errors import DataError
 from stretto.base.extras import import_optional_dependency
-from stretto.base.reason import class_and_first_line
+from stretto.base.reason import class_and_reason
 from stretto.base.remote import is_remote
 
 _MAX_RETRIES = 10  # of a part whose node was lost
@@ -40,7 +40,7 @@ def _connected(on: str, connect: Callable[[], Any]) -> Iterator[Any]:
     try:
         client = connect()
     except (OSError, RuntimeError, ValueError) as error:
-        raise DataError(f"on={on} can't be reached ({class_and_first_line(error)}); check the address") from None
+        raise DataError(f"on={on} can't be reached ({class_and_reason(error)}); check the address") from None
     with client:
         yield client
 

@@ -24,6 +24,7 @@ from uuid import uuid4
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.jitter import jitter
+from stretto.base.reason import class_and_reason
 from stretto.base.remote import without_secrets
 from stretto.prepare.leader_lock import heartbeat, read_leader, read_or_empty
 from stretto.prepare.work_folder import LEADER, PARTS, WorkFolder
@@ -148,8 +149,7 @@ class RankSession:
         self._wait_for("ranks", {str(rank) for rank in range(1, self.ranks.size)})
         if error is None and "error" in self._names(""):
             error = DataError(self._read("error"))
-        message = None if error is None else str(error) if isinstance(error, DataError) else f"rank 0: {error!r}"
-        self._write("outcome", {"error": message})
+        self._write("outcome", {"error": None if error is None else _message(error, 0)})
         self._wait_for("left", self._names("ranks").keys())
         if error is not None:
             raise error
@@ -183,8 +183,7 @@ class RankSession:
 
     def report(self, error: Exception) -> None:
         """Tell rank 0 about an error of this rank; the first one counts."""
-        message = str(error) if isinstance(error, DataError) else f"rank {self.ranks.rank}: {error!r}"
-        self.folder.create(self._path("error"), json.dumps(message).encode())
+        self.folder.create(self._path("error"), json.dumps(_message(error, self.ranks.rank)).encode())
 
     @contextmanager
     def _reported(self) -> Iterator[None]:
@@ -367,3 +366,7 @@ def _await_leader(ranks: Ranks, folder: WorkFolder, fingerprint: str) -> str:
         f"rank {ranks.rank} has waited {start_timeout:.0f} s for rank 0 in {location}; check that all ranks "
         "see the same files, and start them again"
     )
+
+
+def _message(error: Exception, rank: int) -> str:
+    return str(error) if isinstance(error, DataError) else f"rank {rank}: {class_and_reason(error)}"

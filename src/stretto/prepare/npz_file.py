@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.base.errors import DataError
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 from stretto.prepare.expansion_limit import expansion_error, expansion_limit
 
 INPUTS, TARGETS, LENGTHS = "inputs", "targets", "lengths"
@@ -251,5 +251,5 @@ def _reading(path: Path) -> Iterator[None]:
         yield
     except (zipfile.BadZipFile, zlib.error, EOFError, OSError, ValueError, RuntimeError) as error:
         # RuntimeError: the archive is encrypted.
-        reason = first_line(error)
+        reason = short_reason(error)
         raise DataError(f"{path} can't be read ({reason}); write it again with numpy.savez or numpy.save") from None

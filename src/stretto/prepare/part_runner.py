@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
+from stretto.base.reason import class_and_reason
 from stretto.base.remote import without_secrets
 from stretto.prepare.process_executor import ProcessExecutor
 from stretto.prepare.work_folder import PARTS, WorkFolder
@@ -187,7 +188,7 @@ def run_on_executor(
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _CLUSTERS:
             raise
-        reason = shorten(without_secrets(f"{type(error).__name__}: {error}"), 300)
+        reason = shorten(without_secrets(class_and_reason(error)), 300)
         location = without_secrets(runner.folder.location)
         raise LostWorkerError(
             f"the cluster that prepares {location} failed ({reason}); prepare again to resume"

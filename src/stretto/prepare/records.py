@@ -13,7 +13,7 @@ from stretto.base.bounded_read import MAX_READ_BYTES, bounded_lines, parse_json,
 from stretto.base.errors import DataError
 from stretto.base.extras import install_command
 from stretto.base.locations import is_allowed
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 from stretto.base.remote import is_remote
 from stretto.prepare.arrow_tensors import batch_rows
 from stretto.prepare.compression import content_suffix, is_compressed, open_binary, open_text
@@ -286,7 +286,7 @@ def open_parquet(path: Path) -> Any:  # noqa: ANN401 - pyarrow has no types
 
 def unreadable(path: Path, error: Exception) -> DataError:
     """Return the error for a file that a library can't read."""
-    return DataError(f"{path} can't be read ({first_line(error)}); copy or write it again")
+    return DataError(f"{path} can't be read ({short_reason(error)}); copy or write it again")
 
 
 def _cut_parquet(path: Path, part_bytes: int) -> Iterator[RecordPart]:

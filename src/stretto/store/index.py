@@ -13,6 +13,7 @@ from pydantic import BaseModel, Field, ValidationError
 from stretto.base.bounded_read import MAX_READ_BYTES, parse_json, read_bounded, too_large
 from stretto.base.checksummed_json import add_checksum, verify_checksum
 from stretto.base.errors import DataError
+from stretto.base.reason import class_and_reason
 from stretto.base.remote import is_remote
 from stretto.base.strict_model import StrictModel, first_error
 from stretto.store.cache import Cache
@@ -59,7 +60,7 @@ class Store:
         try:
             return _open(location, tree, cache, checks_files=checks_files)
         except (KeyError, TypeError, ValueError) as error:
-            raise damaged_index(location, repr(error)) from None
+            raise damaged_index(location, class_and_reason(error)) from None
 
     def read_file(self, name: str) -> bytes:
         """Return the whole content of a small file; raise DataError if the index does not list it."""

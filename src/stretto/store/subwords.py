@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from stretto.base.bounded_read import parse_json
 from stretto.base.errors import DataError
 from stretto.base.extras import import_optional_dependency
+from stretto.base.reason import class_and_reason
 
 MAX_TOKENS = 1_000_000
 _LINE = re.compile(r"[^\n]*\n|[^\n]+")
@@ -58,7 +59,7 @@ class SubwordVocabulary:
             tree = {**tree, "model": model, "truncation": None, "padding": None}
             return cls(json.dumps(tree, ensure_ascii=False))
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            problem = f"{source}: not a tokenizer of Hugging Face's tokenizers ({error!r})"
+            problem = f"{source}: not a tokenizer of Hugging Face's tokenizers ({class_and_reason(error)})"
             raise DataError(f"{problem}; use a file that Tokenizer.save wrote") from None
 
     @classmethod

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from stretto.base.bounded_read import parse_json
 from stretto.base.errors import DataError
+from stretto.base.reason import class_and_reason
 from stretto.store.subwords import SubwordVocabulary
 
 Level = Literal["byte", "char", "word", "subword"]
@@ -117,7 +118,8 @@ def parse_vocabulary(content: bytes, source: str) -> Vocabulary:
         level, symbols = tree["level"], tree["symbols"]
         tokenizer = tree["tokenizer"] if level == "subword" else {}
     except (ValueError, KeyError, TypeError) as error:
-        raise DataError(f"{source}: the vocabulary can't be read ({error!r}); prepare the data again") from None
+        reason = class_and_reason(error)
+        raise DataError(f"{source}: the vocabulary can't be read ({reason}); prepare the data again") from None
     if level == "byte":
         return ByteVocabulary()
     if level == "subword":

@@ -7,7 +7,7 @@ from typing import cast
 import torch
 
 from stretto.base.errors import ConfigError, StrettoError
-from stretto.base.reason import class_and_first_line, first_line
+from stretto.base.reason import class_and_reason, short_reason
 from stretto.base.task import Task, has_own_length
 from stretto.blocks.adaptive_softmax import AdaptiveSoftmax
 from stretto.blocks.crf import CRF
@@ -120,7 +120,7 @@ def build_model(config: ModelConfig, task: Task) -> Stack:
     except StrettoError:
         raise
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        reason = class_and_first_line(error)
+        reason = class_and_reason(error)
         if config.factory is None:
             raise ConfigError(f"the model can't be built ({reason}); change the [model] section") from None
         problem = f"model.factory={config.factory!r} failed ({reason})"
@@ -197,7 +197,7 @@ def build_engine(
         return make_engine(inputs.model, inputs.loss, layout, world, seed=settings.seed, precision=settings.precision)
     except (MemoryError, torch.OutOfMemoryError) as error:
         num_weights = sum(parameter.numel() for parameter in inputs.model.parameters())
-        reason = first_line(error) if str(error) else "out of memory"
+        reason = short_reason(error) if str(error) else "out of memory"
         raise ConfigError(
             f"the model's {num_weights:,} weights can't be allocated ({reason}); use a smaller model or more stages"
         ) from None

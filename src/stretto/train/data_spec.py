@@ -5,9 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from pydantic import ValidationError
+
 from stretto.base.bounded_read import parse_json
 from stretto.base.errors import DataError
+from stretto.base.reason import short_reason
 from stretto.base.run_folder import DATA_SPEC
+from stretto.base.strict_model import first_error
 from stretto.base.task import CategoryInputs, Task
 from stretto.store.sequences import Channels, Origin, TargetValues
 from stretto.store.vocabulary import VOCABULARY_FILE, Vocabulary, parse_vocabulary, vocabulary_bytes
@@ -83,7 +87,8 @@ def read_data_spec(read: Callable[[str], bytes | None], where: str) -> DataSpec:
         categories = {str(name): tuple(map(str, names)) for name, names in tree.get("categories", {}).items()}
         vocabulary_json = read(VOCABULARY_FILE)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DataError(f"{where}/{DATA_SPEC} can't be read ({error}); the run or checkpoint is damaged") from None
+        reason = first_error(error) if isinstance(error, ValidationError) else short_reason(error)
+        raise DataError(f"{where}/{DATA_SPEC} can't be read ({reason}); the run or checkpoint is damaged") from None
     vocabulary = None if vocabulary_json is None else parse_vocabulary(vocabulary_json, f"{where}/{VOCABULARY_FILE}")
     return DataSpec(task, vocabulary, labels, channels, origin, target_values, categories)
 

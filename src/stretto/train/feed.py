@@ -5,7 +5,7 @@ from math import gcd
 from pathlib import Path
 
 from stretto.base.errors import ConfigError, DataError, StrettoError
-from stretto.base.reason import class_and_first_line
+from stretto.base.reason import class_and_reason
 from stretto.base.remote import is_remote
 from stretto.config.layout import Layout
 from stretto.config.run import DataConfig
@@ -82,7 +82,7 @@ def _factory_feeds(factory: str, data: DataConfig, layout: Layout, seed: int) ->
     except StrettoError as error:
         raise type(error)(f"{name}: {error}") from None
     except Exception as error:  # noqa: BLE001 - whatever the user's code raises
-        reason = class_and_first_line(error)
+        reason = class_and_reason(error)
         raise ConfigError(f"{name} failed ({reason}); fix the function, which is called without arguments") from None
     train, valid = sources if isinstance(sources, tuple) and len(sources) == 2 else (sources, None)
     if train is None:

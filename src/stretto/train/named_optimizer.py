@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from stretto.base.errors import ConfigError
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 from stretto.config.train import ParameterGroup, TrainConfig
 
 # What a config has fields for, and what can't work: gradients of the update itself.
@@ -146,5 +146,5 @@ def _try_settings(optimizer_class: type[torch.optim.Optimizer], where: str, sett
     try:
         optimizer_class([nn.Parameter(torch.zeros(1))], **settings)
     except Exception as error:  # noqa: BLE001 - such as the IndexError of betas = [0.9]
-        reason = first_line(error)
+        reason = short_reason(error)
         raise ConfigError(f"{where}.options don't fit {optimizer_class.__name__} ({reason}); correct them") from None

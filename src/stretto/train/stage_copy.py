@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 from stretto.mesh.copy_ring import CopyRing
 from stretto.mesh.round import Round
 from stretto.train.peer_memory import TrainerMemory
@@ -75,7 +75,7 @@ class StageCopy:
             _log.warning(
                 "this rank's state was not copied to another one's memory (%s); if a stage is lost before the ranks "
                 "change, the run may go back to a checkpoint",
-                first_line(self._error),
+                short_reason(self._error),
             )
 
     def _send(self, step: int, content: Tensor) -> None:

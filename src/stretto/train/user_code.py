@@ -8,7 +8,7 @@ from pathlib import Path
 from types import ModuleType
 
 from stretto.base.errors import ConfigError
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 from stretto.config.run import RunConfig
 
 
@@ -26,11 +26,11 @@ def load_object(field: str, spec: str) -> object:
     except ModuleNotFoundError as error:
         remedy = "install it, or add its folder to PYTHONPATH"
         raise ConfigError(
-            f"{field}={spec!r} needs a module that is not installed ({first_line(error)}); {remedy}"
+            f"{field}={spec!r} needs a module that is not installed ({short_reason(error)}); {remedy}"
         ) from None
     except (ImportError, OSError, SyntaxError) as error:
         raise ConfigError(
-            f"{field}={spec!r} can't be imported ({first_line(error)}); fix it, or choose a different one"
+            f"{field}={spec!r} can't be imported ({short_reason(error)}); fix it, or choose a different one"
         ) from None
     if not hasattr(module, name):
         raise ConfigError(f"{field}={spec!r}: {source} has no {name}; use a name that it defines")

@@ -16,7 +16,7 @@ from torch.utils.data import Dataset, IterableDataset
 
 from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import DataError, StrettoError
-from stretto.base.reason import class_and_first_line
+from stretto.base.reason import class_and_reason
 from stretto.base.task import TABLE_TARGET_KINDS, TargetKind, Task, has_classes, is_per_row, is_per_step
 from stretto.base.units import pluralize
 from stretto.base.window import IGNORE_INDEX
@@ -194,7 +194,7 @@ class _ItemReader:
         except StrettoError:
             raise
         except Exception as error:
-            raise DataError(f"{name} can't be read ({class_and_first_line(error)}); fix the Dataset") from error
+            raise DataError(f"{name} can't be read ({class_and_reason(error)}); fix the Dataset") from error
 
 
 def _parse(item: object, index: int) -> _Pair:

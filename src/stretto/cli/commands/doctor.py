@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError, StrettoError
-from stretto.base.reason import first_line
+from stretto.base.reason import short_reason
 from stretto.base.units import pluralize
 from stretto.cli.parser import Parser
 from stretto.cli.views.console import make_console
@@ -143,7 +143,7 @@ def _check_on_ranks(
     except (StrettoError, RuntimeError) as error:
         # Without the other ranks, each machine prints its own findings.
         prints_findings = launch_info.local_rank == 0
-        detail = f"joining the job or measuring its links failed: {first_line(error)}"
+        detail = f"joining the job or measuring its links failed: {short_reason(error)}"
         findings.append(problem("ranks", detail, "check that all ranks were launched and can reach each other"))
     if prints_findings:
         _report_findings(console, findings, options.json)

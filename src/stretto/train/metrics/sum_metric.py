@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError, StrettoError
-from stretto.base.reason import class_and_first_line
+from stretto.base.reason import class_and_reason
 from stretto.train.metrics.class_table import ClassTable
 from stretto.train.metrics.metric_input import MetricInput
 
@@ -113,7 +113,7 @@ def metric_failure(name: str, outputs: Tensor, targets: Tensor, error: Exception
     """Return the error for a metric that raised one."""
     shapes = f"outputs {list(outputs.shape)} and targets {list(targets.shape)}"
     return ConfigError(
-        f"metrics['{name}'] failed on {shapes} ({class_and_first_line(error)}); use a metric for such targets"
+        f"metrics['{name}'] failed on {shapes} ({class_and_reason(error)}); use a metric for such targets"
     )
 
 

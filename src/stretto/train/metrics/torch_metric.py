@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import ConfigError, StrettoError
-from stretto.base.reason import class_and_first_line
+from stretto.base.reason import class_and_reason
 from stretto.mesh.all_gather import all_gather
 from stretto.mesh.world import World
 from stretto.train.metrics.metric_input import MetricInput
@@ -97,7 +97,7 @@ class TorchMetric:
         except StrettoError:  # a lost rank
             raise
         except Exception as error:  # noqa: BLE001 - whatever torchmetrics raises
-            return torch.nan, f"failed ({class_and_first_line(error)}); use another metric"
+            return torch.nan, f"failed ({class_and_reason(error)}); use another metric"
         if isinstance(result, Tensor) and result.numel() == 1:
             return float(result), ""
         kind = f"a Tensor of shape {list(result.shape)}" if isinstance(result, Tensor) else type(result).__name__

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from textwrap import shorten
 
+from stretto.base.reason import class_and_reason
 from stretto.train.sinks.sink import LogLine, RunStatus, Sink
 
 # How many lines can queue up for a slow sink, and how long it has to finish at the end.
@@ -85,4 +86,4 @@ def describe_error(error: Exception) -> str:
     """Return an error's reason on one line."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.filename}: {error.strerror}"
-    return shorten(f"{type(error).__name__}: {error}".rstrip(": "), 300)
+    return shorten(class_and_reason(error), 300)
