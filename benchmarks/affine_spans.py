@@ -179,6 +179,8 @@ def main() -> None:
             "memory_share_with_inputs": share(inputs, by_default=False),
             "default_malloc_memory_share": share(0, by_default=True),
             "default_malloc_memory_share_with_inputs": share(inputs, by_default=True),
+            "default_malloc_time_1": memory[True, 1][1] / memory[False, 1][1],
+            "default_malloc_time_4": memory[True, 4][1] / memory[False, 4][1],
         },
     )
 

@@ -6,8 +6,8 @@ The planner tries the layouts that it predicts to be fastest. `chosen_over_best`
 chooses after that, relative to the fastest one; `predicted_over_best` is that of the layout that it would choose by
 prediction alone. For these two figures the finalists, and all that came close, are measured again, in turns, until it
 seems clear that the chosen one takes at most 1.03 times as long, or a minute is over. `measured_over_best` is that of
-the layout that was fastest in the first measurement: if two measurements disagree, no trial can do better. A full run
-takes 10 to 15 minutes: the number of rounds depends on the time of a step.
+the layout that was fastest in the first measurement: it shows how far two measurements of the same layouts disagree.
+A full run takes 10 to 15 minutes: the number of rounds depends on the time of a step.
 
 The best of several layouts is partly the luckiest one, so `chosen_over_best` is above 1 even if all are equally fast.
 `chosen_over_best_if_equal` is what it would be, in a typical run with this noise, if those that are not clearly slower

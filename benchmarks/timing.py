@@ -16,6 +16,7 @@ from rich.progress import track
 from rich.table import Table
 
 from stretto import World
+from stretto.base.freed_memory import is_malloc_configured
 
 CPU_TIMES = Path("/proc/stat")
 WIKITEXT = Path(__file__).parents[2] / "shared" / "data" / "wikitext-2"
@@ -65,6 +66,8 @@ def take_turns(what: str, sides: dict[str, Callable[[], object]], rounds: int, w
 @contextmanager
 def malloc_by_default() -> Iterator[None]:
     """Start processes whose malloc is as it is by default: stretto leaves it alone if the environment configures it."""
+    if is_malloc_configured():
+        raise SystemExit("the environment configures malloc; unset GLIBC_TUNABLES and all MALLOC_ variables")
     # glibc reads this when a process starts, and these are forked from one that has started.
     with patch.dict(os.environ, {"GLIBC_TUNABLES": "glibc.malloc.check=0"}):
         yield
