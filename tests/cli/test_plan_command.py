@@ -5,6 +5,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,35 @@ def test_a_plan_recommends_a_layout_and_says_why(run_toml: Path, capsys: pytest.
     page = Path("plan.html").read_text()
     assert page.startswith("<!doctype html>") and "<svg" in page
     assert "src=" not in page and "href=" not in page and "http:" not in page, "it opens without a network"
+
+
+def test_a_plan_compares_the_layout_in_the_config(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    heavy = by_hand(run_toml.parent / "heavy.json", 0.1)
+    plan_args = ["plan", "run.toml", "--profile", heavy, "--devices", "2", "--json", "plan.json", "--html", "plan.html"]
+
+    def plan(*options: str) -> tuple[str, dict[str, Any]]:
+        assert main([*plan_args, *options]) == 0
+        return capsys.readouterr().out, json.loads(Path("plan.json").read_text())
+
+    said, values = plan()
+    assert "in the config" not in said and values["configured"] is None, "it sets no layout"
+    said, values = plan("--layout.stages", "2", "--layout.chunks", "2", "--layout.elastic", "true")
+    own = values["configured"]
+    blocks = ",".join(map(str, own["layout"]["blocks"]))
+    ratio = values["best"][0]["seconds"] / own["seconds"]
+    sentence = f"2 stages x 2 chunks, blocks {blocks}, is predicted to be {ratio:.2f} times as fast as the chosen one"
+    assert f"\nthe layout in the config, {sentence}\n" in said
+    page = Path("plan.html").read_text()
+    assert f"the layout in the config, {sentence}" in page and page.count("2 stages x 2 chunks (in the config)") == 1
+    assert "    2 stages x 2 chunks " in said, "a row of the table, whose name may go on in the next line"
+    assert "\nthe chosen layout is the one in the config\n" in plan("--layout.replicas", "2")[0]
+    for options, reason in {
+        ("--layout.stages", "8"): "layout.stages=8 exceeds the model's number of blocks; use at most 4",
+        ("--layout.replicas", "4"): "a layout of 4 replicas needs 4 devices, but devices=2; plan for more devices, or",
+        ("--layout.chunks", "17"): "layout.chunks=17 exceeds data.window=16; use fewer chunks",
+    }.items():
+        said, values = plan(*options)
+        assert f"note: the layout in the config is not compared: {reason}" in said and values["configured"] is None
 
 
 def test_a_model_that_is_too_small_stays_on_one_device(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -172,12 +202,13 @@ def test_an_error_ends_in_one_sentence(
 @pytest.mark.short
 def test_a_plan_tries_the_best_layouts_and_takes_the_fastest(run_toml: Path, capfd: pytest.CaptureFixture[str]) -> None:
     heavy = by_hand(run_toml.parent / "heavy.json", 0.1)
-    options = ["--devices", "2", "--json", "plan.json", "--html", "plan.html", "--try", "2"]
+    options = ["--devices", "2", "--json", "plan.json", "--html", "plan.html", "--try", "2", "--layout.chunks", "2"]
     assert main(["plan", "run.toml", "--profile", heavy, *options]) == 0
     said = capfd.readouterr().out
-    assert "plan: trying 2 layouts" in said and "tried 2 layouts (" in said and "measured" in said
+    assert "plan: trying 3 layouts" in said and "tried 3 layouts (" in said and "measured" in said, "two, and its own"
     plan = json.loads(Path("plan.json").read_text())
-    assert len(plan["trials"]) == 2 and all(trial["steps"] >= 4 and trial["measured"] > 0 for trial in plan["trials"])
+    assert plan["trials"][2]["layout"]["chunks"] == 2 and plan["configured"]["measured_seconds"]
+    assert len(plan["trials"]) == 3 and all(trial["steps"] >= 4 and trial["measured"] > 0 for trial in plan["trials"])
     fastest = min(plan["trials"], key=lambda trial: trial["measured"])
     assert plan["best"][0]["layout"] == fastest["layout"] == plan["timeline"]["layout"]
     assert "Layouts that were tried before the choice" in Path("plan.html").read_text()

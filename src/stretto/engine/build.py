@@ -31,7 +31,13 @@ from stretto.mesh.device import find_device
 from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
-from stretto.plan.partition import interleaved_partition, look_ahead_share, partition, partition_from_counts
+from stretto.plan.partition import (
+    check_counts,
+    interleaved_partition,
+    look_ahead_share,
+    partition,
+    partition_from_counts,
+)
 from stretto.plan.run_chain import cut_at_look_ahead
 
 
@@ -183,11 +189,7 @@ def stage_parts(model: Stack, layout: Layout) -> list[slice]:
             "looks ahead in time; leave it out"
         )
     if layout.blocks:
-        if sum(layout.blocks) != len(model):
-            raise PlanError(
-                f"layout.blocks={list(layout.blocks)} has {sum(layout.blocks)} blocks in total, but the model "
-                f"has {len(model)}; make the numbers sum to {len(model)}"
-            )
+        check_counts(layout.blocks, len(model))
         if layout.splits_vocab and layout.blocks[-1] == 1:
             raise PlanError(
                 f"layout.blocks={list(layout.blocks)} gives the last stage only the output layer, which all stages "

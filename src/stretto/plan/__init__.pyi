@@ -9,6 +9,7 @@ from stretto.plan.profile import save_profile as save_profile
 from stretto.plan.search import Plan as Plan
 from stretto.plan.search import balance as balance
 from stretto.plan.search import find_plan as find_plan
+from stretto.plan.search import predict_layout as predict_layout
 from stretto.plan.trace import Trace as Trace
 
 __all__: list[str]

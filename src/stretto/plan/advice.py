@@ -31,6 +31,18 @@ def advise(plan: Plan) -> str:
     )
 
 
+def describe_configured(plan: Plan) -> str:
+    """Return one sentence: how the layout in the run's config compares with the chosen one; it is empty without one."""
+    configured, chosen = plan.configured, plan.chosen
+    if configured is None:
+        return ""
+    if configured.layout == chosen.layout:
+        return "the chosen layout is the one in the config"
+    source, speed_up = _relative_speed(plan, configured, chosen)
+    comparison = f"is {source} to be {speed_up:.2f} times as fast as the chosen one{_caveat(source, speed_up)}"
+    return f"the layout in the config, {configured.layout}, {comparison}"
+
+
 def describe_trials(plan: Plan) -> str:
     """Return one sentence on the layouts that were tried, and what that took."""
     measured = [(trial.measured, trial) for trial in plan.trials if trial.measured is not None]

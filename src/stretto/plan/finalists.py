@@ -24,8 +24,8 @@ def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
     """Return up to `num_tried` layouts of a plan to try: the chosen one, and those that are most likely to be faster.
 
     These are worth telling apart: the best of each other kind and number of ranks, other numbers of replicas and
-    stages, and the chosen one and the best with stages interleaved or not, and with fewer and more chunks. A single one
-    need not be tried, so there are none or at least two.
+    stages, and the chosen one and the best with stages interleaved or not, and with fewer and more chunks. If the run's
+    config sets a layout, it is tried as well. A single one need not be tried, so there are none or at least two.
     """
     fastest = min(prediction.seconds for prediction in plan.best)
     known_kinds = {_kind(plan.chosen.layout)}
@@ -38,11 +38,13 @@ def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
             known_kinds.add(kind)
     ranked += [(variant.seconds / _SAME_KIND_ERROR, variant) for variant in plan.variants]
     ranked = [(seconds, prediction) for seconds, prediction in ranked if prediction.seconds <= _MAX_SLOWDOWN * fastest]
-    finalists = tuple(
-        Finalist(layout=prediction.layout, predicted=prediction.seconds, memory=prediction.memory)
-        for _, prediction in sorted(ranked, key=lambda item: item[0])[:num_tried]
-    )
-    return finalists if len(finalists) > 1 else ()
+    tried = [prediction for _, prediction in sorted(ranked, key=lambda item: item[0])[:num_tried]]
+    if tried and plan.configured is not None:
+        tried.append(plan.configured)
+    finalists = {
+        each.layout: Finalist(layout=each.layout, predicted=each.seconds, memory=each.memory) for each in tried
+    }
+    return tuple(finalists.values()) if len(finalists) > 1 else ()
 
 
 def choose_by_trials(plan: Plan, trials: Sequence[Trial]) -> Plan:
@@ -53,7 +55,8 @@ def choose_by_trials(plan: Plan, trials: Sequence[Trial]) -> Plan:
     seconds = {trial.layout: math.inf if trial.measured is None else trial.measured for trial in trials}
     if min(seconds.values(), default=math.inf) == math.inf:
         return replace(plan, trials=tuple(trials))  # nothing was measured, so the prediction decides
-    predictions = {prediction.layout: prediction for prediction in (*plan.variants, *plan.best)}
+    configured = () if plan.configured is None else (plan.configured,)
+    predictions = {prediction.layout: prediction for prediction in (*configured, *plan.variants, *plan.best)}
     ordered = sorted(seconds, key=lambda layout: seconds[layout])
     fastest = seconds[ordered[0]]
     tied = [trial.layout for trial in trials if _is_tied(trial, fastest)]

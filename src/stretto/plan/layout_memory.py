@@ -1,4 +1,4 @@
-"""layout_memory: the peak memory of each rank of a replica, in any layout."""
+"""layout_memory, rank_memory_limit: how much memory each rank of a replica needs in a layout, and how much it has."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
@@ -8,8 +8,10 @@ from numpy.typing import NDArray
 
 from stretto.config.layout import Layout
 from stretto.plan.actions import ActionKind
+from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.memory import RankMemory, num_communicators, rank_memory
+from stretto.plan.profile import Profile
 from stretto.plan.run_chain import RunChain
 from stretto.plan.schedule import chain_schedule
 from stretto.plan.span_memory import span_memory
@@ -28,6 +30,13 @@ def layout_memory(
         yield from (_interleaved_memory(costs, layout, stage, runs, *chunk) for stage, runs in enumerate(held_blocks))
     else:
         yield from (rank_memory(costs, layout, stage, part, *chunk) for stage, (part,) in enumerate(held_blocks))
+
+
+def rank_memory_limit(profile: Profile, cluster: Cluster, layout: Layout) -> float:
+    """Return how many bytes each rank can use: those of a device, or an equal share of the node's memory."""
+    if cluster.memory is not None:
+        return cluster.memory
+    return profile.memory / (cluster.ranks_on_node(layout) if profile.shares_memory else 1)
 
 
 def _interleaved_memory(

@@ -97,6 +97,15 @@ def partition_by_cost(num_blocks: int, num_stages: int, costs: Callable[[int], R
     return [slice(start, stop) for start, stop in pairwise([0, *reversed(edges)])]
 
 
+def check_counts(counts: Sequence[int], num_blocks: int) -> None:
+    """Raise unless a layout's `blocks` are all blocks of the model."""
+    if sum(counts) != num_blocks:
+        raise PlanError(
+            f"layout.blocks={list(counts)} has {sum(counts)} blocks in total, but the model has {num_blocks}; make the "
+            f"numbers sum to {num_blocks}"
+        )
+
+
 def partition_from_counts(counts: Sequence[int]) -> list[slice]:
     """Return the range of blocks of each stage, given how many blocks each stage has."""
     return [slice(start, stop) for start, stop in pairwise(accumulate(counts, initial=0))]

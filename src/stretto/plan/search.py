@@ -19,10 +19,11 @@ from stretto.plan.bounds import LowerBounds
 from stretto.plan.candidates import CandidateLayouts
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
-from stretto.plan.layout_memory import layout_memory
+from stretto.plan.layout_memory import layout_memory, rank_memory_limit
 from stretto.plan.memory import all_memory_totals, rank_memory
 from stretto.plan.partition import (
     RangeCosts,
+    check_counts,
     interleaved_partition,
     look_ahead_share,
     partition_by_cost,
@@ -67,6 +68,7 @@ class Plan:
     has_dropout_between_layers: bool  # so that each layer runs in a call of its own, also on one device
     variants: tuple[Prediction, ...] = ()  # of the chosen and the best with stages: other chunks, interleaved or not
     trials: tuple[Trial, ...] = ()  # what steps in the finalists took, if they were tried
+    configured: Prediction | None = None  # for the layout that the run's config sets, to compare with
 
     @property
     def chosen(self) -> Prediction:
@@ -103,17 +105,31 @@ def find_plan(
 
     The chosen one is first. With `uses_all`, only layouts that use every device are considered.
     """
-    if cluster.nodes > 1 and profile.inter_node is None:
-        raise PlanError(
-            f"inter_node=None in the profile of {profile.device}, but nodes={cluster.nodes}; set the link between "
-            "nodes (for example 5us,25GB/s), or measure it on two nodes with torchrun"
-        )
-    if cluster.devices_per_node > 1 and profile.intra_node is None:
-        raise PlanError(
-            f"intra_node=None in the profile of {profile.device}, but a node has {cluster.devices_per_node} devices; "
-            "set the link inside a node (for example 3us,300GB/s), or measure it on several devices"
-        )
+    _check_links(profile, cluster)
     return _LayoutSearch(CostModel(profile), workload, cluster, uses_all).run(num_best)
+
+
+def predict_layout(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> Prediction:
+    """Return the prediction for one layout. If it has no `blocks`, they are balanced as by `balance`.
+
+    Raises `PlanError` if the layout needs more devices or memory than the cluster has.
+    """
+    if layout.num_ranks > cluster.devices:
+        raise PlanError(
+            f"a layout of {layout.name} needs {layout.num_ranks} devices, but devices={cluster.devices}; plan for more "
+            "devices, or use a smaller layout"
+        )
+    _check_links(profile, cluster)
+    if layout.blocks:
+        check_counts(layout.blocks, len(profile.blocks))
+    else:
+        layout = balance(profile, workload, cluster, layout)
+    prediction = predict(CostModel(profile), workload, layout, cluster)
+    limit = rank_memory_limit(profile, cluster, layout)
+    if prediction.memory > limit:
+        needed = f"a rank needs {format_bytes(prediction.memory)} in {layout}, but has {format_bytes(limit)}"
+        raise PlanError(f"{needed}; use more stages or micro-batches, or recompute")
+    return prediction
 
 
 def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> Layout:
@@ -130,6 +146,20 @@ def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layo
         parts = "spans" if layout.spans > 1 else "stages"
         raise PlanError(f"even with recomputation, memory is too small for {layout}; use more {parts} or micro-batches")
     return fitted
+
+
+def _check_links(profile: Profile, cluster: Cluster) -> None:
+    """Raise if the profile lacks the costs of a kind of link that the cluster has."""
+    if cluster.nodes > 1 and profile.inter_node is None:
+        raise PlanError(
+            f"inter_node=None in the profile of {profile.device}, but nodes={cluster.nodes}; set the link between "
+            "nodes (for example 5us,25GB/s), or measure it on two nodes with torchrun"
+        )
+    if cluster.devices_per_node > 1 and profile.intra_node is None:
+        raise PlanError(
+            f"intra_node=None in the profile of {profile.device}, but a node has {cluster.devices_per_node} devices; "
+            "set the link inside a node (for example 3us,300GB/s), or measure it on several devices"
+        )
 
 
 class _LayoutSearch:
@@ -259,7 +289,7 @@ class _LayoutSearch:
             if parts is not None:
                 self.fitting.add((layout.stages, layout.spans))
                 return candidate.model_copy(update={"blocks": tuple(part.stop - part.start for part in parts)})
-        self.oversized[layout.stages, layout.spans] = self._memory_limit(layout)
+        self.oversized[layout.stages, layout.spans] = rank_memory_limit(self.costs.profile, self.cluster, layout)
         return None
 
     def _find_parts(self, layout: Layout) -> list[slice] | None:
@@ -273,7 +303,7 @@ class _LayoutSearch:
         else:
             ahead = self._look_ahead_share(layout)
             parts = self._cached_partition(layout.stages, rows, steps, crossing, layout.recompute, ahead)
-        memory_limit = self._memory_limit(layout)
+        memory_limit = rank_memory_limit(self.costs.profile, self.cluster, layout)
         peak = max(rank_memory(self.costs, layout, stage, part, rows, steps).total for stage, part in enumerate(parts))
         if peak <= memory_limit:
             return parts
@@ -295,7 +325,7 @@ class _LayoutSearch:
             shape = self.workload.largest_chunk(layout.replicas, layout.micro_batches, layout.chunks)
             parts = self._cached_interleaved_partition(layout.stages, layout.interleave, *shape, layout.recompute)
         held_blocks = [parts[stage :: layout.stages] for stage in range(layout.stages)]
-        memory_limit = self._memory_limit(layout)
+        memory_limit = rank_memory_limit(self.costs.profile, self.cluster, layout)
         ranks = layout_memory(self.costs, layout, held_blocks, self.workload)
         return parts if all(memory.total <= memory_limit for memory in ranks) else None
 
@@ -313,13 +343,6 @@ class _LayoutSearch:
         parts = partition_by_cost(num_blocks - 1, layout.stages, lambda stage: seconds(stage)[:num_blocks, :num_blocks])
         assert parts is not None, "without a memory limit, every partition has a finite cost"
         return [*parts[:-1], slice(parts[-1].start, num_blocks)]
-
-    def _memory_limit(self, layout: Layout) -> float:
-        """Return how many bytes each rank can use: those of a device, or an equal share of the node's memory."""
-        if self.cluster.memory is not None:
-            return self.cluster.memory
-        num_sharing = self.cluster.ranks_on_node(layout) if self.costs.profile.shares_memory else 1
-        return self.costs.profile.memory / num_sharing
 
     def _partition(
         self, stages: int, rows: int, steps: int, crossing: tuple[bool, ...], recompute: bool, ahead: float

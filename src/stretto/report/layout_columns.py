@@ -9,10 +9,15 @@ from stretto.plan.search import Plan
 
 
 def listed_predictions(plan: Plan, max_rows: int | None = None) -> list[Prediction]:
-    """Return the predictions to list: every layout that was tried, the best others, and one device to compare with."""
+    """Return the predictions to list: every layout that was tried, and the best others.
+
+    The layout in the config and the best on one device are always among them, to compare with.
+    """
     shown = list(plan.best if max_rows is None else plan.best[: max(max_rows, len(plan.trials))])
-    is_single_shown = any(prediction.layout == plan.single_device.layout for prediction in shown)
-    return shown if is_single_shown else [*shown, plan.single_device]
+    for prediction in (plan.configured, plan.single_device):
+        if prediction is not None and all(each.layout != prediction.layout for each in shown):
+            shown.append(prediction)
+    return shown
 
 
 def layout_columns(plan: Plan, predictions: Sequence[Prediction]) -> dict[str, list[str]]:
@@ -34,8 +39,10 @@ def layout_columns(plan: Plan, predictions: Sequence[Prediction]) -> dict[str, l
 
 
 def _name(plan: Plan, prediction: Prediction) -> str:
-    fits = prediction is not plan.single_device or plan.fits_single_device
-    return f"{prediction.layout.name}{'' if fits else ' (does not fit)'}"
+    if prediction is plan.single_device and not plan.fits_single_device:
+        return f"{prediction.layout.name} (does not fit)"
+    is_configured = plan.configured is not None and prediction.layout == plan.configured.layout
+    return f"{prediction.layout.name}{' (in the config)' if is_configured else ''}"
 
 
 def _measured_step(plan: Plan, layout: Layout) -> str:

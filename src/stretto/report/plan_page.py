@@ -1,7 +1,7 @@
 """A plan as one HTML page: advice, time per step of the best layouts, balance of the stages, and the step timeline."""
 
 from stretto.base.units import format_bytes, format_seconds
-from stretto.plan.advice import advise, describe_baseline
+from stretto.plan.advice import advise, describe_baseline, describe_configured
 from stretto.plan.cluster import Cluster
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
@@ -23,7 +23,7 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
     """Return the page as HTML; it needs no network. `timeline` is the simulated step of the chosen layout."""
     parts: list[Html] = [
         tag("header", tag("p", "Plan", class_="kind"), tag("h1", title)),
-        tag("p", advise(plan), class_="advice"),
+        *(tag("p", sentence, class_="advice") for sentence in (advise(plan), describe_configured(plan)) if sentence),
         note(_describe(plan, profile, workload)),
         section("phases", "Predicted time per step", figure(_phases_chart(plan), "full-width")),
         section("layouts", "Best layouts", note(_describe_columns(plan, profile)), _table(plan)),

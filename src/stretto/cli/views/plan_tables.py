@@ -8,7 +8,7 @@ from rich.table import Table
 
 from stretto.base.units import format_bytes, format_seconds
 from stretto.config.layout import Layout
-from stretto.plan.advice import advise, describe_baseline, trials_cost
+from stretto.plan.advice import advise, describe_baseline, describe_configured, trials_cost
 from stretto.plan.draw import draw_text
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
@@ -43,6 +43,8 @@ def show_plan(console: Console, plan: Plan, profile: Profile, timeline: Timeline
         )
         console.print(draw_text(timeline, width, row_name=row_name), soft_wrap=True)
     console.print(f"\n{advise(plan)}", soft_wrap=True)
+    if configured := describe_configured(plan):
+        console.print(configured, soft_wrap=True)
     if layout_has_fields(chosen.layout):
         console.print(f"\n{layout_toml(chosen.layout)}", soft_wrap=True)
 
