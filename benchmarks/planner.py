@@ -48,9 +48,10 @@ from stretto.nn import LSTM, BidirectionalLSTM, CrossEntropy, Embedding, Linear,
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.finalists import choose_by_trials, find_finalists
+from stretto.plan.one_layout import balance
 from stretto.plan.predict import predict
 from stretto.plan.profile import Profile
-from stretto.plan.search import Plan, balance, find_plan
+from stretto.plan.search import Plan, find_plan
 from stretto.plan.trial import Finalist, Trial
 from stretto.plan.workload import Workload
 from stretto.planning.trial_runs import try_layouts

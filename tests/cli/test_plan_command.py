@@ -12,6 +12,7 @@ import torch
 
 from helpers.profiles import kind, profile
 from stretto import Layout, Run, World, load_config
+from stretto.base.units import format_seconds
 from stretto.cli.main import main
 from stretto.errors import ConfigError, PlanError
 from stretto.measure.profile_input import ProfileInput
@@ -73,22 +74,52 @@ def test_a_plan_compares_the_layout_in_the_config(run_toml: Path, capsys: pytest
     said, values = plan()
     assert "in the config" not in said and values["configured"] is None, "it sets no layout"
     said, values = plan("--layout.stages", "2", "--layout.chunks", "2", "--layout.elastic", "true")
-    own = values["configured"]
+    own, best = values["configured"], values["best"][0]
     blocks = ",".join(map(str, own["layout"]["blocks"]))
-    ratio = values["best"][0]["seconds"] / own["seconds"]
-    sentence = f"2 stages x 2 chunks, blocks {blocks}, is predicted to be {ratio:.2f} times as fast as the chosen one"
-    assert f"\nthe layout in the config, {sentence}\n" in said
+    own_time, best_time = format_seconds(own["seconds"]), format_seconds(best["seconds"])
+    times = f"is predicted to take {own_time} per step, the chosen one {best_time}"
+    sentence = f"the layout in the config, 2 stages x 2 chunks, blocks {blocks}, {times}"
+    assert f"\n{sentence}\n" in said and values["comparison"] == sentence
     page = Path("plan.html").read_text()
-    assert f"the layout in the config, {sentence}" in page and page.count("2 stages x 2 chunks (in the config)") == 1
-    assert "    2 stages x 2 chunks " in said, "a row of the table, whose name may go on in the next line"
-    assert "\nthe chosen layout is the one in the config\n" in plan("--layout.replicas", "2")[0]
-    for options, reason in {
-        ("--layout.stages", "8"): "layout.stages=8 exceeds the model's number of blocks; use at most 4",
-        ("--layout.replicas", "4"): "a layout of 4 replicas needs 4 devices, but devices=2; plan for more devices, or",
-        ("--layout.chunks", "17"): "layout.chunks=17 exceeds data.window=16; use fewer chunks",
-    }.items():
-        said, values = plan(*options)
-        assert f"note: the layout in the config is not compared: {reason}" in said and values["configured"] is None
+    assert sentence in page
+    for start in ("<span>", '<td class="text">'):  # in the chart, and in the table
+        assert page.count(f"{start}2 stages x 2 chunks (in the config)</") == 1
+    # In a terminal of 80 columns, the name goes on in the next line.
+    assert any(line.startswith("    2 stages x 2 ") and own_time in line for line in said.splitlines())
+
+
+@pytest.mark.parametrize("options", [[], ["--interleave", "2"], ["--adjacent", "replicas"], ["--elastic", "true"]])
+def test_a_plan_says_if_the_layout_in_the_config_is_the_best(
+    options: list[str], run_toml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heavy = by_hand(run_toml.parent / "heavy.json", 0.1)
+    replicas = "4" if "--elastic" in options else "2"  # an elastic layout is fitted to the devices
+    options = ["--layout.replicas", replicas, *(option.replace("--", "--layout.") for option in options)]
+    assert main(["plan", "run.toml", "--profile", heavy, "--devices", "2", *options]) == 0
+    said = capsys.readouterr().out
+    assert "\nthe chosen layout is the one in the config\n" in said and said.count("  2 replicas ") == 1, "one row"
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--stages", "8"], "layout.stages=8 exceeds the model's number of blocks; use at most 4"),
+        (["--blocks", "3"], "layout.blocks=[3] has 3 blocks in total, but the model has 4"),
+        (["--replicas", "4"], "the layout needs 4 devices (4 replicas), but the plan is for 2; plan for more devices"),
+        (["--chunks", "17"], "layout.chunks=17 exceeds data.window=16; use fewer chunks"),
+        (["--micro_batches", "60"], "layout.replicas=1 x layout.micro_batches=60 exceeds the 8 rows of the smallest"),
+        (["--stages", "2", "--vocab_parallel", "true"], "layout.vocab_parallel=true needs a last block with a table"),
+    ],
+)
+def test_a_plan_says_why_the_layout_in_the_config_is_not_compared(
+    options: list[str], reason: str, run_toml: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    heavy = by_hand(run_toml.parent / "heavy.json", 0.1)
+    options = [option.replace("--", "--layout.") for option in options]
+    assert main(["plan", "run.toml", "--profile", heavy, "--devices", "2", "--json", "plan.json", *options]) == 0
+    said, values = capsys.readouterr().out, json.loads(Path("plan.json").read_text())
+    assert f"\nthe layout in the config is not compared: {reason}" in said and values["configured"] is None
+    assert reason in values["comparison"]
 
 
 def test_a_model_that_is_too_small_stays_on_one_device(run_toml: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -205,7 +236,9 @@ def test_a_plan_tries_the_best_layouts_and_takes_the_fastest(run_toml: Path, cap
     options = ["--devices", "2", "--json", "plan.json", "--html", "plan.html", "--try", "2", "--layout.chunks", "2"]
     assert main(["plan", "run.toml", "--profile", heavy, *options]) == 0
     said = capfd.readouterr().out
-    assert "plan: trying 3 layouts" in said and "tried 3 layouts (" in said and "measured" in said, "two, and its own"
+    assert "plan: trying 3 layouts" in said and "tried 3 layouts (" in said and "measured" in said, (
+        "two, and that in the config"
+    )
     plan = json.loads(Path("plan.json").read_text())
     assert plan["trials"][2]["layout"]["chunks"] == 2 and plan["configured"]["measured_seconds"]
     assert len(plan["trials"]) == 3 and all(trial["steps"] >= 4 and trial["measured"] > 0 for trial in plan["trials"])

@@ -10,9 +10,10 @@ from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.head_schedule import max_live_chunks_with_head
 from stretto.plan.memory import num_communicators, rank_memory
+from stretto.plan.one_layout import balance
 from stretto.plan.predict import Prediction, predict, predict_timeline
 from stretto.plan.profile import Profile, TiedBlocks
-from stretto.plan.search import balance, find_plan
+from stretto.plan.search import find_plan
 from stretto.plan.workload import Workload
 
 WORK = Workload.of(8, 16)

@@ -9,11 +9,12 @@ from stretto.plan.actions import ActionKind
 from stretto.plan.candidates import CandidateLayouts
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
+from stretto.plan.one_layout import balance
 from stretto.plan.predict import predict, predict_timeline
 from stretto.plan.profile import Link, TiedBlocks
 from stretto.plan.run_chain import RunChain
 from stretto.plan.schedule import chain_schedule
-from stretto.plan.search import balance, find_plan
+from stretto.plan.search import find_plan
 from stretto.plan.workload import Workload
 
 FREE = Link(latency=0.0, bandwidth=1e18)

@@ -11,11 +11,12 @@ from stretto.plan.actions import Action, ActionKind
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.draw import draw_text
+from stretto.plan.one_layout import balance
 from stretto.plan.partition import interleaved_partition, look_ahead_share
 from stretto.plan.predict import predict, predict_timeline
 from stretto.plan.run_chain import ChainMessages, RunChain, cut_at_look_ahead
 from stretto.plan.schedule import chain_schedule
-from stretto.plan.search import balance, find_plan
+from stretto.plan.search import find_plan
 from stretto.plan.serialize import timeline_from_plan, timeline_to_dict
 from stretto.plan.simulator import simulate
 from stretto.plan.timeline import Timeline

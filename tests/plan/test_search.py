@@ -12,9 +12,10 @@ from stretto.plan.advice import advise
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.hardware import KNOWN_HARDWARE, BlockShape, derive_profile
+from stretto.plan.one_layout import balance
 from stretto.plan.predict import predict
 from stretto.plan.profile import Link, Profile, RankSpeed
-from stretto.plan.search import _grid, _LayoutSearch, balance, find_plan, predict_layout
+from stretto.plan.search import LayoutSearch, _grid, find_plan
 from stretto.plan.trial import Trial
 from stretto.plan.workload import Workload
 
@@ -30,7 +31,7 @@ def test_a_layout_that_is_not_simulated_is_not_among_the_best(
     drawn = bidirectional(drawn) if is_bidirectional else drawn
     workload = Workload([lengths, lengths[::2]], is_causal=not is_bidirectional)
     cluster = Cluster(devices, 2 if devices % 2 == 0 else 1)
-    search = _LayoutSearch(CostModel(drawn), workload, cluster, uses_all=False)
+    search = LayoutSearch(CostModel(drawn), workload, cluster, uses_all=False)
     everything = []
     for layout in search.candidates:
         fitted = search.fit(layout)
@@ -169,38 +170,6 @@ def test_too_little_memory_rejects_layouts_and_turns_on_recomputation() -> None:
         find_plan(profile(kinds), Workload.of(4, 16), Cluster(7), uses_all=True)
 
 
-def test_a_layout_of_choice_is_predicted_as_the_search_predicts_it() -> None:
-    costs, cluster = profile([kind(0.1, 0.2, start=0.001)] * 4), Cluster(4)
-    plan = find_plan(costs, LOAD, cluster)
-    for prediction in (*plan.best, *plan.variants):
-        layout = prediction.layout
-        for chosen in (layout, layout.model_copy(update={"blocks": ()})):
-            assert predict_layout(costs, LOAD, cluster, chosen) == prediction
-    even, uneven = (Layout(stages=2, micro_batches=4, blocks=blocks) for blocks in ((), (1, 3)))
-    slower = predict_layout(costs, LOAD, cluster, uneven).seconds / predict_layout(costs, LOAD, cluster, even).seconds
-    assert slower > 1.2
-
-
-@pytest.mark.parametrize(
-    ("layout", "memory", "message"),
-    [
-        (
-            Layout(replicas=2, stages=4),
-            1e9,
-            "a layout of 2 replicas x 4 stages needs 8 devices, but devices=4; plan for",
-        ),
-        (Layout(stages=2, blocks=(1, 2)), 1e9, "has 3 blocks in total, but the model has 4; make the numbers sum to 4"),
-        (Layout(stages=2, blocks=(1, 3)), 7e8, "a rank needs 1.2 GB in 2 stages, blocks 1,3, but has 700 MB; use more"),
-        (Layout(stages=2), 7e8, "even with recomputation, memory is too small for 2 stages; use more stages or micro"),
-    ],
-    ids=str,
-)
-def test_a_layout_that_is_not_possible_is_an_error(layout: Layout, memory: float, message: str) -> None:
-    costs = profile([kind(weight_bytes=10**8)] * 4, memory=memory)
-    with pytest.raises(PlanError, match=message):
-        predict_layout(costs, LOAD, Cluster(4), layout)
-
-
 def test_ranks_that_share_a_machine_share_its_memory() -> None:
     kinds = [kind(0.1, 0.2, weight_bytes=10**8)]
     # Each copy takes 0.4 GB: two fit two devices of half a GB, but not one machine of half a GB.
@@ -241,11 +210,8 @@ def test_a_missing_link_is_an_error_that_names_it() -> None:
         PlanError, match="intra_node=None in the profile of test, but a node has 2 devices; set the link"
     ):
         find_plan(alone, LOAD, Cluster(2))
-    missing = "inter_node=None in the profile of test, but nodes=2; set the link"
-    with pytest.raises(PlanError, match=missing):
+    with pytest.raises(PlanError, match="inter_node=None in the profile of test, but nodes=2; set the link"):
         find_plan(alone, LOAD, Cluster(2, 2))
-    with pytest.raises(PlanError, match=missing):
-        predict_layout(alone, LOAD, Cluster(2, 2), Layout(replicas=2))
 
 
 @pytest.mark.long

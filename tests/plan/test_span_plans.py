@@ -15,9 +15,10 @@ from stretto.plan.actions import ActionKind
 from stretto.plan.candidates import CandidateLayouts
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
+from stretto.plan.one_layout import balance
 from stretto.plan.predict import predict, predict_timeline
 from stretto.plan.profile import AllReduceCost, Link, Profile, SweepCosts
-from stretto.plan.search import balance, find_plan
+from stretto.plan.search import find_plan
 from stretto.plan.span_costs import AFFINE_OVERHEAD
 from stretto.plan.span_schedule import SpanGrid, SweepShape, span_schedules
 from stretto.plan.workload import Workload

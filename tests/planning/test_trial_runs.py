@@ -37,8 +37,8 @@ from stretto.nn import (
     SquaredError,
     Stack,
 )
-from stretto.plan import Cluster, Plan, advise, find_plan, predict_layout, save_profile
-from stretto.plan.advice import describe_configured, describe_trials
+from stretto.plan import Cluster, advise, find_plan, save_profile
+from stretto.plan.advice import describe_trials
 from stretto.plan.finalists import choose_by_trials, find_finalists
 from stretto.plan.profile import AllReduceCost
 from stretto.plan.serialize import plan_to_dict, trials_from_plan
@@ -366,35 +366,6 @@ def test_finalists_have_different_numbers_of_ranks_where_predictions_are_close()
     )
     plan = replace(plan, best=(chosen, other, fewer), variants=())
     assert [finalist.layout for finalist in find_finalists(plan, 2)] == [chosen.layout, fewer.layout]
-
-
-def test_the_layout_in_the_config_is_tried_and_compared() -> None:
-    costs, workload, cluster = profile([kind(0.1, 0.2)] * 4), Workload.of(8, 64), Cluster(2)
-    plan = find_plan(costs, workload, cluster)
-    slow = predict_layout(costs, workload, cluster, Layout(stages=2, micro_batches=2, blocks=(1, 3)))
-    assert slow.seconds > 1.5 * plan.chosen.seconds, "so slow that it would not be tried otherwise"
-    compared = replace(plan, configured=slow)
-    assert find_finalists(compared, 0) == ()
-    others, finalists = find_finalists(plan, 2), find_finalists(compared, 2)
-    assert finalists[:2] == others and [finalist.layout for finalist in finalists[2:]] == [slow.layout]
-    assert find_finalists(replace(plan, configured=plan.chosen), 2) == others, "once"
-    ratio = plan.chosen.seconds / slow.seconds
-    name = "2 stages x 2 micro-batches, blocks 1,3"
-    assert describe_configured(plan) == ""
-    sentence = f"the layout in the config, {name}, is predicted to be {ratio:.2f} times as fast as the chosen one"
-    assert describe_configured(compared) == sentence
-
-    def tried(seconds: float) -> Plan:
-        trials = [
-            Trial(layout=layout, predicted=1.0, measured=measured)
-            for layout, measured in ((plan.chosen.layout, 1.0), (slow.layout, seconds))
-        ]
-        return choose_by_trials(compared, trials)
-
-    assert tried(2.0).chosen == plan.chosen
-    assert describe_configured(tried(2.0)).endswith("is measured to be 0.50 times as fast as the chosen one")
-    assert tried(0.5).chosen == slow
-    assert describe_configured(tried(0.5)) == "the chosen layout is the one in the config"
 
 
 def test_a_variant_that_is_measured_to_be_fastest_is_chosen() -> None:

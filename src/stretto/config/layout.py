@@ -101,6 +101,24 @@ class Layout(StrictModel):
         """The number of micro-batches in a global batch: replicas x micro_batches."""
         return self.replicas * self.micro_batches
 
+    def effective(self, *, is_causal: bool = True) -> "Layout":
+        """Return the layout without what has no effect in it, so that layouts in which a model runs alike are equal.
+
+        If the model looks ahead in time, one stage computes whole windows, and so do all stages that share a head: no
+        other stage could work on chunks meanwhile.
+        """
+        one_chunk = not is_causal and (self.stages == 1 or self.splits_vocab)
+        has_neighbors = self.replicas > 1 and self.stages * self.spans > 1
+        return self.model_copy(
+            update={
+                "chunks": 1 if one_chunk else self.chunks,
+                "interleave": self.interleave if self.stages > 1 else 1,
+                "vocab_parallel": self.splits_vocab,
+                "adjacent": self.adjacent if has_neighbors else "stages",
+                "elastic": False,
+            }
+        )
+
     @property
     def name(self) -> str:
         """The layout in short, without counts of 1 and without `blocks`: `2 stages x 8 chunks, interleave 2`."""

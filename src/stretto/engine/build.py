@@ -32,7 +32,7 @@ from stretto.mesh.mesh import Mesh
 from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.plan.partition import (
-    check_counts,
+    check_block_counts,
     interleaved_partition,
     look_ahead_share,
     partition,
@@ -70,9 +70,7 @@ def make_engine(
     all_stages = tuple(range(layout.stages))
     shared_by = [*holders.values(), *([] if head_loss is None else [all_stages])]
     mesh = _make_mesh(world, layout, loss, shared_by)
-    if not model.causal and (layout.stages == 1 or layout.splits_vocab):
-        # No other stage works on chunks meanwhile, or all have to work on the same ones.
-        layout = layout.model_copy(update={"chunks": 1})
+    layout = layout.effective(is_causal=model.causal)
     # Without a seed, weights that were split before stay so.
     given_model.is_split = model.is_split = layout.stages > 1 or (seed is None and given_model.is_split)
     stage, tied_names = model.join(parts[mesh.stage :: layout.stages]), model.tied_names()
@@ -189,12 +187,7 @@ def stage_parts(model: Stack, layout: Layout) -> list[slice]:
             "looks ahead in time; leave it out"
         )
     if layout.blocks:
-        check_counts(layout.blocks, len(model))
-        if layout.splits_vocab and layout.blocks[-1] == 1:
-            raise PlanError(
-                f"layout.blocks={list(layout.blocks)} gives the last stage only the output layer, which all stages "
-                "share with layout.vocab_parallel=true; give the last stage one more block"
-            )
+        check_block_counts(layout, len(model))
         return partition_from_counts(layout.blocks)
     costs = block_costs(model)
     if layout.is_interleaved:

@@ -32,15 +32,16 @@ def advise(plan: Plan) -> str:
 
 
 def describe_configured(plan: Plan) -> str:
-    """Return one sentence: how the layout in the run's config compares with the chosen one; it is empty without one."""
+    """Return one sentence on how the layout in the run's config compares with the chosen one; empty if it sets none."""
     configured, chosen = plan.configured, plan.chosen
     if configured is None:
-        return ""
+        problem = plan.configured_problem
+        return f"the layout in the config is not compared: {problem}" if problem else ""
     if configured.layout == chosen.layout:
         return "the chosen layout is the one in the config"
-    source, speed_up = _relative_speed(plan, configured, chosen)
-    comparison = f"is {source} to be {speed_up:.2f} times as fast as the chosen one{_caveat(source, speed_up)}"
-    return f"the layout in the config, {configured.layout}, {comparison}"
+    source, own, best = _step_seconds(plan, configured, chosen)
+    times = f"is {source} to take {format_seconds(own)} per step, the chosen one {format_seconds(best)}"
+    return f"the layout in the config, {configured.layout}, {times}{_caveat(source, best / own)}"
 
 
 def describe_trials(plan: Plan) -> str:
@@ -63,10 +64,16 @@ def trials_cost(plan: Plan) -> str:
 
 def _relative_speed(plan: Plan, prediction: Prediction, other: Prediction) -> tuple[str, float]:
     """Return the speed of one layout relative to another, after `measured` if both were tried, else `predicted`."""
+    source, own, others = _step_seconds(plan, prediction, other)
+    return source, others / own
+
+
+def _step_seconds(plan: Plan, prediction: Prediction, other: Prediction) -> tuple[str, float, float]:
+    """Return the seconds per step of two layouts, after `measured` if both were tried, else `predicted`."""
     own, others = plan.measured_seconds(prediction.layout), plan.measured_seconds(other.layout)
     if own is None or others is None:
-        return "predicted", other.seconds / prediction.seconds
-    return "measured", others / own
+        return "predicted", prediction.seconds, other.seconds
+    return "measured", own, others
 
 
 def describe_baseline(profile: Profile) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from stretto.base.errors import PlanError
+from stretto.config.layout import Layout
 
 RangeCosts = NDArray[np.float64]
 """The cost of blocks `start:stop` as one stage, at `[start, stop]`; infinite if they can't be one stage."""
@@ -97,12 +98,18 @@ def partition_by_cost(num_blocks: int, num_stages: int, costs: Callable[[int], R
     return [slice(start, stop) for start, stop in pairwise([0, *reversed(edges)])]
 
 
-def check_counts(counts: Sequence[int], num_blocks: int) -> None:
-    """Raise unless a layout's `blocks` are all blocks of the model."""
-    if sum(counts) != num_blocks:
+def check_block_counts(layout: Layout, num_blocks: int) -> None:
+    """Raise unless a layout's `blocks` are all blocks of the model, and each stage has one of its own."""
+    blocks = list(layout.blocks)
+    if sum(blocks) != num_blocks:
         raise PlanError(
-            f"layout.blocks={list(counts)} has {sum(counts)} blocks in total, but the model has {num_blocks}; make the "
+            f"layout.blocks={blocks} has {sum(blocks)} blocks in total, but the model has {num_blocks}; make the "
             f"numbers sum to {num_blocks}"
+        )
+    if layout.splits_vocab and blocks[-1] == 1:
+        raise PlanError(
+            f"layout.blocks={blocks} gives the last stage only the output layer, which all stages share with "
+            "layout.vocab_parallel=true; give the last stage one more block"
         )
 
 

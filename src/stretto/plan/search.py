@@ -23,7 +23,6 @@ from stretto.plan.layout_memory import layout_memory, rank_memory_limit
 from stretto.plan.memory import all_memory_totals, rank_memory
 from stretto.plan.partition import (
     RangeCosts,
-    check_counts,
     interleaved_partition,
     look_ahead_share,
     partition_by_cost,
@@ -56,7 +55,7 @@ class Rejection:
 
 @dataclass(frozen=True)
 class Plan:
-    """The best layouts, the chosen one first, and the fastest way to run on one device to compare with."""
+    """The best layouts, the chosen one first, and others to compare with: the fastest on one device, and your own."""
 
     cluster: Cluster
     best: tuple[Prediction, ...]
@@ -68,7 +67,8 @@ class Plan:
     has_dropout_between_layers: bool  # so that each layer runs in a call of its own, also on one device
     variants: tuple[Prediction, ...] = ()  # of the chosen and the best with stages: other chunks, interleaved or not
     trials: tuple[Trial, ...] = ()  # what steps in the finalists took, if they were tried
-    configured: Prediction | None = None  # for the layout that the run's config sets, to compare with
+    configured: Prediction | None = None  # for the layout in the run's config, if it sets one
+    configured_problem: str = ""  # why there is no prediction for it
 
     @property
     def chosen(self) -> Prediction:
@@ -105,50 +105,11 @@ def find_plan(
 
     The chosen one is first. With `uses_all`, only layouts that use every device are considered.
     """
-    _check_links(profile, cluster)
-    return _LayoutSearch(CostModel(profile), workload, cluster, uses_all).run(num_best)
+    check_links(profile, cluster)
+    return LayoutSearch(CostModel(profile), workload, cluster, uses_all).run(num_best)
 
 
-def predict_layout(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> Prediction:
-    """Return the prediction for one layout. If it has no `blocks`, they are balanced as by `balance`.
-
-    Raises `PlanError` if the layout needs more devices or memory than the cluster has.
-    """
-    if layout.num_ranks > cluster.devices:
-        raise PlanError(
-            f"a layout of {layout.name} needs {layout.num_ranks} devices, but devices={cluster.devices}; plan for more "
-            "devices, or use a smaller layout"
-        )
-    _check_links(profile, cluster)
-    if layout.blocks:
-        check_counts(layout.blocks, len(profile.blocks))
-    else:
-        layout = balance(profile, workload, cluster, layout)
-    prediction = predict(CostModel(profile), workload, layout, cluster)
-    limit = rank_memory_limit(profile, cluster, layout)
-    if prediction.memory > limit:
-        needed = f"a rank needs {format_bytes(prediction.memory)} in {layout}, but has {format_bytes(limit)}"
-        raise PlanError(f"{needed}; use more stages or micro-batches, or recompute")
-    return prediction
-
-
-def balance(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> Layout:
-    """Return `layout` with the best `blocks` and, if needed, `recompute`; raise PlanError if it can't fit in memory."""
-    ahead = profile.look_ahead_blocks
-    if layout.is_interleaved and ahead:
-        raise PlanError(
-            f"layout.interleave={layout.interleave} needs causal blocks, but block {ahead[0]} looks ahead in time; "
-            "leave it out"
-        )
-    search = _LayoutSearch(CostModel(profile), workload, cluster)
-    fitted = search.fit(layout.model_copy(update={"blocks": ()}))
-    if fitted is None:
-        parts = "spans" if layout.spans > 1 else "stages"
-        raise PlanError(f"even with recomputation, memory is too small for {layout}; use more {parts} or micro-batches")
-    return fitted
-
-
-def _check_links(profile: Profile, cluster: Cluster) -> None:
+def check_links(profile: Profile, cluster: Cluster) -> None:
     """Raise if the profile lacks the costs of a kind of link that the cluster has."""
     if cluster.nodes > 1 and profile.inter_node is None:
         raise PlanError(
@@ -162,7 +123,7 @@ def _check_links(profile: Profile, cluster: Cluster) -> None:
         )
 
 
-class _LayoutSearch:
+class LayoutSearch:
     """A search for layouts; its candidates also record why others are rejected."""
 
     def __init__(self, costs: CostModel, workload: Workload, cluster: Cluster, uses_all: bool = False) -> None:
@@ -184,8 +145,8 @@ class _LayoutSearch:
         if not best_by_grid:
             raise self._no_layout_error()
         limit = self._max_listed_seconds(best_by_grid)
-        listed = sorted((best for best in best_by_grid.values() if best.seconds <= limit), key=_sort_key)
-        best = tuple(_put_chosen_first(listed)[:num_best])
+        listed = [best for best in best_by_grid.values() if best.seconds <= limit]
+        best = tuple(put_chosen_first(listed)[:num_best])
         on_one_device, _ = self._simulate_best(self.candidates.stage_layouts(1, 1), num_best=1)
         # If no layout fits on one device, compare with a device of unlimited memory.
         unsplit = Layout(blocks=(self.costs.num_blocks,))
@@ -398,9 +359,12 @@ def _sort_key(prediction: Prediction) -> tuple[float, int, int]:
     return prediction.seconds, layout.num_ranks, layout.micro_batches * layout.chunks * layout.interleave
 
 
-def _put_chosen_first(predictions: list[Prediction]) -> list[Prediction]:
-    """Move the layout with the fewest devices, among those about as fast as the fastest, to the front."""
-    max_seconds = predictions[0].seconds * (1 + _TIE_TOLERANCE)
-    tied = [prediction for prediction in predictions if prediction.seconds <= max_seconds]
+def put_chosen_first(predictions: Iterable[Prediction]) -> list[Prediction]:
+    """Sort layouts by their time, except for the chosen one: of those about as fast as the fastest, that on the fewest
+    devices is first.
+    """
+    ranked = sorted(predictions, key=_sort_key)
+    max_seconds = ranked[0].seconds * (1 + _TIE_TOLERANCE)
+    tied = [prediction for prediction in ranked if prediction.seconds <= max_seconds]
     chosen = min(tied, key=lambda prediction: (prediction.layout.num_ranks, *_sort_key(prediction)))
-    return [chosen, *(prediction for prediction in predictions if prediction is not chosen)]
+    return [chosen, *(prediction for prediction in ranked if prediction is not chosen)]

@@ -7,7 +7,7 @@ from typing import Any
 from stretto.config.layout import Layout
 from stretto.config.toml import dump_section
 from stretto.plan.actions import Action, ActionKind
-from stretto.plan.advice import advise, describe_baseline
+from stretto.plan.advice import advise, describe_baseline, describe_configured
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
@@ -34,6 +34,7 @@ def plan_to_dict(plan: Plan, profile: Profile, timeline: Timeline) -> dict[str, 
         "fused_blocks": list(profile.fused_blocks),
         "one_device": {**prediction_to_dict(plan, plan.single_device), "fits": plan.fits_single_device},
         "configured": None if plan.configured is None else prediction_to_dict(plan, plan.configured),
+        "comparison": describe_configured(plan),
         "trials": [trial_to_dict(trial) for trial in plan.trials],
         "best": [prediction_to_dict(plan, prediction) for prediction in plan.best],
         "timeline": timeline_to_dict(plan.chosen.layout, timeline),

@@ -13,7 +13,6 @@ from stretto.blocks.losses import Loss
 from stretto.blocks.stack import Stack
 from stretto.config.layout import Layout
 from stretto.config.run import DataConfig, RunConfig
-from stretto.engine.build import stage_parts
 from stretto.engine.precision import Precision
 from stretto.measure.profile import Progress, broadcast_profile, measure_on_ranks
 from stretto.measure.profile_input import ProfileInput
@@ -21,9 +20,9 @@ from stretto.mesh.world import World
 from stretto.plan.cluster import Cluster
 from stretto.plan.cost_model import CostModel
 from stretto.plan.finalists import choose_by_trials, find_finalists
-from stretto.plan.predict import Prediction, predict_timeline
+from stretto.plan.predict import predict_timeline
 from stretto.plan.profile import Profile, save_profile
-from stretto.plan.search import Plan, find_plan, predict_layout
+from stretto.plan.search import Plan, find_plan
 from stretto.plan.timeline import Timeline
 from stretto.plan.trial import Finalist, Trial
 from stretto.planning.profiles import (
@@ -34,7 +33,6 @@ from stretto.planning.profiles import (
     profile_path,
 )
 from stretto.planning.trials import leaves_room, trials_path, try_on_ranks, try_on_this_machine
-from stretto.train.build import build_inputs
 from stretto.windows.loader import WindowSource
 
 _log = logging.getLogger(__name__)
@@ -127,22 +125,6 @@ def choose_on_this_machine(config: RunConfig) -> LayoutChoice:
     plan = find_plan(profile, profile_input.workload, Cluster(num_local_devices(profile_input.device)))
     plan = try_plan_on_this_machine(config, profile_input, profile, plan, config.run.try_layouts)
     return _make_choice(profile_input, profile, plan)
-
-
-def predict_configured(
-    config: RunConfig, profile_input: ProfileInput, profile: Profile, cluster: Cluster
-) -> Prediction | None:
-    """Return the prediction for the layout that a config sets; None if it sets none, or leaves it to the planner.
-
-    Raises if the run would refuse the layout, or if the cluster is too small for it.
-    """
-    layout = config.layout
-    if layout.name == Layout().name:
-        return None
-    parts = stage_parts(build_inputs(config).model, layout)  # as the run makes them
-    blocks = tuple(part.stop - part.start for part in parts)
-    layout = layout.model_copy(update={"blocks": blocks, "elastic": False})
-    return predict_layout(profile, profile_input.workload, cluster, layout)
 
 
 def try_plan_on_this_machine(

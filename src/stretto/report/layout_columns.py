@@ -1,5 +1,6 @@
 """The layouts of a plan as columns of a table, for the terminal and for HTML pages."""
 
+from collections import Counter
 from collections.abc import Sequence
 
 from stretto.base.units import format_bytes, format_seconds
@@ -22,7 +23,7 @@ def listed_predictions(plan: Plan, max_rows: int | None = None) -> list[Predicti
 
 def layout_columns(plan: Plan, predictions: Sequence[Prediction]) -> dict[str, list[str]]:
     """Return the cells of each column by its header. What is not called measured is predicted."""
-    columns = {"layout": [_name(plan, prediction) for prediction in predictions]}
+    columns = {"layout": layout_labels(plan, predictions)}
     columns["predicted step"] = [format_seconds(prediction.seconds) for prediction in predictions]
     if plan.trials:
         columns["measured step"] = [_measured_step(plan, prediction.layout) for prediction in predictions]
@@ -38,11 +39,18 @@ def layout_columns(plan: Plan, predictions: Sequence[Prediction]) -> dict[str, l
     return columns
 
 
-def _name(plan: Plan, prediction: Prediction) -> str:
+def layout_labels(plan: Plan, predictions: Sequence[Prediction]) -> list[str]:
+    """Return the layouts in short, with `blocks` only if two of them differ in nothing else."""
+    counts = Counter(prediction.layout.name for prediction in predictions)
+    return [_label(plan, prediction, counts[prediction.layout.name] > 1) for prediction in predictions]
+
+
+def _label(plan: Plan, prediction: Prediction, has_blocks: bool) -> str:
+    label = str(prediction.layout) if has_blocks else prediction.layout.name
     if prediction is plan.single_device and not plan.fits_single_device:
-        return f"{prediction.layout.name} (does not fit)"
+        return f"{label} (does not fit)"
     is_configured = plan.configured is not None and prediction.layout == plan.configured.layout
-    return f"{prediction.layout.name}{' (in the config)' if is_configured else ''}"
+    return f"{label} (in the config)" if is_configured else label
 
 
 def _measured_step(plan: Plan, layout: Layout) -> str:

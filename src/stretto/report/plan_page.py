@@ -13,7 +13,7 @@ from stretto.report.bar_rows import stacked_bar_chart
 from stretto.report.chart import StackedPart
 from stretto.report.formatting import step_time_unit
 from stretto.report.gantt import bars_from_timeline, gantt, stage_names
-from stretto.report.layout_columns import layout_columns, listed_predictions
+from stretto.report.layout_columns import layout_columns, layout_labels, listed_predictions
 from stretto.report.markup import Html, tag
 from stretto.report.page import figure, note, page, section, table
 from stretto.report.trial_table import trial_table
@@ -26,7 +26,7 @@ def plan_page(plan: Plan, profile: Profile, workload: Workload, timeline: Timeli
         *(tag("p", sentence, class_="advice") for sentence in (advise(plan), describe_configured(plan)) if sentence),
         note(_describe(plan, profile, workload)),
         section("phases", "Predicted time per step", figure(_phases_chart(plan), "full-width")),
-        section("layouts", "Best layouts", note(_describe_columns(plan, profile)), _table(plan)),
+        section("layouts", "Layouts", note(_describe_columns(plan, profile)), _table(plan)),
     ]
     if plan.trials:
         parts.append(section("trials", "Trials", *trial_table(plan.trials)))
@@ -79,7 +79,7 @@ def _phases_chart(plan: Plan) -> Html:
         StackedPart("other", "rest", [prediction.other for prediction in shown]),
     ]
     factor, unit = step_time_unit(max(prediction.seconds for prediction in shown))
-    names = [prediction.layout.name for prediction in shown]
+    names = layout_labels(plan, shown)
     values = [_step_times(plan, prediction) for prediction in shown]
     title, unit_name = "Predicted time in each layout", f"{unit} per step"
     return stacked_bar_chart(title, (factor, unit_name), names, parts, format_seconds, values)

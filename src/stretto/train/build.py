@@ -81,7 +81,7 @@ def build_inputs(config: RunConfig, *, checks_files: bool = True, ranks_per_node
     check_window_stride(train.windows, model.stride)
     if task.is_per_row:
         check_row_summary(find_unsummarized(model))
-    _check_layout(config.layout, model, loss, train.windows, config.data)
+    check_layout(config.layout, model, loss, train.windows, config.data)
     check_optimizer(config.train, model)
     metrics = load_metrics(config.metrics, config.model, task, train.target_std)
     check_row_metrics(
@@ -203,7 +203,7 @@ def build_engine(
         ) from None
 
 
-def _check_layout(layout: Layout, model: Stack, loss: Loss, windows: WindowSource, data: DataConfig) -> None:
+def check_layout(layout: Layout, model: Stack, loss: Loss, windows: WindowSource, data: DataConfig) -> None:
     """Raise if the layout can't split the model into stages or a window into chunks, or the model can't use lanes."""
     if layout.splits_vocab:
         check_vocab_parallel(model, loss, layout.stages)

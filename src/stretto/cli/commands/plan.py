@@ -11,12 +11,11 @@ example:
 
 import argparse
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stretto.base.disk import explain_write_errors, write_atomic
-from stretto.base.errors import ConfigError, StrettoError
+from stretto.base.errors import ConfigError
 from stretto.cli.config_options import add_config_options, load_run_config
 from stretto.cli.parser import Parser
 from stretto.plan.hardware import find_hardware
@@ -42,7 +41,7 @@ def add_arguments(parser: Parser) -> None:
     add("--inter-node-link", metavar="LINK", help="latency between nodes, and bandwidth per device, like 5us,25GB/s")
     add(
         "--try", dest="num_tried", type=int, default=0, metavar="N",
-        help="run the N best layouts, and the one in RUN.toml, for some steps on this machine, and choose by their "
+        help="run the N best layouts, and that in the config, for some steps on this machine, and choose by their "
         "measured time (default: 0)",
     )  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write the plan as JSON")
@@ -64,7 +63,8 @@ def run(options: argparse.Namespace) -> None:
     from stretto.plan.predict import predict_timeline
     from stretto.plan.search import find_plan
     from stretto.plan.serialize import plan_to_dict
-    from stretto.planning.choose import predict_configured, try_plan_on_this_machine
+    from stretto.planning.choose import try_plan_on_this_machine
+    from stretto.planning.configured import compare_configured
     from stretto.planning.profiles import num_local_devices, profile_input_from_config
     from stretto.report.plan_page import plan_page
 
@@ -84,12 +84,7 @@ def run(options: argparse.Namespace) -> None:
             f"--devices={devices}; leave out one or the other"
         )
     profile, workload = _choose_profile(options, config, profile_input), profile_input.workload
-    plan = find_plan(profile, workload, cluster)
-    try:
-        configured, problem = predict_configured(config, profile_input, profile, cluster), ""
-    except StrettoError as error:
-        configured, problem = None, str(error)
-    plan = replace(plan, configured=configured)
+    plan = compare_configured(find_plan(profile, workload, cluster), config, profile_input, profile)
     if options.num_tried:
         plan = try_plan_on_this_machine(config, profile_input, profile, plan, options.num_tried)
     timeline = predict_timeline(CostModel(profile), workload, plan.chosen.layout, cluster)
@@ -99,8 +94,6 @@ def run(options: argparse.Namespace) -> None:
     obstacle = find_span_obstacle(profile_input.model)
     if obstacle is not None:
         console.print(f"note: no spans were considered: {obstacle}", soft_wrap=True)
-    if problem:
-        console.print(f"note: the layout in the config is not compared: {problem}", soft_wrap=True)
     show_plan(console, plan, profile, timeline)
     if options.json:
         _write("--json", options.json, json.dumps(plan_to_dict(plan, profile, timeline), indent=1) + "\n")
