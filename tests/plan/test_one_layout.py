@@ -146,10 +146,12 @@ def test_the_layout_in_the_config_is_compared_with_the_chosen_one() -> None:
     compared = compare(plan, slow)
     assert compared == replace(plan, configured=slow), "the chosen one stays"
     own, best = format_seconds(slow.seconds), format_seconds(plan.chosen.seconds)
-    times = f"is predicted to take {own} per step, the chosen one {best}"
+    ratio = slow.seconds / plan.chosen.seconds
+    times = f"is predicted to take {own} per step, {ratio:.2f} times as long as the chosen one ({best})"
     assert describe_configured(compared) == f"the layout in the config, 2 stages x 2 micro-batches, blocks 1,3, {times}"
     same = compare(plan, plan.chosen)
     assert describe_configured(same) == "the chosen layout is the one in the config" and same.best == plan.best
+    assert describe_configured(compare(plan, plan.single_device)) == "", "the advice says it"
     problem = replace(plan, configured_problem="layout.stages=8 is too much")
     assert describe_configured(problem) == "the layout in the config is not compared: layout.stages=8 is too much"
 
@@ -168,7 +170,7 @@ def test_a_layout_that_the_search_does_not_consider_is_chosen_if_it_is_the_best(
 def test_a_small_gain_on_more_devices_is_called_small() -> None:
     plan = find_plan(COSTS, LOAD, Cluster(2))
     one = plan.single_device
-    plan = replace(plan, best=(one,))
+    plan = replace(plan, best=(one,), single_device=plan.chosen)
     two = replace(one, layout=Layout(replicas=2), seconds=one.seconds * 0.97)
     compared = compare(plan, two)
     assert compared.chosen is one
@@ -190,7 +192,9 @@ def test_the_layout_in_the_config_is_tried() -> None:
         return choose_by_trials(compared, trials)
 
     assert tried(2.0).chosen == plan.chosen
-    assert describe_configured(tried(2.0)).endswith("is measured to take 2 s per step, the chosen one 1 s")
+    assert describe_configured(tried(2.0)).endswith(
+        "took in its trial 2 s per step, 2.00 times as long as the chosen one (1 s)"
+    )
     assert tried(0.5).chosen == slow
     assert describe_configured(tried(0.5)) == "the chosen layout is the one in the config"
     assert "is predicted to take" in describe_configured(tried(None)), "its trial failed"

@@ -32,16 +32,24 @@ def advise(plan: Plan) -> str:
 
 
 def describe_configured(plan: Plan) -> str:
-    """Return one sentence on how the layout in the run's config compares with the chosen one; empty if it sets none."""
+    """Return one sentence on how the layout in the run's config compares with the chosen one.
+
+    It is empty for one device, with which the advice compares, and if there is no such layout.
+    """
     configured, chosen = plan.configured, plan.chosen
     if configured is None:
         problem = plan.configured_problem
         return f"the layout in the config is not compared: {problem}" if problem else ""
+    if configured.layout == plan.single_device.layout:
+        return ""
     if configured.layout == chosen.layout:
         return "the chosen layout is the one in the config"
     source, own, best = _step_seconds(plan, configured, chosen)
-    times = f"is {source} to take {format_seconds(own)} per step, the chosen one {format_seconds(best)}"
-    return f"the layout in the config, {configured.layout}, {times}{_caveat(source, best / own)}"
+    takes = "is predicted to take" if source == "predicted" else "took in its trial"
+    times = f"{takes} {format_seconds(own)} per step, {own / best:.2f} times as long as the chosen one"
+    return (
+        f"the layout in the config, {configured.layout}, {times} ({format_seconds(best)}){_caveat(source, best / own)}"
+    )
 
 
 def describe_trials(plan: Plan) -> str:
@@ -108,7 +116,12 @@ def _idle_devices(plan: Plan) -> str:
     num_idle = num_devices - chosen.layout.num_ranks
     if not num_idle:
         return ""
-    with_all = [prediction for prediction in plan.best if prediction.layout.num_ranks == num_devices]
+    with_all = [
+        prediction
+        for prediction in plan.best
+        # A layout that the search did not find, but the config sets, is not the best of those with all devices.
+        if prediction.layout.num_ranks == num_devices and prediction is not plan.configured
+    ]
     if not with_all:
         return f"; this leaves {num_idle} of {num_devices} devices idle"
     speeds = [_relative_speed(plan, prediction, chosen) for prediction in with_all]

@@ -55,12 +55,6 @@ def _check_possible(profile: Profile, workload: Workload, cluster: Cluster, layo
     """Raise if a layout can't be predicted, because the engine would refuse it or the cluster is too small."""
     if layout.auto:
         raise PlanError("layout.auto=true is no layout yet; use find_plan, or set layout.replicas, layout.stages, ...")
-    if layout.num_ranks > cluster.devices:
-        raise PlanError(
-            f"the layout needs {layout.num_ranks} devices ({layout.name}), but the plan is for {cluster.devices}; plan "
-            "for more devices, or use a smaller layout"
-        )
-    check_links(profile, cluster)
     _check_look_ahead(profile, layout)
     if layout.num_global_micro_batches > workload.min_rows:
         raise PlanError(
@@ -85,6 +79,12 @@ def _check_possible(profile: Profile, workload: Workload, cluster: Cluster, layo
         )
     if layout.blocks:
         check_block_counts(layout, len(profile.blocks))
+    if layout.num_ranks > cluster.devices:
+        raise PlanError(
+            f"the layout needs {layout.num_ranks} devices ({layout.name}), but the plan is for {cluster.devices}; plan "
+            "for more devices, or use a smaller layout"
+        )
+    check_links(profile, cluster)
 
 
 def _check_look_ahead(profile: Profile, layout: Layout) -> None:

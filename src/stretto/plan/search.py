@@ -67,7 +67,7 @@ class Plan:
     has_dropout_between_layers: bool  # so that each layer runs in a call of its own, also on one device
     variants: tuple[Prediction, ...] = ()  # of the chosen and the best with stages: other chunks, interleaved or not
     trials: tuple[Trial, ...] = ()  # what steps in the finalists took, if they were tried
-    configured: Prediction | None = None  # for the layout in the run's config, if it sets one
+    configured: Prediction | None = None  # for the layout in the run's config, or the best on one device if it has none
     configured_problem: str = ""  # why there is no prediction for it
 
     @property

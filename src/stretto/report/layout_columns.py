@@ -47,8 +47,8 @@ def layout_labels(plan: Plan, predictions: Sequence[Prediction]) -> list[str]:
 
 def _label(plan: Plan, prediction: Prediction, has_blocks: bool) -> str:
     label = str(prediction.layout) if has_blocks else prediction.layout.name
-    if prediction is plan.single_device and not plan.fits_single_device:
-        return f"{label} (does not fit)"
+    if prediction.layout == plan.single_device.layout:
+        return label if plan.fits_single_device else f"{label} (does not fit)"
     is_configured = plan.configured is not None and prediction.layout == plan.configured.layout
     return f"{label} (in the config)" if is_configured else label
 
