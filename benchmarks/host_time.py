@@ -99,7 +99,7 @@ def measure(model: Callable[[], list[Block]], rounds: int) -> tuple[float, float
 
 
 def main() -> None:
-    rounds = 15 if parse_quick(__doc__ or "") else 100
+    rounds = 30 if parse_quick(__doc__ or "") else 100
     rows, figures = [], {}
     for name, model in MODELS.items():
         engine, by_hand = measure(model, rounds)
