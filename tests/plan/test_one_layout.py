@@ -75,7 +75,7 @@ def test_what_has_no_effect_in_a_layout_does_not_make_it_another_one(
         (COSTS, Layout(stages=4, interleave=2), "exceeds the model's number of blocks; use at most 4 runs"),
         (COSTS, Layout(spans=2), "layout.spans=2 is for models with bidirectional or affine blocks"),
         (COSTS, Layout(stages=2, vocab_parallel=True), "needs a last block with a table of at least layout.stages=2"),
-        (COSTS, Layout(auto=True), "layout.auto=true is no layout yet; use find_plan"),
+        (COSTS, Layout(auto=True), "layout.auto=true has not been resolved; use find_plan"),
         (
             BOTH_WAYS,
             Layout(stages=2, interleave=2, blocks=(1, 1, 1, 1)),
@@ -193,7 +193,7 @@ def test_the_layout_in_the_config_is_tried() -> None:
 
     assert tried(2.0).chosen == plan.chosen
     assert describe_configured(tried(2.0)).endswith(
-        "took in its trial 2 s per step, 2.00 times as long as the chosen one (1 s)"
+        "took 2 s per step in its trial, 2.00 times as long as the chosen one (1 s)"
     )
     assert tried(0.5).chosen == slow
     assert describe_configured(tried(0.5)) == "the chosen layout is the one in the config"

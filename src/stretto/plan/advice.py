@@ -45,11 +45,10 @@ def describe_configured(plan: Plan) -> str:
     if configured.layout == chosen.layout:
         return "the chosen layout is the one in the config"
     source, own, best = _step_seconds(plan, configured, chosen)
-    takes = "is predicted to take" if source == "predicted" else "took in its trial"
-    times = f"{takes} {format_seconds(own)} per step, {own / best:.2f} times as long as the chosen one"
-    return (
-        f"the layout in the config, {configured.layout}, {times} ({format_seconds(best)}){_caveat(source, best / own)}"
-    )
+    step = f"{format_seconds(own)} per step"
+    takes = f"is predicted to take {step}" if source == "predicted" else f"took {step} in its trial"
+    ratio = f"{own / best:.2f} times as long as the chosen one ({format_seconds(best)})"
+    return f"the layout in the config, {configured.layout}, {takes}, {ratio}{_caveat(source, best / own)}"
 
 
 def describe_trials(plan: Plan) -> str:

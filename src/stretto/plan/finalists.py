@@ -21,11 +21,11 @@ _TRIAL_TOLERANCE, _MAX_TRIAL_ERROR = 0.02, 0.1
 
 
 def find_finalists(plan: Plan, num_tried: int) -> tuple[Finalist, ...]:
-    """Return the layouts of a plan to try: the chosen one and those most likely to be faster, `num_tried` in all.
+    """Return up to `num_tried` layouts of a plan to try, the chosen one first, and the layout in the run's config.
 
     These are worth telling apart: the best of each other kind and number of ranks, other numbers of replicas and
-    stages, and the chosen one and the best with stages interleaved or not, and with fewer and more chunks. The layout
-    in the run's config is tried besides. A single one need not be tried, so there are none or at least two.
+    stages, and the chosen one and the best with stages interleaved or not, and with fewer and more chunks. A single
+    one need not be tried, so there are none or at least two.
     """
     fastest = min(prediction.seconds for prediction in plan.best)
     known_kinds = {_kind(plan.chosen.layout)}

@@ -54,17 +54,19 @@ def compare(plan: Plan, prediction: Prediction) -> Plan:
 def _check_possible(profile: Profile, workload: Workload, cluster: Cluster, layout: Layout) -> None:
     """Raise if a layout can't be predicted, because the engine would refuse it or the cluster is too small."""
     if layout.auto:
-        raise PlanError("layout.auto=true is no layout yet; use find_plan, or set layout.replicas, layout.stages, ...")
+        raise PlanError(
+            "layout.auto=true has not been resolved; use find_plan, or set layout.replicas and layout.stages"
+        )
     _check_look_ahead(profile, layout)
     if layout.num_global_micro_batches > workload.min_rows:
         raise PlanError(
             f"layout.replicas={layout.replicas} x layout.micro_batches={layout.micro_batches} exceeds the "
             f"{workload.min_rows} rows of the smallest batch; use fewer replicas or micro-batches"
         )
-    name = "spans" if layout.spans > 1 else "chunks"
-    if getattr(layout, name) > 1 and not workload.can_cut_time:
+    name, count = ("spans", layout.spans) if layout.spans > 1 else ("chunks", layout.chunks)
+    if count > 1 and not workload.can_cut_time:
         raise PlanError(
-            f"layout.{name}={getattr(layout, name)} cuts windows in time, but a metric needs the outputs of whole rows "
+            f"layout.{name}={count} cuts windows in time, but a metric needs the outputs of whole rows "
             "at once; leave it out"
         )
     if layout.spans > workload.max_spans:

@@ -360,9 +360,7 @@ def _sort_key(prediction: Prediction) -> tuple[float, int, int]:
 
 
 def put_chosen_first(predictions: Iterable[Prediction]) -> list[Prediction]:
-    """Sort layouts by their time, except for the chosen one: of those about as fast as the fastest, that on the fewest
-    devices is first.
-    """
+    """Sort layouts by time, but the chosen one first: of those about as fast as the fastest, that on fewest devices."""
     ranked = sorted(predictions, key=_sort_key)
     max_seconds = ranked[0].seconds * (1 + _TIE_TOLERANCE)
     tied = [prediction for prediction in ranked if prediction.seconds <= max_seconds]
