@@ -20,7 +20,7 @@ from helpers.rank_pool import RankPools, RanksFailedError
 from stretto import Checkpoint, CheckpointManager, World
 from stretto.checkpoint import SaveReport, Snapshot, find_checkpoint
 from stretto.checkpoint.checkpoint import complete_checkpoint_names, read_claims
-from stretto.checkpoint.lineage import CheckpointName, Claim, checkpoints_to_remove, lineage
+from stretto.checkpoint.lineage import Ancestor, CheckpointName, ancestors, checkpoints_to_remove, lineage
 from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.storage import LocalStorage
@@ -145,6 +145,24 @@ def test_a_step_whose_save_failed_is_saved_again(tmp_path: Path) -> None:
         (tmp_path / "step-000000001-g1").unlink()
         checkpoints.save(snapshot(1), wait=True)
     assert steps(tmp_path) == [1]
+
+
+def test_a_run_that_can_no_longer_save_ends(tmp_path: Path) -> None:
+    with CheckpointManager(tmp_path, max_failures=3) as checkpoints:
+        checkpoints.start()
+
+        def fail(*failing: int) -> None:
+            for step in failing:
+                (tmp_path / f"step-{step:09}-g1").write_text("in the way")
+                with pytest.raises(DataError, match=f"step-{step:09}-g1 can't be written"):
+                    checkpoints.save(snapshot(step), wait=True)
+
+        fail(1, 2)
+        checkpoints.save(snapshot(3), wait=True)  # in a row
+        fail(4, 5)
+        (tmp_path / "step-000000006-g1").write_text("in the way")
+        with pytest.raises(DataError, match=r"save\.max_failures=3: the last 3 saves failed, the last one"):
+            checkpoints.save(snapshot(6), wait=True)
 
 
 def test_nothing_is_saved_before_the_start(tmp_path: Path) -> None:
@@ -286,7 +304,7 @@ def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
     assert (tmp_path / "victim").read_text() == "precious"
 
 
-def test_incomplete_checkpoints_are_removed_at_the_next_start(tmp_path: Path) -> None:
+def test_incomplete_checkpoints_are_removed_after_the_next_save(tmp_path: Path) -> None:
     with CheckpointManager(tmp_path) as checkpoints:
         checkpoints.start()
         checkpoints.save(snapshot(1), wait=True)
@@ -294,9 +312,11 @@ def test_incomplete_checkpoints_are_removed_at_the_next_start(tmp_path: Path) ->
     (tmp_path / "step-000000002-g1" / "shard").write_text("half")
     (tmp_path / "step-by-step.txt").write_text("not ours")
     with CheckpointManager(tmp_path) as checkpoints:
-        checkpoints.start()
+        saved = checkpoints.start()
+        assert saved is not None and saved.manifest.training_state.step == 1
+        checkpoints.save(snapshot(2), wait=True)
     assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "generations", "lock", "step-000000001-g1", "step-by-step.txt",
+        "generations", "lock", "step-000000001-g1", "step-000000002-g2", "step-by-step.txt",
     ]  # fmt: skip
 
 
@@ -469,37 +489,51 @@ def test_a_claim_of_an_earlier_run_on_this_node_is_refused(
     assert len(caught.value.errors) == 2 and all(problem in errors for errors in caught.value.errors.values())
 
 
-@given(st.lists(st.tuples(st.integers(0, 30), st.booleans()), max_size=8), st.integers(0, 10**6))
+@given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=8), st.integers(0, 10**6))
 def test_the_lineage_follows_the_checkpoint_that_each_start_resumed_from(
     starts: list[tuple[int, bool]], seed: int
 ) -> None:
-    """Each start saves some steps, and resumes from any checkpoint of the lineage before it."""
-    claims: dict[int, Claim] = {}
+    """Each start saves some steps, and resumes from the newest checkpoint, or from one that the user has chosen."""
+    chain: tuple[Ancestor, ...] = ()
     names: set[CheckpointName] = set()
     expected: list[CheckpointName] = []
     for generation, (count, goes_back) in enumerate(starts, 1):
         if goes_back and expected:
             expected = expected[seed % len(expected) :]
         resumed_from = str(expected[0]) if expected else None
-        claims[generation] = Claim(generation=generation, resumed_from=resumed_from)
+        chain = (
+            Ancestor(generation=generation, resumed_from=resumed_from, is_fixed=goes_back),
+            *ancestors(chain, names),
+        )
         first = expected[0].step if expected else 0
-        saved = [CheckpointName(generation, first + step + 1) for step in range(count % 5)]
+        saved = [CheckpointName(generation, first + step + 1) for step in range(count)]
         names |= set(saved)
         expected = [*reversed(saved), *expected]
-        # Checkpoints that older starts commit too late.
-        names |= {CheckpointName(older, 10**6 + generation) for older in range(1, generation)}
-        assert lineage(claims, names) == expected
+        if saved or goes_back:  # checkpoints that older starts commit too late
+            names |= {CheckpointName(older, 10**6 + generation) for older in range(1, generation)}
+        assert lineage(chain, names) == expected
+        # Those that were removed are not missed.
+        names -= set(expected[3:])
+        expected = expected[:3]
+
+
+def test_a_start_that_saves_nothing_leaves_no_trace() -> None:
+    first = Ancestor(generation=1)
+    second = Ancestor(generation=2, resumed_from="step-000000001-g1")
+    late = [CheckpointName(1, 1), CheckpointName(1, 2)]
+    assert lineage((second, first), late) == [CheckpointName(1, 2), CheckpointName(1, 1)]
+    assert lineage((second.model_copy(update={"is_fixed": True}), first), late) == [CheckpointName(1, 1)]
 
 
 @given(st.sets(st.integers(1, 60), max_size=20), st.integers(1, 5), st.none() | st.integers(1, 7), st.integers(0, 60))
-def test_removed_checkpoints_are_neither_last_nor_nth_nor_best(
+def test_removed_checkpoints_are_neither_last_nor_nth_nor_best_and_two_are_left(
     saved_steps: set[int], last: int, every: int | None, best: int
 ) -> None:
     names = [CheckpointName(1, step) for step in sorted(saved_steps, reverse=True)]
     removed = checkpoints_to_remove(names, last, every, CheckpointName(1, best))
     kept = [name for name in names if name not in removed]
-    assert kept[:last] == names[:last]
-    for name in kept[last:]:
+    assert kept[:last] == names[:last] and len(kept) >= min(2, len(names))
+    for name in kept[2 if len(kept) == 2 else last :]:
         assert name.step == best or (every is not None and name.step % every == 0)
     for name in removed:
         assert name.step != best and not (every is not None and name.step % every == 0)

@@ -87,7 +87,7 @@ def test_all_ranks_together_read_a_checkpoint_once(
     counts = [num_bytes for _, num_bytes, _ in results]
     assert sum(counts) <= MAX_READ * checkpoint.manifest.num_bytes
     # The ranks of a stage read about the same: a share begins and ends with whole segments.
-    segments = [segment for file in checkpoint.manifest.files for segment in segments_of(file)]
+    segments = [segment for file in checkpoint.manifest.files for segment in segments_of(checkpoint.manifest, file, "")]
     largest = max(segment.num_bytes for segment in segments)
     assert largest < 1.1e6
     small = len(checkpoint.manifest.dump()) + 10_000  # that, and the claims
@@ -96,7 +96,8 @@ def test_all_ranks_together_read_a_checkpoint_once(
         of_stage = [counts[rank] for rank in topology.stage_ranks(stage)]
         assert max(of_stage) - min(of_stage) <= 2 * largest + small
     manifests = [name for _, _, names in results for name in names if name.endswith("manifest.json")]
-    assert len(manifests) == 1, "rank 0 reads it for all"
+    # Once to choose, and once more after the claim: another launch may have removed it in between.
+    assert len(manifests) == 2, "rank 0 reads it for all"
 
 
 def test_a_weight_that_two_stages_hold_is_read_once(pools: RankPools, tmp_path: Path) -> None:
@@ -115,7 +116,7 @@ def test_lanes_are_read_once_by_more_replicas_than_have_saved_them(pools: RankPo
     model = SavedModel(num_lanes=1000)
     save(World(0, 1, torch.device("cpu")), tmp_path, Layout(), model)
     checkpoint = find_checkpoint(tmp_path)
-    shards = [shard for file in checkpoint.manifest.files for shard in file.shards]
+    shards = [shard for file in checkpoint.manifest.files for shard in checkpoint.manifest.shards(file)]
     lanes = sum(shard.num_bytes for shard in shards if shard.name.startswith("lanes."))
     assert lanes > 0.25 * checkpoint.manifest.num_bytes
     assert all(250 % shard.rows_per_digest for shard in shards if shard.name.startswith("lanes."))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from stretto.checkpoint.even_split import EvenSplit
-from stretto.checkpoint.manifest import CheckpointFile
+from stretto.checkpoint.manifest import SavedFiles
 from stretto.checkpoint.segments import find_segments, read_segments
 from stretto.checkpoint.shards import TensorShard, own_share
 from stretto.checkpoint.storage import LocalStorage
@@ -20,9 +20,10 @@ from stretto.checkpoint.tensor_file import save_shards
 from stretto.errors import DataError
 
 
-def load(folder: Path, files: list[CheckpointFile], shards: list[TensorShard]) -> None:
+def load(folder: Path, parts: list[SavedFiles], shards: list[TensorShard]) -> None:
     """Read shards from those files that hold some of them."""
-    read_segments(LocalStorage(folder.parent), folder.name, find_segments(files, shards, str(folder)))
+    segments = find_segments(SavedFiles.merge(parts), shards, str(folder))
+    read_segments(LocalStorage(folder.parent), folder.name, segments)
 
 
 def cut(name: str, whole: torch.Tensor, cuts: list[int]) -> list[TensorShard]:
@@ -50,22 +51,21 @@ def test_any_split_is_read_back_in_any_other(
         files = []
         for rank, shard in enumerate(cut("lanes.3.0", whole, saved)):
             own = [TensorShard("step", scalar), TensorShard("weight", weight)] if rank == 0 else []
-            files += save_shards(folder, rank, [replace(each, digest_bytes=digest_bytes) for each in (shard, *own)])
+            shards = [replace(each, digest_bytes=digest_bytes) for each in (shard, *own)]
+            files.append(save_shards(folder, rank, shards))
         for shard in cut("lanes.3.0", torch.zeros_like(whole), wanted):
             other = [TensorShard("step", torch.zeros(())), TensorShard("weight", torch.zeros(4, 5))]
             load(folder, files, [shard, *other])
             assert torch.equal(shard.tensor, whole[shard.first : shard.first + len(shard.tensor)])
             assert torch.equal(other[0].tensor, scalar) and torch.equal(other[1].tensor, weight)
         # Other tools can read the files, too.
-        parts = [
-            load_file(folder / file.name)["lanes.3.0"] for file in files if any("lanes" in s.name for s in file.shards)
-        ]
+        parts = [load_file(folder / part.files[0].name)["lanes.3.0"] for part in files if "lanes.3.0" in part.tensors()]
         assert torch.equal(torch.cat(parts), whole)
 
 
 def test_a_rank_that_has_nothing_writes_nothing(tmp_path: Path) -> None:
-    assert save_shards(tmp_path, 1, [TensorShard("lanes", torch.zeros(0, 3), 4, 4)]) == []
-    assert [file.name for file in save_shards(tmp_path, 0, [TensorShard("lanes", torch.ones(4, 3))])] == [
+    assert save_shards(tmp_path, 1, [TensorShard("lanes", torch.zeros(0, 3), 4, 4)]) == SavedFiles()
+    assert [file.name for file in save_shards(tmp_path, 0, [TensorShard("lanes", torch.ones(4, 3))]).files] == [
         "rank-00000.safetensors"
     ]
 
@@ -75,13 +75,13 @@ def test_a_shard_that_does_not_fit_is_refused_by_name(tmp_path: Path) -> None:
     files = []
     for rank, shard in enumerate(cut("lanes", whole, [2, 4])):
         if rank != 1:
-            files += save_shards(tmp_path, rank, [shard])
+            files.append(save_shards(tmp_path, rank, [shard]))
     first = torch.zeros(2, 3)
     load(tmp_path, files, [TensorShard("lanes", first, 0, 6)])
     assert torch.equal(first, whole[:2])
     with pytest.raises(DataError, match="rows of lanes are missing or saved twice; the checkpoint is damaged"):
         load(tmp_path, files, [TensorShard("lanes", torch.zeros(6, 3))])
-    twice = [*files, *save_shards(tmp_path, 3, [TensorShard("lanes", whole[1:2], 1, 6)])]
+    twice = [*files, save_shards(tmp_path, 3, [TensorShard("lanes", whole[1:2], 1, 6)])]
     with pytest.raises(DataError, match="rows of lanes are missing or saved twice; the checkpoint is damaged"):
         load(tmp_path, twice, [TensorShard("lanes", first, 0, 6)])
     with pytest.raises(DataError, match=r"lanes is \[6, 3\] torch.float32, not \[6, 4\] torch.float32"):

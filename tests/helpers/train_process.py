@@ -152,7 +152,7 @@ class FinalState:
             assert saved.check(file) is None
         # Not the checksums of the files: the order of a safetensors header is not fixed.
         folder = Path(saved.location)
-        shards = {file.name: load_file(folder / file.name) for file in manifest.files if file.shards}
+        shards = {file.name: load_file(folder / file.name) for file in manifest.files if file.groups}
         tensors = {
             name: {key: value.numpy().tobytes() for key, value in shard.items()} for name, shard in shards.items()
         }

@@ -109,8 +109,10 @@ def test_a_run_with_tied_weights_resumes_in_any_layout(byte_corpus: Corpus, tmp_
             assert_equal([train(ALONE, corpus, tmp_path / "moved", layout, 1, count)], expected)
         else:
             assert_equal(pools[layout.num_ranks].run(train, corpus, tmp_path / "moved", layout, 1, count), expected)
-        files = find_checkpoint(tmp_path / "moved").manifest.files
-        names = [shard.name for file in files for shard in file.shards if not shard.name.startswith("lanes.")]
+        saved = find_checkpoint(tmp_path / "moved").manifest
+        names = [
+            shard.name for file in saved.files for shard in saved.shards(file) if not shard.name.startswith("lanes.")
+        ]
         assert len(names) == len(set(names)), "each tensor is saved once"
         for first_name, other in ((TABLE, "blocks.7.module.weight"), (MIXER, "blocks.4.module.weight")):
             for kind, suffix in (("weights", ""), ("average", ""), ("optimizer", ".exp_avg")):

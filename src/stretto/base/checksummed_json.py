@@ -27,7 +27,7 @@ def verify_checksum(tree: object) -> JsonObject:
 
 def dump_with_checksum(tree: JsonObject) -> bytes:
     """Return the object, with its checksum added, as UTF-8 JSON."""
-    return json.dumps(add_checksum(tree), indent=1, allow_nan=False).encode()
+    return json.dumps(add_checksum(tree), separators=(",", ":"), allow_nan=False).encode()
 
 
 def load_with_checksum(content: bytes) -> JsonObject:

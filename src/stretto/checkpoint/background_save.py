@@ -23,6 +23,7 @@ class SaveReport:
     blocked_seconds: float  # how long this rank waited for the copy; a wait for the previous save is not included
     seconds: float  # from the start of the copy until the save was committed or failed
     error: str | None = None  # why the save failed; None if it succeeded
+    num_left: int = 0  # checkpoints of the run that could not be removed
 
 
 @dataclass

@@ -1,27 +1,35 @@
 """Checkpoint: a complete checkpoint, opened for reading, and the functions that find one by path or URL."""
 
+import hashlib
+import logging
 import os
 import time
 import tomllib
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from pydantic import ValidationError
+
 from stretto.base.bounded_read import MAX_CONFIG_BYTES
-from stretto.base.checksummed_json import load_with_checksum
-from stretto.base.errors import DataError
+from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
+from stretto.base.errors import ConfigError, DataError
 from stretto.base.locations import check_location, check_url
-from stretto.base.remote import is_remote
+from stretto.base.remote import is_remote, without_secrets
 from stretto.base.run_folder import BEST, CHECKPOINTS, CONFIG, RunFolder, split_best
+from stretto.base.score import Score
+from stretto.base.strict_model import first_error
 from stretto.checkpoint.best import best_name, read_scores
-from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
+from stretto.checkpoint.lineage import Ancestor, CheckpointName, Claim, lineage
 from stretto.checkpoint.manifest import MANIFEST, CheckpointFile, Manifest, damaged_error
-from stretto.checkpoint.segments import OnBytes, find_segments, read_adjacent, read_segments, segments_of
+from stretto.checkpoint.segments import OnBytes, check_segments, find_segments, read_segments, segments_of
 from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.storage import Storage, open_storage
 
 GENERATIONS = "generations"  # the folder of claims (see lineage.py), one file per launch of the run
+_log = logging.getLogger(__name__)
 _VISIBILITY_TIMEOUT_SECONDS = 30.0  # a shared filesystem may take a while to show one node the files of another
 
 
@@ -32,20 +40,47 @@ class Checkpoint:
     storage: Storage
     name: str
     manifest: Manifest
+    content: bytes = field(repr=False)  # of the manifest's file
 
     @classmethod
     def open(cls, storage: Storage, name: str) -> "Checkpoint":
         """Open a checkpoint; raise DataError if it was never completed or its manifest is damaged."""
-        where = f"{storage.location}/{name}"
+        checkpoint = cls.open_if_complete(storage, name)
+        if checkpoint is None:
+            problem = f"holds no complete checkpoint ({MANIFEST} is missing); choose a different one"
+            raise DataError(f"{storage.location}/{name} {problem}")
+        return checkpoint
+
+    @classmethod
+    def open_if_complete(cls, storage: Storage, name: str) -> "Checkpoint | None":
+        """Open a checkpoint; return None if it was never completed, raise DataError if its manifest is damaged."""
         try:
             content = storage.read(f"{name}/{MANIFEST}")
         except (FileNotFoundError, NotADirectoryError):
-            raise DataError(
-                f"{where} holds no complete checkpoint ({MANIFEST} is missing); choose a different one"
-            ) from None
+            return None
         except OSError as error:
-            raise damaged_error(f"{where}/{MANIFEST}", f"it can't be read: {error.strerror}") from None
-        return cls(storage, name, Manifest.load(content, where))
+            where = f"{storage.location}/{name}/{MANIFEST}"
+            raise damaged_error(where, f"it can't be read: {error.strerror}") from None
+        return cls.parse(storage, name, content)
+
+    @classmethod
+    def parse(cls, storage: Storage, name: str, content: bytes) -> "Checkpoint":
+        """Return the checkpoint whose manifest has this content."""
+        return cls(storage, name, Manifest.load(content, f"{storage.location}/{name}"), content)
+
+    @property
+    def digest(self) -> str:
+        """The digest of its manifest, and so of all that is in it."""
+        return hashlib.sha256(self.content).hexdigest()
+
+    @property
+    def scores(self) -> dict[CheckpointName, Score]:
+        """The scores of the best checkpoint before this one, and of this one, where they are known."""
+        name, best = CheckpointName.parse(self.name), self.manifest.best
+        scores: dict[CheckpointName, Score] = {}
+        if best is not None and (best_name := CheckpointName.parse(best.checkpoint)) is not None:
+            scores[best_name] = Score(best.value, best.name, best.mode)
+        return scores if name is None else {**scores, **read_scores(self.storage, [name])}
 
     @property
     def location(self) -> str:
@@ -53,26 +88,28 @@ class Checkpoint:
 
     def name_relative_to(self, storage: Storage) -> str:
         """Return the checkpoint's name if it is in `storage`, else its full location."""
-        return self.name if _is_same_location(self.storage.location, storage.location) else self.location
+        if _is_same_location(self.storage.location, storage.location):
+            return self.name
+        return without_secrets(self.location)
 
     def read(self, shards: Sequence[TensorShard]) -> None:
         """Fill the shards' tensors with saved values, from whichever files hold them; nothing else is read.
 
         Each part is verified before it is copied. After a DataError, some of the tensors may have their new values.
         """
-        read_segments(self.storage, self.name, find_segments(self.manifest.files, shards, self.location))
+        read_segments(self.storage, self.name, find_segments(self.manifest, shards, self.location))
 
     def read_file(self, name: str) -> bytes | None:
         """Return the content of a small file of the checkpoint; None if there is no such file."""
-        file = next((file for file in self.manifest.files if file.name == name and not file.shards), None)
+        file = next((file for file in self.manifest.files if file.name == name and not file.groups), None)
         if file is None:
             return None
-        return bytes(read_adjacent(self.storage, self.name, segments_of(file)))
+        return bytes(check_segments(self.storage, self.name, segments_of(self.manifest, file, self.location)))
 
     def check(self, file: CheckpointFile, on_bytes: OnBytes = lambda count: None) -> str | None:
         """Return an error message if a file of the checkpoint is missing or damaged; None if its checksums match."""
         try:
-            read_segments(self.storage, self.name, segments_of(file), on_bytes)
+            read_segments(self.storage, self.name, segments_of(self.manifest, file, self.location), on_bytes)
         except DataError as error:
             return str(error)
         return None
@@ -94,16 +131,72 @@ def find_checkpoint(
             raise DataError(f"{text} is one checkpoint, not a run; leave out {BEST}")
         folder, _, name = text.rstrip("/").rpartition("/")
         return Checkpoint.open(open_storage(folder or ".", retry_seconds), name)
-    names = lineage_names(storage)
-    if not names:
+    newest = newest_checkpoint(storage)
+    if newest is None:
         raise DataError(f"{text} holds no checkpoint; choose the folder of a run that has saved one")
-    chosen = best_name(read_scores(storage, names)) if is_best else names[0]
-    if chosen is None:
+    if not is_best:
+        return newest
+    best = best_name(newest.scores)
+    if best is None:
         raise DataError(
             f"{location} does not exist: no checkpoint of the run has a finite validation loss or metric; train with "
             f"data.valid and save.keep_best=true, or leave out {BEST}"
         )
-    return Checkpoint.open(storage, str(chosen))
+    return Checkpoint.open(storage, str(best))
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A run's claims and checkpoints, as one look at its storage shows them, with a fixed number of requests."""
+
+    newest: int  # generation, whether or not its claim can be read; 0 if there is none
+    claim: Claim | None  # the newest that can be read
+    chain: tuple[Ancestor, ...]  # of the claim, after the newer ones that can't be read
+    names: tuple[CheckpointName, ...]  # of all checkpoints, complete or not
+
+    @classmethod
+    def read(cls, storage: Storage) -> "Listing":
+        """Look at a run's storage. A claim that can't be read only counts as a number that is taken."""
+        numbers = sorted(claim_numbers(storage), reverse=True)
+        claim, unreadable = None, []
+        for number in numbers:
+            path = _claim_path(number)
+            try:
+                claim = _parse_claim(storage.read(path))
+                break
+            except ValueError as error:
+                problem = first_error(error) if isinstance(error, ValidationError) else error
+                _log.warning("%s/%s is damaged (%s), so only its number counts", storage.location, path, problem)
+                # Its checkpoints may be there, but what they build on is unknown.
+                unreadable.append(Ancestor(generation=number))
+        chain = (*unreadable, *(() if claim is None else claim.chain))
+        return cls(max(numbers, default=0), claim, chain, tuple(all_checkpoint_names(storage)))
+
+    def newest_checkpoint(self, storage: Storage) -> Checkpoint | None:
+        """Open the newest complete checkpoint that a launch after these claims builds on."""
+        names = set(self.names)
+        while candidates := lineage(self.chain, names):
+            checkpoint = Checkpoint.open_if_complete(storage, str(candidates[0]))
+            if checkpoint is not None:
+                return checkpoint
+            names.remove(candidates[0])
+        if not self.names:
+            return None
+        # A launch that still runs may have removed what was there, after it saved others.
+        again = Listing.read(storage)
+        return None if again == self else again.newest_checkpoint(storage)
+
+    def complete_lineage(self, storage: Storage) -> list[CheckpointName]:
+        """Return what a launch after these claims builds on, without opening it; the newest is complete."""
+        names = set(self.names)
+        while (found := lineage(self.chain, names)) and not is_complete(storage, found[0]):
+            names.remove(found[0])
+        return found
+
+
+def newest_checkpoint(storage: Storage) -> Checkpoint | None:
+    """Open the newest checkpoint of a run; None if it has none."""
+    return Listing.read(storage).newest_checkpoint(storage)
 
 
 class ResumePoint(NamedTuple):
@@ -111,6 +204,11 @@ class ResumePoint(NamedTuple):
 
     checkpoint: Checkpoint | None  # None to start from the beginning
     requested: str | None  # the checkpoint that `resume` names, as in a claim; None for `auto` and `never`
+    is_fixed: bool  # as in a claim
+
+    @property
+    def location(self) -> str | None:
+        return None if self.checkpoint is None else self.checkpoint.location
 
 
 def find_resume_point(
@@ -118,37 +216,40 @@ def find_resume_point(
     resume: Path | str,
     retry_seconds: float = 300.0,
     allowed_locations: Sequence[str] = (),
+    listing: Listing | None = None,
 ) -> ResumePoint:
-    """Return where the next launch of a run resumes.
+    """Return where the next launch of a run resumes, for what `listing` shows of the storage.
 
     `resume` and `allowed_locations` are as in `CheckpointManager.start`. A scheduler may repeat a command with the same
     path for `resume`; then the run resumes from its own newest checkpoint, if it has saved one since. If the last
-    launch was killed before its first save, the next launch resumes from the same checkpoint as the last one.
+    launch was killed before its first save, the next launch resumes from the same checkpoint as the last one, or from a
+    newer one that an earlier launch has completed since.
     """
     if resume == "never":
-        return ResumePoint(None, None)
-    claims = read_claims(storage)
-    names = lineage(claims, complete_checkpoint_names(storage))
-    last_claim = claims[max(claims)] if claims else None
+        return ResumePoint(None, None, is_fixed=True)
+    listing = listing or Listing.read(storage)
     requested_name = None
     if resume != "auto":
         requested = find_checkpoint(resume, retry_seconds, allowed_locations)
         requested_name = requested.name_relative_to(storage)
-        is_repeated = last_claim is not None and last_claim.requested == requested_name
-        if not (is_repeated and names):
-            return ResumePoint(requested, requested_name)
-    if names:
-        return ResumePoint(Checkpoint.open(storage, str(names[0])), requested_name)
-    place = None if last_claim is None else find_resumed(storage, last_claim, retry_seconds, allowed_locations)
-    return ResumePoint(None if place is None else Checkpoint.open(*place), requested_name)
+        is_repeated = listing.claim is not None and listing.claim.requested == requested_name
+        if not is_repeated:
+            return ResumePoint(requested, requested_name, is_fixed=True)
+    newest = listing.newest_checkpoint(storage)
+    if newest is not None or listing.claim is None:
+        return ResumePoint(newest, requested_name, is_fixed=False)
+    if resume != "auto":
+        return ResumePoint(requested, requested_name, is_fixed=True)
+    place = find_resumed(storage, listing.claim, retry_seconds, allowed_locations)
+    return ResumePoint(None if place is None else Checkpoint.open(*place), None, is_fixed=False)
 
 
 def find_resumed(
-    storage: Storage, claim: Claim, retry_seconds: float, allowed_locations: Sequence[str] = ()
+    storage: Storage, claim: Claim, retry_seconds: float, allowed_locations: Sequence[str] = (), resume: str = "auto"
 ) -> tuple[Storage, str] | None:
     """Return the storage and name of the checkpoint that a launch of the run in `storage` resumes from.
 
-    None if it starts from the beginning.
+    None if it starts from the beginning. A claim has no passwords: they are taken from `resume`.
     """
     if claim.resumed_from is None:
         return None
@@ -156,6 +257,8 @@ def find_resumed(
         return storage, claim.resumed_from  # a name in this storage, not a location
     source = f"{storage.location}/{GENERATIONS}"
     location = check_url(claim.resumed_from, source, (*allowed_locations, storage.location))
+    if location.startswith(shown := without_secrets(resume)):
+        location = resume + location.removeprefix(shown)
     folder, _, name = location.rstrip("/").rpartition("/")
     return open_storage(folder or ".", retry_seconds), name
 
@@ -196,13 +299,18 @@ def _read_save_to(folder: RunFolder) -> str | None:
 
 
 def lineage_names(storage: Storage) -> list[CheckpointName]:
-    """Return the complete checkpoints that the newest launch of a run builds on, newest first."""
-    return lineage(read_claims(storage), complete_checkpoint_names(storage))
+    """Return all complete checkpoints that the newest launch of a run builds on, newest first."""
+    return lineage(Listing.read(storage).chain, complete_checkpoint_names(storage))
 
 
 def complete_checkpoint_names(storage: Storage) -> list[CheckpointName]:
-    """Return the names of the complete checkpoints: those with a manifest."""
-    return [name for name in all_checkpoint_names(storage) if MANIFEST in storage.names(str(name))]
+    """Return the names of the complete checkpoints: those with a manifest. Each takes a request."""
+    return [name for name in all_checkpoint_names(storage) if is_complete(storage, name)]
+
+
+def is_complete(storage: Storage, name: CheckpointName) -> bool:
+    """Return whether a checkpoint has a manifest."""
+    return MANIFEST in storage.names(str(name))
 
 
 def all_checkpoint_names(storage: Storage) -> list[CheckpointName]:
@@ -210,36 +318,54 @@ def all_checkpoint_names(storage: Storage) -> list[CheckpointName]:
     return [name for name in map(CheckpointName.parse, storage.names()) if name is not None]
 
 
+def claim_numbers(storage: Storage) -> list[int]:
+    """Return the generations that are claimed, whether or not their claims can be read."""
+    numbers = [name.removesuffix(".json") for name in storage.names(GENERATIONS)]
+    return [int(number) for number in numbers if number.isdecimal()]
+
+
 def read_claims(storage: Storage) -> dict[int, Claim]:
-    """Return the claims of all launches of the run, by generation."""
+    """Return the claims of all launches of the run that can be read, by generation."""
     claims: dict[int, Claim] = {}
-    for file_name in storage.names(GENERATIONS):
-        number = file_name.removesuffix(".json")
-        if not number.isdecimal() or not file_name.endswith(".json"):
-            continue
-        claims[int(number)] = _read_claim(storage, file_name)
+    for number in claim_numbers(storage):
+        with suppress(ValueError):
+            claims[number] = _parse_claim(storage.read(_claim_path(number)))
     return claims
 
 
 def wait_for_claim(storage: Storage, generation: int, token: str) -> Claim:
     """Return a launch's claim as soon as this rank sees it; raise DataError after a timeout, or if it is another's."""
-    file_name = claim_file_name(generation)
+    path = _claim_path(generation)
     try:
-        claim = _read_claim(storage, file_name)  # without a listing: all ranks do this at the same time
+        content = storage.read(path)  # without a listing: all ranks do this at the same time
     except FileNotFoundError:
-        wait_for_files(storage, GENERATIONS, [file_name])
-        claim = _read_claim(storage, file_name)
+        wait_for_files(storage, GENERATIONS, [path.removeprefix(f"{GENERATIONS}/")])
+        content = storage.read(path)
+    try:
+        claim = _parse_claim(content)
+    except ValueError as error:
+        raise damaged_error(f"{storage.location}/{path}", error) from None
     if claim.token != token:
         # A folder of this node, with an earlier run: what it resumed from says nothing about this one.
         raise DataError(
-            f"{storage.location}/{GENERATIONS}/{file_name} was not written by rank 0 of this launch; set run.folder or "
-            "save.to to a place that all nodes share"
+            f"{storage.location}/{path} was not written by rank 0 of this launch; set run.folder or save.to to a place "
+            "that all nodes share"
         )
     return claim
 
 
-def claim_file_name(generation: int) -> str:
-    return f"{generation:09}.json"
+def create_claim(storage: Storage, claim: Claim) -> bool:
+    """Write a claim; return False if its number is taken."""
+    path = _claim_path(claim.generation)
+    if not storage.create(path, dump_with_checksum(claim.model_dump(mode="json"))):
+        return False
+    # Check that the storage refuses a second write. The content must differ, or `create` may return True.
+    if storage.create(path, b"another"):
+        raise ConfigError(
+            f"{storage.location} does not support create-only writes, so two launches could overwrite each other's "
+            "files; set save.to to a different place"
+        )
+    return True
 
 
 def wait_for_files(storage: Storage, folder: str, names: Collection[str]) -> None:
@@ -254,12 +380,12 @@ def wait_for_files(storage: Storage, folder: str, names: Collection[str]) -> Non
         time.sleep(0.2)
 
 
-def _read_claim(storage: Storage, file_name: str) -> Claim:
-    path = f"{GENERATIONS}/{file_name}"
-    try:
-        return Claim.model_validate(load_with_checksum(storage.read(path)))
-    except ValueError as error:
-        raise damaged_error(f"{storage.location}/{path}", error) from None
+def _claim_path(generation: int) -> str:
+    return f"{GENERATIONS}/{generation:09}.json"
+
+
+def _parse_claim(content: bytes) -> Claim:
+    return Claim.model_validate(load_with_checksum(content))
 
 
 def _is_same_location(one: str, other: str) -> bool:

@@ -1,33 +1,37 @@
 """History: a run's launches and checkpoints. Only the first rank has one, to claim a generation and commit saves."""
 
+import logging
 import os
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 
-from stretto.base.checksummed_json import dump_with_checksum
-from stretto.base.errors import ConfigError, DataError, FencedError, StrettoError
-from stretto.base.remote import is_remote
+from stretto.base.errors import DataError, FencedError, StrettoError
+from stretto.base.reason import short_reason
+from stretto.base.remote import is_remote, without_secrets
 from stretto.base.score import Score
-from stretto.checkpoint.best import best_name, read_scores, write_score
+from stretto.checkpoint.best import best_name, write_score
 from stretto.checkpoint.checkpoint import (
-    GENERATIONS,
     Checkpoint,
+    Listing,
+    ResumePoint,
     all_checkpoint_names,
-    claim_file_name,
-    complete_checkpoint_names,
+    claim_numbers,
+    create_claim,
     find_resume_point,
-    read_claims,
+    is_complete,
 )
-from stretto.checkpoint.lineage import CheckpointName, Claim, checkpoints_to_remove, lineage
+from stretto.checkpoint.lineage import CheckpointName, Claim, ancestors, checkpoints_to_remove, lineage
 from stretto.checkpoint.lock import lock_folder
-from stretto.checkpoint.manifest import MANIFEST, Manifest
+from stretto.checkpoint.manifest import MANIFEST, BestCheckpoint, Manifest
 from stretto.checkpoint.read_back import damaged_after_write
 from stretto.checkpoint.storage import Storage
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,8 @@ class History:
         self._resumed_step: int | None = None  # of the checkpoint that its claim names
         self.lineage: list[CheckpointName] = []  # newest first
         self._newest = 0  # the newest generation that this launch knows of
+        self._left: list[CheckpointName] = []  # what could not be removed
+        self._is_cleaned = False
         self._storage = storage
         self._retention = retention
         # Of evaluations; empty unless `retention.best`. Some may be of steps that are not saved yet.
@@ -77,57 +83,99 @@ class History:
         is_launch: bool = True,
         from_memory: bool = False,
     ) -> Checkpoint | None:
-        """Claim the next generation and remove incomplete checkpoints; return the checkpoint to resume from, if any.
+        """Claim the next generation; return the checkpoint to resume from, if any.
 
         With `from_memory` that is None, and no checkpoint is opened: it may be damaged. If this raises because of the
         storage, it can be called again later, and then raises FencedError if there is a newer launch.
+
+        Without a lock, an older launch may still save while this one starts, and remove the checkpoint that this one
+        has chosen. It removes nothing after it sees the claim, so this one looks again then, until nothing has changed:
+
+            older launch     save 100 ..... save 200, remove 100 ................ fenced
+            this launch               choose 100 ........... claim: 100 .. look again: claim: 200
         """
         if self._newest:
             self.check_fence()
-        claims = read_claims(self._storage)
-        names = complete_checkpoint_names(self._storage)
-        self._newest = max(claims, default=0)
-        self._count(claims, names)
-        checkpoint = None
-        if from_memory:
-            # This launch has claimed before, and builds on what it has saved since.
-            last = claims.get(self._newest)
-            requested = None if last is None else last.requested
-            resumed_from = str(self.lineage[0]) if self.lineage else None if last is None else last.resumed_from
-        else:
-            checkpoint, requested = find_resume_point(self._storage, resume, retry_seconds, allowed_locations)
-            resumed_from = None if checkpoint is None else checkpoint.name_relative_to(self._storage)
-        claim = self._add_claim(
-            Claim(
-                generation=self._newest + 1,
-                resumed_from=resumed_from,
-                requested=requested,
-                num_ranks=num_ranks,
-                host=socket.gethostname(),
-                process=os.getpid(),
-                time=datetime.now(UTC).isoformat(timespec="seconds"),
-                token=uuid.uuid4().hex,
-                is_launch=is_launch,
-                from_memory=from_memory,
-            )
-        )
+        listing = Listing.read(self._storage)
+        while True:
+            self._newest = listing.newest
+            if from_memory:  # this launch has claimed before, and builds on what it has saved since
+                self.lineage = listing.complete_lineage(self._storage)
+                self._count(listing.claim)
+                point = ResumePoint(None, None if listing.claim is None else listing.claim.requested, is_fixed=False)
+            else:
+                point = find_resume_point(self._storage, resume, retry_seconds, allowed_locations, listing)
+            claim = self._next_claim(listing, point, num_ranks, is_launch=is_launch, from_memory=from_memory)
+            if not create_claim(self._storage, claim):
+                listing = Listing.read(self._storage)  # another launch took the number, and may have saved since
+                continue
+            self._newest = claim.generation
+            # Another launch's claims are what counts for the choice, not the one just written.
+            listing = replace(listing, newest=claim.generation, names=tuple(all_checkpoint_names(self._storage)))
+            if from_memory or resume == "never":
+                break
+            try:
+                again = find_resume_point(self._storage, resume, retry_seconds, allowed_locations, listing)
+            except DataError:
+                self.check_fence()  # a newer launch may have saved, and removed it
+                raise
+            if again.location == point.location:
+                break
         self.generation, self.token = claim.generation, claim.token
-        self._newest = self.generation
-        self._resumed_step = _resumed_step(checkpoint, claim)
-        self._count({**claims, claim.generation: claim}, names)
-        for name in all_checkpoint_names(self._storage):
-            if name not in names and name.generation < self.generation:
-                self._storage.remove(str(name))
+        self._count(claim)
+        # Once this launch has saved, nothing newer than what it resumed from counts.
+        self.lineage = lineage(claim.model_copy(update={"is_fixed": True}).chain, listing.names)
+        self._resumed_step = _resumed_step(point.checkpoint, claim)
         if self._retention.best:
             # Those that were recorded before the claim succeeded count, too.
             own = {CheckpointName(self.generation, name.step): score for name, score in self._scores.items()}
-            self._scores = {**own, **read_scores(self._storage, self.lineage)}
-        return checkpoint
+            self._scores = {**own, **({} if point.checkpoint is None else point.checkpoint.scores)}
+        return point.checkpoint
 
-    def _count(self, claims: Mapping[int, Claim], names: Sequence[CheckpointName]) -> None:
-        self.num_launches = sum(claim.is_launch for claim in claims.values())
-        self.num_rank_changes = len(claims) - self.num_launches
-        self.lineage = lineage(claims, names)
+    def _count(self, claim: Claim | None) -> None:
+        self.num_launches = 0 if claim is None else claim.num_launches
+        self.num_rank_changes = 0 if claim is None else claim.num_rank_changes
+
+    def _next_claim(
+        self, listing: Listing, point: ResumePoint, num_ranks: int, *, is_launch: bool, from_memory: bool
+    ) -> Claim:
+        last = listing.claim
+        if not from_memory:
+            resumed_from = None if point.checkpoint is None else point.checkpoint.name_relative_to(self._storage)
+        elif self.lineage:
+            resumed_from = str(self.lineage[0])
+        else:
+            resumed_from = None if last is None else last.resumed_from
+        return Claim(
+            generation=listing.newest + 1,
+            resumed_from=resumed_from,
+            is_fixed=point.is_fixed,
+            ancestors=ancestors(listing.chain, listing.names),
+            requested=point.requested,
+            num_ranks=num_ranks,
+            host=socket.gethostname(),
+            process=os.getpid(),
+            time=datetime.now(UTC).isoformat(timespec="seconds"),
+            token=uuid.uuid4().hex,
+            is_launch=is_launch,
+            from_memory=from_memory,
+            num_launches=max((0 if last is None else last.num_launches) + is_launch, 1),
+            num_rank_changes=(0 if last is None else last.num_rank_changes) + (not is_launch),
+        )
+
+    def remove_incomplete(self) -> None:
+        """Once, remove what launches that were killed during a save have left, as far as the storage allows it.
+
+        Called after the first save: until then, a checkpoint that an older launch completes late may be chosen.
+        """
+        is_first, self._is_cleaned = not self._is_cleaned, True
+        if not is_first:
+            return
+        with suppress(OSError, StrettoError):
+            for name in all_checkpoint_names(self._storage):
+                is_old = name.generation < self.generation and name not in self.lineage
+                if is_old and not is_complete(self._storage, name):
+                    self.discard(name)
 
     def commit(self, name: CheckpointName, manifest: Manifest, *, verifies: bool = False) -> None:
         """Complete a checkpoint by writing its manifest; then remove the checkpoints that are no longer to be kept.
@@ -136,7 +184,8 @@ class History:
         """
         # A newer launch may claim a generation after this check. Its lineage then leaves this checkpoint out.
         self.check_fence()
-        path, content = f"{name}/{MANIFEST}", manifest.dump()
+        best = self._best()
+        path, content = f"{name}/{MANIFEST}", manifest.model_copy(update={"best": best}).dump()
         if not self._storage.create(path, content):
             raise FencedError(
                 f"{self._storage.location}/{name} was completed by another process of this run, so this one stops"
@@ -148,15 +197,25 @@ class History:
                 self._check_fence_of(name)
                 raise
         self.lineage.insert(0, name)
+        self._left = [left for left in self._left if left != name]  # an earlier try of this save
         self._write_score(name)
         # Check again: a newer launch may have resumed from a checkpoint that would be removed now.
         self.check_fence()
-        # Only saved steps count: the score of a step that was never saved must not hide the best that was.
-        best = best_name({saved: score for saved, score in self._scores.items() if saved in self.lineage})
-        for old in checkpoints_to_remove(self.lineage, self._retention.last, self._retention.every, best):
+        best = self._best()
+        best_saved = None if best is None else CheckpointName.parse(best.checkpoint)
+        for old in checkpoints_to_remove(self.lineage, self._retention.last, self._retention.every, best_saved):
             self.lineage.remove(old)
             self._scores.pop(old, None)
             self.discard(old)
+        self._retry_removals()
+
+    def _best(self) -> BestCheckpoint | None:
+        """Return the best saved checkpoint: the score of a step that was never saved must not hide it."""
+        name = best_name({saved: score for saved, score in self._scores.items() if saved in self.lineage})
+        if name is None:
+            return None
+        score = self._scores[name]
+        return BestCheckpoint(checkpoint=str(name), value=score.value, name=score.name, mode=score.mode)
 
     def _check_fence_of(self, name: CheckpointName) -> None:
         """Raise FencedError if a newer launch exists, which may have resumed from this checkpoint: then it is kept."""
@@ -174,8 +233,7 @@ class History:
 
     def check_fence(self) -> None:
         """Raise FencedError if a newer launch of this run exists: nothing that this launch writes will be used."""
-        numbers = [name.removesuffix(".json") for name in self._storage.names(GENERATIONS)]
-        newest = max((int(number) for number in numbers if number.isdecimal()), default=0)
+        newest = max(claim_numbers(self._storage), default=0)
         if newest > self._newest:
             raise FencedError(
                 f"{self._storage.location}: generation {newest} of this run has taken over, so this one, generation "
@@ -192,9 +250,26 @@ class History:
             self._write_score(name)
 
     def discard(self, name: CheckpointName) -> None:
-        """Remove a checkpoint's folder; leave it if it can't be removed now."""
-        with suppress(OSError, StrettoError):
+        """Remove a checkpoint's folder. If that fails, warn once, and try again after later saves."""
+        try:
             self._storage.remove(str(name))
+        except (OSError, StrettoError) as error:
+            if not self._left:
+                place = without_secrets(f"{self._storage.location}/{name}")
+                _log.warning("%s can't be removed (%s); it stays, and so may others", place, short_reason(error))
+            self._left.append(name)
+
+    def _retry_removals(self) -> None:
+        """Remove what could not be removed before; stop at the first that still can't be."""
+        with suppress(OSError, StrettoError):
+            while self._left:
+                self._storage.remove(str(self._left[0]))
+                self._left.pop(0)
+
+    @property
+    def num_left(self) -> int:
+        """How many checkpoints could not be removed."""
+        return len(self._left)
 
     def _write_score(self, name: CheckpointName) -> None:
         """Write a saved step's score, if it is known, into its folder for later launches."""
@@ -202,21 +277,6 @@ class History:
             # This launch knows the score. If the file can't be written, later launches won't, but the run can continue.
             with suppress(OSError, StrettoError):
                 write_score(self._storage, name, self._scores[name])
-
-    def _add_claim(self, claim: Claim) -> Claim:
-        """Write the claim under the first free generation number; return it with that number."""
-        while True:
-            path = f"{GENERATIONS}/{claim_file_name(claim.generation)}"
-            if self._storage.create(path, dump_with_checksum(claim.model_dump())):
-                # Check that the storage refuses a second write. The content must differ, or `create` may return True.
-                if self._storage.create(path, b"another"):
-                    raise ConfigError(
-                        f"{self._storage.location} does not support create-only writes, so two launches could "
-                        "overwrite each other's files; set save.to to a different place"
-                    )
-                return claim
-            # Another launch took this number. The next number makes this launch the newer one.
-            claim = claim.model_copy(update={"generation": claim.generation + 1})
 
 
 def _resumed_step(checkpoint: Checkpoint | None, claim: Claim) -> int | None:

@@ -7,11 +7,12 @@
 Each launch of a run claims the next generation number with a create-only write, and names the checkpoint that it
 resumes from. So does rank 0 when ranks change during a launch (live recovery). An older launch that is still running
 may complete a checkpoint, but the lineage leaves it out.
+
+A claim repeats what it needs of earlier claims, so a start reads one claim, however many launches there were.
 """
 
-import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -39,14 +40,23 @@ class CheckpointName:
         return None if match is None else cls(int(match[2]), int(match[1]))
 
 
-class Claim(StrictModel):
-    """A launch of a run, or a change of its ranks: its generation, the checkpoint it resumes from, its process."""
+class Ancestor(StrictModel):
+    """What later launches need of a claim."""
 
-    version: Literal[2] = 2
     generation: int = Field(ge=1, lt=2**63)
     # The name of a checkpoint in this storage, or the location of one elsewhere; None to start from the beginning.
     resumed_from: str | None = None
-    requested: str | None = None  # the checkpoint that `resume` named, in the same form; None for auto and never
+    # The user chose where it starts, so the next launch starts there, too, if this one saves nothing. Otherwise one
+    # that saves nothing leaves no trace: the next launch looks for the newest checkpoint again.
+    is_fixed: bool = False
+
+
+class Claim(Ancestor):
+    """A launch of a run, or a change of its ranks: its generation, the checkpoint it resumes from, its process."""
+
+    version: Literal[3] = 3
+    ancestors: tuple[Ancestor, ...] = Field((), strict=False)  # newest first: those whose checkpoints it may build on
+    requested: str | None = None  # the checkpoint that `resume` named, as in `resumed_from`; None for auto and never
     num_ranks: int = Field(1, ge=1, lt=2**63)
     host: str = ""
     process: int = 0  # the first rank's process id on that host
@@ -54,27 +64,63 @@ class Claim(StrictModel):
     token: str = ""  # unique to this launch
     is_launch: bool = True  # False: the same launch, after its ranks have changed
     from_memory: bool = False  # it continues with what its ranks have in memory, which is not in `resumed_from`
+    num_launches: int = Field(1, ge=1, lt=2**63)  # of the run, up to this one
+    num_rank_changes: int = Field(0, ge=0, lt=2**63)
+
+    @property
+    def chain(self) -> tuple[Ancestor, ...]:
+        """This claim, then its ancestors."""
+        return (self, *self.ancestors)
 
 
-def lineage(claims: Mapping[int, Claim], names: Iterable[CheckpointName]) -> list[CheckpointName]:
-    """Return the newest generation's checkpoints, then each ancestor's up to the one resumed from; newest first."""
+def lineage(chain: Sequence[Ancestor], names: Iterable[CheckpointName]) -> list[CheckpointName]:
+    """Return those of the checkpoints that a launch after the claims of `chain` builds on, newest first."""
     newest_first = sorted(names, reverse=True)
     selected: list[CheckpointName] = []
-    generation = max(claims, default=0)
-    last_step: float = math.inf
-    while generation > 0:
-        selected += [name for name in newest_first if name.generation == generation and name.step <= last_step]
-        claim = claims.get(generation)
-        resumed_from = None if claim is None else CheckpointName.parse(claim.resumed_from or "")
-        if resumed_from is None or resumed_from.generation >= generation:
+    last: CheckpointName | None = None  # of the next generation that counts; before the first one, None
+    for claim in chain:
+        if last is not None and claim.generation != last.generation:
+            if claim.generation > last.generation:
+                continue  # a launch that saved nothing that counts
             break
-        generation, last_step = resumed_from.generation, resumed_from.step
-    return selected
+        own = [name for name in newest_first if name.generation == claim.generation and name <= (last or name)]
+        selected += own
+        if own or last is not None or claim.is_fixed:
+            last = CheckpointName.parse(claim.resumed_from or "")
+            if last is None or last.generation >= claim.generation:
+                return selected
+    # The claim of that generation is unknown, but not which of its checkpoints count.
+    return selected + [name for name in newest_first if last and name.generation == last.generation and name <= last]
+
+
+def ancestors(chain: Sequence[Ancestor], names: Iterable[CheckpointName]) -> tuple[Ancestor, ...]:
+    """Return what a claim after those of `chain` keeps of them, if these checkpoints exist."""
+    existing = {name.generation for name in names}
+    referenced = {name.generation for claim in chain if (name := CheckpointName.parse(claim.resumed_from or ""))}
+    # Only the last launch may save until the new claim exists. Nothing comes back of what was removed before.
+    kept = [
+        claim
+        for index, claim in enumerate(chain)
+        if index == 0 or claim.is_fixed or claim.generation in existing | referenced
+    ]
+    while len(kept) > 1 and kept[-1].generation not in existing:
+        kept.pop()
+    fields = set(Ancestor.model_fields)
+    return tuple(Ancestor.model_validate(claim.model_dump(include=fields)) for claim in kept)
 
 
 def checkpoints_to_remove(
     newest_first: Sequence[CheckpointName], last: int, every: int | None, best: CheckpointName | None
 ) -> list[CheckpointName]:
-    """Return all checkpoints except the `last` newest, those whose step is a multiple of `every`, and the best."""
-    kept = set(newest_first[:last]) | {best}
-    return [name for name in newest_first if name not in kept and not (every and name.step % every == 0)]
+    """Return all checkpoints except the `last` newest, those whose step is a multiple of `every`, and the best.
+
+    Two are always left: another launch may just have chosen the older one, and the newer one may get damaged.
+    """
+    kept = [
+        name
+        for index, name in enumerate(newest_first)
+        if index < last or name == best or (every and name.step % every == 0)
+    ]
+    if len(kept) < 2:
+        kept = list(newest_first[:2])
+    return [name for name in newest_first if name not in kept]

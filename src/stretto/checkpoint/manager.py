@@ -20,9 +20,10 @@ from typing import Any, Self
 import torch
 
 from stretto.base.errors import ConfigError, DataError, LostPeerError
-from stretto.base.remote import is_remote
+from stretto.base.remote import is_remote, without_secrets
 from stretto.base.run_folder import split_best
 from stretto.base.score import Score, ScoreMode
+from stretto.base.units import pluralize
 from stretto.base.version import installed_version
 from stretto.checkpoint.background_save import (
     FATAL_BY_NAME,
@@ -35,7 +36,7 @@ from stretto.checkpoint.background_save import (
 from stretto.checkpoint.checkpoint import Checkpoint, find_resumed, wait_for_claim, wait_for_files
 from stretto.checkpoint.history import History, Retention
 from stretto.checkpoint.lineage import CheckpointName
-from stretto.checkpoint.manifest import CheckpointFile, Manifest
+from stretto.checkpoint.manifest import Manifest, SavedFiles
 from stretto.checkpoint.read_back import read_back
 from stretto.checkpoint.snapshot import Snapshot, StagingBuffers, check_finite
 from stretto.checkpoint.storage import open_storage
@@ -54,7 +55,7 @@ class CheckpointManager:
     `keep` checkpoints are kept, with `keep_every` also those whose step is a multiple of it, and with `keep_best`
     also the one with the best validation loss or metric. With `verify`, each rank reads back what it has written before
     the checkpoint counts and an older one is removed; None: only in a folder, since object storage would send all bytes
-    back over the network.
+    back over the network. After `max_failures` saves in a row that failed, the run ends with an error; None: never.
     """
 
     def __init__(
@@ -68,12 +69,14 @@ class CheckpointManager:
         retry_seconds: float = 300.0,
         needs_lock: bool = True,
         verify: bool | None = None,
+        max_failures: int | None = None,
     ) -> None:
         self.world = world or World(rank=0, size=1, device=torch.device("cpu"))
         self.location = str(location)
         self.generation = 0  # until `start`
         self._retention = Retention(keep, keep_every, keep_best)
         self._retry_seconds, self._needs_lock = retry_seconds, needs_lock
+        self._max_failures, self._num_failures = max_failures, 0  # in a row, on the first rank
         self._verifies = not is_remote(location) if verify is None else verify
         self._storage = open_storage(location, retry_seconds)
         self._history: History | None = None  # None before `start`, and on all ranks but the first
@@ -131,16 +134,14 @@ class CheckpointManager:
             # then all ranks agree on whether there is a checkpoint, and so on the next collective.
             if not self.world.is_rank_zero:
                 claim = wait_for_claim(self._storage, self.generation, token)
+                location = split_best(resume)[0]
                 if resume not in ("auto", "never"):
-                    allowed_locations = (*allowed_locations, split_best(resume)[0])  # the user has named it
-                place = find_resumed(self._storage, claim, self._retry_seconds, allowed_locations)
+                    allowed_locations = (*allowed_locations, without_secrets(location))  # the user has named it
+                place = find_resumed(self._storage, claim, self._retry_seconds, allowed_locations, location)
         if checkpoint is not None:
-            self.world.broadcast_bytes(b"" if self.world.is_single_rank else checkpoint.manifest.dump())
+            self.world.broadcast_bytes(checkpoint.content)
         elif place is not None:
-            # The manifest is large: one rank reads it.
-            storage, name = place
-            manifest = Manifest.load(self.world.broadcast_bytes(b""), f"{storage.location}/{name}")
-            checkpoint = Checkpoint(storage, name, manifest)
+            checkpoint = Checkpoint.parse(*place, self.world.broadcast_bytes(b""))
         return checkpoint
 
     def save(self, snapshot: Snapshot, *, wait: bool = False) -> None:
@@ -318,7 +319,7 @@ class CheckpointManager:
 
     def _write_and_commit(self, save: BackgroundSave) -> None:
         try:
-            message: dict[str, list[Any]] = {"files": [file.model_dump(mode="json") for file in self._write(save)]}
+            message: dict[str, Any] = {"saved": self._write(save).model_dump(mode="json")}
         except Exception as error:  # noqa: BLE001 - the first rank must know of any error
             message = {"error": [type(error).__name__, save_error(f"{self.location}/{save.name}", error)]}
         try:
@@ -342,24 +343,25 @@ class CheckpointManager:
             while self._own_messages:
                 self.world.store.delete(self._own_messages.pop())
 
-    def _write(self, save: BackgroundSave) -> list[CheckpointFile]:
+    def _write(self, save: BackgroundSave) -> SavedFiles:
         check_finite(save.snapshot)
         folder = self._storage.open_folder(str(save.name))
-        files = save_shards(folder, self.world.rank, save.snapshot.shards)
+        parts = [save_shards(folder, self.world.rank, save.snapshot.shards)]
         if self.world.is_rank_zero:
-            files += [save_small_file(folder, name, content) for name, content in save.snapshot.files.items()]
-        self._storage.store(str(save.name), [folder / file.name for file in files])
+            parts += [save_small_file(folder, name, content) for name, content in save.snapshot.files.items()]
+        saved = SavedFiles.merge(parts)
+        self._storage.store(str(save.name), [folder / file.name for file in saved.files])
         if self._verifies:
-            read_back(self._storage, str(save.name), files)
-        return files
+            read_back(self._storage, str(save.name), saved)
+        return saved
 
     def _commit(self, save: BackgroundSave, history: History) -> None:
         """Commit if all ranks have written their files; publish the result to all ranks, and as a report for `poll`."""
         error: Exception | None = None
-        files: list[CheckpointFile] = []
+        saved = SavedFiles()
         try:
-            files = self._collect_files(save)
-            wait_for_files(self._storage, str(save.name), [file.name for file in files])
+            saved = self._collect_files(save)
+            wait_for_files(self._storage, str(save.name), [file.name for file in saved.files])
             manifest = Manifest(
                 generation=self.generation,
                 num_ranks=self.world.size,
@@ -371,40 +373,52 @@ class CheckpointManager:
                 },
                 training_state=save.snapshot.training_state,
                 run_info=save.snapshot.run_info,
-                files=tuple(files),
+                table=saved.table,
+                files=saved.files,
             )
             history.commit(save.name, manifest, verifies=self._verifies)
         except Exception as caught:  # noqa: BLE001 - it is reported where the run can handle it
             error = caught
-        if isinstance(error, FATAL_ERRORS):
-            save.fatal_error = error
         if error is not None and save.name not in history.lineage:  # otherwise it was committed
             history.discard(save.name)
+        if isinstance(error, FATAL_ERRORS):
+            save.fatal_error = error
+        else:
+            self._num_failures = 0 if error is None else self._num_failures + 1
+            history.remove_incomplete()
+            if self._num_failures == self._max_failures:
+                assert error is not None
+                save.fatal_error = DataError(
+                    f"save.max_failures={self._max_failures}: the last {pluralize(self._num_failures, 'save')} failed, "
+                    f"the last one as {save_error(f'{self.location}/{save.name}', error)}; make room there or set "
+                    "save.to to a different place, and start again"
+                )
         save.report = SaveReport(
             save.name.step,
             f"{self.location}/{save.name}",
-            sum(file.num_bytes for file in files),
+            saved.num_bytes,
             save.blocked_seconds,
             time.perf_counter() - save.started,
             None if error is None else save_error(f"{self.location}/{save.name}", error),
+            history.num_left,
         )
-        if files:  # then all ranks have begun this save, and none needs the result of the previous one
+        if saved.files:  # then all ranks have begun this save, and none needs the result of the previous one
             self.world.store.delete(f"{self._key_prefix}/{save.number - 1}/result")
         # Whoever waits for the result must know what kind of error it is.
         result = ["", ""] if error is None else [type(error).__name__, save.report.error]
         self.world.store.set(self._key(save, "result"), json.dumps(result))
 
-    def _collect_files(self, save: BackgroundSave) -> list[CheckpointFile]:
+    def _collect_files(self, save: BackgroundSave) -> SavedFiles:
         """Wait for all ranks to write their files; return the files, or raise if a rank could not write its own."""
-        files: list[CheckpointFile] = []
+        parts: list[SavedFiles] = []
         keys = {rank: self._key(save, rank) for rank in range(self.world.size)}
         for text in self.world.store.wait_for_messages(keys, self._message_timeout, self._raise_if_ended):
             message = json.loads(text)
             if "error" in message:
                 type_name, error = message["error"]
                 raise FATAL_BY_NAME.get(type_name, DataError)(error)
-            files += [CheckpointFile.model_validate(file) for file in message["files"]]
-        return files
+            parts.append(SavedFiles.model_validate(message["saved"]))
+        return SavedFiles.merge(parts)
 
     @property
     def _message_timeout(self) -> timedelta:

@@ -1,8 +1,9 @@
 """Manifest: lists a checkpoint's files and state. It is written last, so a checkpoint without one is incomplete."""
 
 import math
-from pathlib import PurePosixPath
-from typing import Annotated, Any, Final, Literal, Self
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
@@ -13,12 +14,13 @@ from stretto.base.errors import DataError
 from stretto.base.improvement import Improvement
 from stretto.base.loss_spikes import LossSpikes
 from stretto.base.position import Position
+from stretto.base.score import ScoreMode
 from stretto.base.strict_model import StrictModel, first_error
 
 MANIFEST = "manifest.json"
 FORMAT: Final = "stretto checkpoint"
 # Increase it also when a position means other data than before: the run would not resume where it was.
-VERSION: Final = 8
+VERSION: Final = 9
 # The dtypes that a checkpoint's tensors can have, by torch's names: their names in safetensors, and bytes per element.
 DTYPES = {
     "bool": ("BOOL", 1), "uint8": ("U8", 1), "int8": ("I8", 1), "int16": ("I16", 2), "int32": ("I32", 4),
@@ -30,80 +32,155 @@ MAX_DIGEST_BYTES = 4 << 20
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
-class ShardMetadata(StrictModel):
-    """Describes the rows of a tensor that one file holds."""
+class SavedTensor(StrictModel):
+    """A tensor of the run, whole: its rows may be in several files."""
 
     name: str
     dtype: str
     shape: tuple[int, ...] = Field(strict=False)  # not strict: JSON has lists, not tuples
-    first: int = Field(0, ge=0, lt=_INT_LIMIT)  # index of the shard's first row in the full tensor
-    full_rows: int | None = Field(None, ge=0, lt=_INT_LIMIT)  # of the full tensor; None if this is all of it
-    rows_per_digest: int = Field(ge=1, lt=_INT_LIMIT)
-    digests: tuple[Sha256, ...] = Field(strict=False)  # of so many rows each; the last one of the remaining rows
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if self.dtype not in DTYPES or any(not 0 <= size < _INT_LIMIT for size in self.shape):
             raise ValueError(f"{self.name} has an invalid shape or dtype: {list(self.shape)} {self.dtype}")
-        if self.full_rows is not None and (not self.shape or self.first + self.shape[0] > self.full_rows):
-            raise ValueError(f"{self.name}: shard {list(self.shape)} at row {self.first} exceeds {self.full_rows} rows")
-        # Each segment is read at once, into memory.
-        if self.rows_per_digest > 1 and self.rows_per_digest * self.row_bytes > MAX_DIGEST_BYTES:
-            raise ValueError(f"{self.name}: {self.rows_per_digest} rows are too large for one digest")
-        if len(self.digests) != -(-len(self.rows) // self.rows_per_digest):
-            raise ValueError(f"{self.name}: {len(self.digests)} digests are not one per {self.rows_per_digest} rows")
         return self
 
     @property
-    def rows(self) -> range:
-        """The rows of the full tensor that this shard holds; a scalar counts as one row."""
-        return range(self.first, self.first + (self.shape[0] if self.shape else 1))
+    def full_shape(self) -> tuple[int, ...]:
+        return self.shape
 
     @property
-    def full_shape(self) -> tuple[int, ...]:
-        """The shape of the full tensor."""
-        return self.shape if self.full_rows is None else (self.full_rows, *self.shape[1:])
+    def num_rows(self) -> int:
+        """The number of its rows; a scalar counts as one row."""
+        return self.shape[0] if self.shape else 1
 
     @property
     def row_bytes(self) -> int:
         """The number of bytes of one row."""
         return DTYPES[self.dtype][1] * math.prod(self.shape[1:])
 
+
+@dataclass(frozen=True)
+class SavedShard:
+    """The rows of a tensor that one file holds."""
+
+    tensor: SavedTensor
+    rows: range  # of the full tensor
+    rows_per_digest: int
+
+    @property
+    def name(self) -> str:
+        return self.tensor.name
+
     @property
     def num_bytes(self) -> int:
-        return self.row_bytes * len(self.rows)
+        return self.tensor.row_bytes * len(self.rows)
+
+
+class ShardGroup(NamedTuple):
+    """Shards that follow each other in a file and hold the same rows of their tensors, such as some lanes' states."""
+
+    tensor: int  # index in the table of tensors, of the first shard's tensor; the others are of the tensors after it
+    num_shards: int
+    first: int  # row
+    num_rows: int
+    rows_per_digest: int
+
+    @property
+    def rows(self) -> range:
+        return range(self.first, self.first + self.num_rows)
 
 
 class CheckpointFile(StrictModel):
-    """A file of a checkpoint: its header, then the shards in it, in this order and with nothing in between.
+    """A file of a checkpoint: its header, which has the digests, then the shards in this order, with nothing between.
 
     A file without shards is all header.
     """
 
-    name: str
+    name: str = Field(pattern=r"^[^/\\\x00]+$")
     num_bytes: int = Field(ge=0, lt=_INT_LIMIT)
-    sha256: Sha256  # of the header; each shard has its own digests
-    shards: tuple[ShardMetadata, ...] = Field((), strict=False)
+    header_bytes: int = Field(ge=0, le=MAX_READ_BYTES)
+    sha256: Sha256  # of the header
+    groups: tuple[ShardGroup, ...] = Field((), strict=False)
 
     @field_validator("name")
     @classmethod
     def _check_file_name(cls, name: str) -> str:
-        if PurePosixPath(name).name != name or name in ("", ".", "..", MANIFEST) or "\\" in name or "\0" in name:
+        if name in (".", "..", MANIFEST):
             raise ValueError(f"{name!r} is not a valid name for a file; don't trust the checkpoint")
         return name
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        if self.header_bytes < 0:
-            raise ValueError(f"the shards of {self.name} are larger than its {self.num_bytes:,} bytes")
-        if self.header_bytes > MAX_READ_BYTES:
-            raise ValueError(f"{self.name} has {self.header_bytes:,} bytes that are not of a shard")
-        return self
+
+class SavedFiles(StrictModel):
+    """Files of a checkpoint, and the table of the tensors that their shards are of.
+
+    With thousands of ranks, what grows with their number must be short: of each file, the table of tensors and the
+    digests are left out.
+    """
+
+    table: tuple[SavedTensor, ...] = Field((), strict=False)
+    files: tuple[CheckpointFile, ...] = Field((), strict=False)
 
     @property
-    def header_bytes(self) -> int:
-        """The number of bytes before the first shard."""
-        return self.num_bytes - sum(shard.num_bytes for shard in self.shards)
+    def num_bytes(self) -> int:
+        return sum(file.num_bytes for file in self.files)
+
+    def tensors(self) -> dict[str, SavedTensor]:
+        """Return the tensors by name."""
+        return {tensor.name: tensor for tensor in self.table}
+
+    def shards(self, file: CheckpointFile) -> list[SavedShard]:
+        """Return the shards of a file, in order; ValueError if they can't be what it holds."""
+        shards: list[SavedShard] = []
+        num_bytes = file.header_bytes
+        for group in file.groups:
+            rows, tensors = group.rows, self.table[group.tensor : group.tensor + group.num_shards]
+            if min(group) < 0 or len(tensors) != group.num_shards or not rows or not group.rows_per_digest:
+                raise ValueError(f"{file.name} has invalid shards")
+            for tensor in tensors:
+                if rows.stop > tensor.num_rows:
+                    raise ValueError(f"{tensor.name}: rows up to {rows.stop} exceed its {tensor.num_rows} rows")
+                # Each segment is read at once, into memory.
+                if group.rows_per_digest > 1 and group.rows_per_digest * tensor.row_bytes > MAX_DIGEST_BYTES:
+                    raise ValueError(f"{tensor.name}: {group.rows_per_digest} rows are too large for one digest")
+                shards.append(SavedShard(tensor, rows, group.rows_per_digest))
+                num_bytes += shards[-1].num_bytes
+        if num_bytes != file.num_bytes:
+            raise ValueError(f"{file.name} has {file.num_bytes:,} bytes, but its shards need {num_bytes:,}")
+        return shards
+
+    @classmethod
+    def of_file(cls, file: CheckpointFile, shards: Sequence[SavedShard]) -> Self:
+        """Return one file with its shards."""
+        table = tuple(shard.tensor for shard in shards)
+        groups: list[ShardGroup] = []
+        for index, shard in enumerate(shards):
+            last = groups[-1] if groups else None
+            values = (shard.rows.start, len(shard.rows), shard.rows_per_digest)
+            if last is not None and last[2:] == values:
+                groups[-1] = last._replace(num_shards=last.num_shards + 1)
+            else:
+                groups.append(ShardGroup(index, 1, *values))
+        return cls(table=table, files=(file.model_copy(update={"groups": tuple(groups)}),))
+
+    @classmethod
+    def merge(cls, parts: Iterable["SavedFiles"]) -> Self:
+        """Return the files of several ranks with one table."""
+        indices: dict[SavedTensor, int] = {}
+        files: list[CheckpointFile] = []
+        for part in parts:
+            new_index = [indices.setdefault(tensor, len(indices)) for tensor in part.table]
+            for file in part.files:
+                groups: list[ShardGroup] = []
+                for group in file.groups:
+                    for old in range(group.tensor, group.tensor + group.num_shards):
+                        last = groups[-1] if groups else None
+                        if last and last.tensor + last.num_shards == new_index[old] and last[2:] == group[2:]:
+                            groups[-1] = last._replace(num_shards=last.num_shards + 1)
+                        else:
+                            groups.append(group._replace(tensor=new_index[old], num_shards=1))
+                files.append(file.model_copy(update={"groups": tuple(groups)}))
+        return cls(table=tuple(indices), files=tuple(files))
 
 
 class TrainingState(StrictModel):
@@ -141,36 +218,44 @@ class RunInfo(StrictModel):
     data: str | None = None  # a digest of the training data's index
 
 
-class Manifest(StrictModel):
+class BestCheckpoint(StrictModel):
+    """The best of the run's checkpoints when a later one was saved, and its validation loss or metric."""
+
+    checkpoint: str
+    value: float = Field(allow_inf_nan=False)
+    name: str
+    mode: ScoreMode
+
+
+class Manifest(SavedFiles):
     """A checkpoint's files, training state and origin, as in its manifest.json."""
 
     format: Literal["stretto checkpoint"] = FORMAT
-    version: Literal[8] = VERSION
+    version: Literal[9] = VERSION
     generation: int = Field(ge=0, lt=_INT_LIMIT)
     num_ranks: int = Field(ge=1, lt=_INT_LIMIT)
     created: str  # when, in UTC
     versions: dict[str, str]  # of stretto, torch and Python
     training_state: TrainingState
     run_info: RunInfo
-    files: tuple[CheckpointFile, ...] = Field(strict=False)
+    best: BestCheckpoint | None = None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
         if len({file.name for file in self.files}) < len(self.files):
             raise ValueError("it lists a file twice")
+        if len(self.tensors()) < len(self.table):
+            raise ValueError("it lists a tensor twice")
         return self
 
-    @property
-    def num_bytes(self) -> int:
-        return sum(file.num_bytes for file in self.files)
-
-    def tensors(self) -> dict[str, ShardMetadata]:
-        """Return one shard of each tensor, by name. Its `dtype` and `full_shape` describe the full tensor."""
-        return {shard.name: shard for file in self.files for shard in file.shards}
-
     def dump(self) -> bytes:
-        """Return the manifest as JSON with a checksum."""
-        return dump_with_checksum(self.model_dump(mode="json"))
+        """Return the manifest as JSON with a checksum; raise DataError if it is too large to be read again."""
+        content = dump_with_checksum(self.model_dump(mode="json"))
+        if len(content) > MAX_READ_BYTES:
+            raise DataError(
+                f"{MANIFEST} would have {len(content):,} bytes, more than can be read; save from fewer ranks"
+            )
+        return content
 
     @classmethod
     def load(cls, content: bytes, where: str) -> Self:

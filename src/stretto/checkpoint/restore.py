@@ -7,7 +7,6 @@ to the others, in buckets of bounded size. With 4 replicas:
     read by            |--- replica 0 ----|---- replica 1 ----|---- replica 2 ----|--- replica 3 ----|
 """
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -106,7 +105,7 @@ def check_same_checkpoint(checkpoint: Checkpoint, world: World) -> None:
 
     A rank may have found another one as the newest or best of a run, if its filesystem shows an older state of it.
     """
-    digest = hashlib.sha256(checkpoint.manifest.dump()).hexdigest()
+    digest = checkpoint.digest
     with world.fail_together("comparing checkpoints"):
         first_digest, _, first_location = world.broadcast_text(f"{digest} {checkpoint.location}").partition(" ")
         if digest != first_digest:
@@ -121,12 +120,12 @@ def restore_tensors(checkpoint: Checkpoint, mesh: Mesh, tensors: RankTensors) ->
     # Of the stages that hold a tied weight, the first one reads it.
     shared = [*tensors.shared, *(shard for shard, group in tensors.tied if group.is_first)]
     with mesh.world.fail_together("reading the checkpoint"):
-        files, where = checkpoint.manifest.files, checkpoint.location
-        segments_by_reader = _assign(find_segments(files, shared, where), mesh.num_copies)
+        manifest, where = checkpoint.manifest, checkpoint.location
+        segments_by_reader = _assign(find_segments(manifest, shared, where), mesh.num_copies)
         read_segments(
             checkpoint.storage,
             checkpoint.name,
-            segments_by_reader[mesh.copy_index] + find_segments(files, tensors.own, where),
+            segments_by_reader[mesh.copy_index] + find_segments(manifest, tensors.own, where),
         )
     if mesh.num_copies > 1:
         for reader, segments in enumerate(segments_by_reader):

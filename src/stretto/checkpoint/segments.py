@@ -9,7 +9,7 @@ tensor than one rank has saved reads the segments that hold them, whatever files
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -17,9 +17,17 @@ import torch
 from torch import Tensor
 
 from stretto.base.errors import DataError
-from stretto.checkpoint.manifest import CheckpointFile, ShardMetadata, damaged_error
+from stretto.checkpoint.manifest import (
+    MANIFEST,
+    CheckpointFile,
+    SavedFiles,
+    SavedShard,
+    SavedTensor,
+    damaged_error,
+)
 from stretto.checkpoint.shards import TensorShard
 from stretto.checkpoint.storage import Storage
+from stretto.checkpoint.tensor_file import parse_digests
 
 OnBytes = Callable[[int], None]  # called with the number of bytes just read
 _NUM_THREADS = 4  # that read at the same time
@@ -28,13 +36,13 @@ _REQUEST_BYTES = 8 << 20  # of adjacent segments that are read at once
 
 @dataclass(frozen=True)
 class FileSegment:
-    """Bytes of a file with their digest, and the tensors that their rows are copied to."""
+    """Bytes of a file that have a digest, and the tensors that their rows are copied to."""
 
     file: CheckpointFile
     start: int  # in the file
     stop: int
-    sha256: str
-    shard: ShardMetadata | None = None  # None for the header of a file
+    shard: SavedShard | None = None  # None for the header of a file
+    index: int = 0  # of its digest, among those of the shard
     rows: range = range(0)  # of the full tensor
     targets: tuple[TensorShard, ...] = ()
 
@@ -50,23 +58,23 @@ class FileSegment:
         """Copy the rows to the targets; `content` has the segment at `offset`."""
         if self.shard is None:
             return
-        dtype, row_shape = getattr(torch, self.shard.dtype), self.shard.shape[1:]
+        tensor = self.shard.tensor
         for target, part in zip(self.targets, self.target_parts(), strict=True):
             first = _overlap(self.rows, target.rows).start - self.rows.start
-            start = offset + first * self.shard.row_bytes
-            values = torch.frombuffer(content, dtype=dtype, count=part.numel(), offset=start)
-            part.copy_(values.view(-1, *row_shape) if part.dim() else values.view(()))
+            start = offset + first * tensor.row_bytes
+            values = torch.frombuffer(content, dtype=getattr(torch, tensor.dtype), count=part.numel(), offset=start)
+            part.copy_(values.view(-1, *tensor.shape[1:]) if part.dim() else values.view(()))
 
 
-def segments_of(file: CheckpointFile) -> list[FileSegment]:
-    """Return all segments of a file, in order."""
-    segments = [FileSegment(file, 0, file.header_bytes, file.sha256)]
-    for shard, start in _starts(file):
+def segments_of(saved: SavedFiles, file: CheckpointFile, where: str) -> list[FileSegment]:
+    """Return all segments of a file, in order; raise DataError if the manifest of `where` is damaged."""
+    segments = [_header_of(file)]
+    for shard, start in _starts(saved, file, where):
         segments += _segments_of_shard(file, shard, start)
     return segments
 
 
-def find_segments(files: Sequence[CheckpointFile], shards: Iterable[TensorShard], where: str) -> list[FileSegment]:
+def find_segments(saved: SavedFiles, shards: Iterable[TensorShard], where: str) -> list[FileSegment]:
     """Return the segments that hold rows of these shards, in the order of the files.
 
     Raise DataError unless each row was saved once, with the same shape and dtype.
@@ -75,18 +83,33 @@ def find_segments(files: Sequence[CheckpointFile], shards: Iterable[TensorShard]
     for shard in shards:
         if shard.tensor.numel():  # no file holds an empty one
             targets.setdefault(shard.name, []).append(shard)
-    saved: dict[str, list[ShardMetadata]] = {name: [] for name in targets}
-    for file in files:
-        for metadata in file.shards:
-            if metadata.name in saved:
-                saved[metadata.name].append(metadata)
+    tensors = saved.tensors()
     for name, targets_of_tensor in targets.items():
         for target in targets_of_tensor:
-            _check_saved(saved[name], target, where)
+            _check_tensor(tensors.get(name), target, where)
+    # With thousands of ranks, most files have none of the rows: don't look at each of their shards. Groups of different
+    # files are of the same few stretches of tensors.
+    wanted: dict[tuple[int, int], range] = {}
+    for group in (group for file in saved.files for group in file.groups):
+        if group[:2] not in wanted:
+            names = [tensor.name for tensor in saved.table[group.tensor : group.tensor + group.num_shards]]
+            wanted_rows = [target.rows for name in names for target in targets.get(name, ())]
+            starts, stops = [rows.start for rows in wanted_rows], [rows.stop for rows in wanted_rows]
+            wanted[group[:2]] = range(min(starts, default=0), max(stops, default=0))
+    saved_rows: dict[str, list[range]] = {name: [] for name in targets}
     segments: list[FileSegment] = []
-    for file in files:
-        if any(metadata.name in targets for metadata in file.shards):
-            segments += _segments_with_targets(file, targets)
+    for file in saved.files:
+        if not any(_overlap(group.rows, wanted[group[:2]]) for group in file.groups):
+            continue
+        for saved_shard, start in _starts(saved, file, where):
+            name, rows = saved_shard.name, saved_shard.rows
+            of_shard = [target for target in targets.get(name, ()) if _overlap(rows, target.rows)]
+            if of_shard:
+                saved_rows[name].append(rows)
+                segments += _with_targets(_segments_of_shard(file, saved_shard, start), of_shard)
+    for name, targets_of_tensor in targets.items():
+        for target in targets_of_tensor:
+            _check_rows(saved_rows[name], target, where)
     return segments
 
 
@@ -95,6 +118,7 @@ def read_segments(
 ) -> None:
     """Read segments of files in a folder of the storage into their targets; raise DataError if one is damaged."""
     pending: deque[tuple[list[FileSegment], Future[bytearray]]] = deque()
+    reader = _Reader(storage, folder)
 
     def finish_first() -> None:
         # The copies are made in this thread, whose current device is that of the tensors.
@@ -106,90 +130,133 @@ def read_segments(
 
     with ThreadPoolExecutor(_NUM_THREADS) as pool:
         for adjacent in _requests(segments):
-            pending.append((adjacent, pool.submit(read_adjacent, storage, folder, adjacent)))
+            pending.append((adjacent, pool.submit(reader.read, adjacent)))
             if len(pending) == 2 * _NUM_THREADS:  # so memory is bounded
                 finish_first()
         while pending:
             finish_first()
 
 
-def check_segments(storage: Storage, folder: str, segments: Sequence[FileSegment]) -> None:
-    """Read segments of files in a folder of the storage, one request after the other; raise if one is damaged."""
+def check_segments(storage: Storage, folder: str, segments: Sequence[FileSegment]) -> bytearray:
+    """Read segments of files in a folder of the storage, one request after the other; raise if one is damaged.
+
+    Return what the last request has read.
+    """
+    reader, content = _Reader(storage, folder), bytearray()
     for adjacent in _requests(segments):
-        read_adjacent(storage, folder, adjacent)
-
-
-def read_adjacent(storage: Storage, folder: str, segments: Sequence[FileSegment]) -> bytearray:
-    """Return the bytes of segments of a file that follow each other; raise DataError if one is damaged."""
-    file, start, stop = segments[0].file, segments[0].start, segments[-1].stop
-    content = storage.read_range(f"{folder}/{file.name}", start, stop, file.num_bytes)
-    for segment in segments:
-        part = memoryview(content)[segment.start - start : segment.stop - start]
-        if hashlib.sha256(part).hexdigest() != segment.sha256:
-            raise damaged_error(f"{storage.location.rstrip('/')}/{folder}/{file.name}", "checksum mismatch")
+        content = reader.read(adjacent)
     return content
 
 
+class _Reader:
+    """Reads and verifies requests. The first one of a file has its header; later ones wait for the digests in it."""
+
+    def __init__(self, storage: Storage, folder: str) -> None:
+        self._storage, self._folder = storage, folder
+        self._digests: dict[str, Future[dict[str, list[str]]]] = {}  # by file
+
+    def read(self, segments: Sequence[FileSegment]) -> bytearray:
+        """Return the bytes of segments of a file that follow each other; raise DataError if one is damaged."""
+        file, start, stop = segments[0].file, segments[0].start, segments[-1].stop
+        where = f"{self._storage.location.rstrip('/')}/{self._folder}/{file.name}"
+        digests = self._digests.setdefault(file.name, Future())
+        try:
+            content = self._storage.read_range(f"{self._folder}/{file.name}", start, stop, file.num_bytes)
+            if segments[0].shard is None:
+                digests.set_result(_verify_header(file, memoryview(content)[: file.header_bytes], where))
+            for segment in segments:
+                part = memoryview(content)[segment.start - start : segment.stop - start]
+                if segment.shard is not None and not _is_intact(segment, part, digests.result()):
+                    raise damaged_error(where, "checksum mismatch")
+        except BaseException as error:
+            if not digests.done():
+                digests.set_exception(error)
+            raise
+        return content
+
+
+def _verify_header(file: CheckpointFile, header: memoryview, where: str) -> dict[str, list[str]]:
+    """Return the digests in the header of a file; raise DataError if it is damaged."""
+    if hashlib.sha256(header).hexdigest() != file.sha256:
+        raise damaged_error(where, "checksum mismatch")
+    try:
+        return parse_digests(header) if file.groups else {}
+    except ValueError as error:
+        raise damaged_error(where, error) from None
+
+
+def _is_intact(segment: FileSegment, content: memoryview, digests: Mapping[str, Sequence[str]]) -> bool:
+    assert segment.shard is not None
+    of_shard = digests.get(segment.shard.name, ())
+    return segment.index < len(of_shard) and hashlib.sha256(content).hexdigest() == of_shard[segment.index]
+
+
 def _requests(segments: Iterable[FileSegment]) -> Iterator[list[FileSegment]]:
-    """Yield adjacent segments of a file together, up to the size of one request."""
+    """Yield adjacent segments of a file together, up to the size of one request; a file's header comes first."""
     request: list[FileSegment] = []
+    begun: set[str] = set()  # files whose header has been requested
     for segment in segments:
-        if request and (
-            segment.file is not request[-1].file
-            or segment.start != request[-1].stop
-            or segment.stop - request[0].start > _REQUEST_BYTES
-        ):
-            yield request
-            request = []
-        request.append(segment)
+        is_first = segment.file.name not in begun
+        begun.add(segment.file.name)
+        for new in (_header_of(segment.file), segment) if is_first and segment.shard else (segment,):
+            if request and (
+                new.file is not request[-1].file
+                or new.start != request[-1].stop
+                or new.stop - request[0].start > _REQUEST_BYTES
+            ):
+                yield request
+                request = []
+            request.append(new)
     if request:
         yield request
 
 
-def _starts(file: CheckpointFile) -> Iterator[tuple[ShardMetadata, int]]:
+def _header_of(file: CheckpointFile) -> FileSegment:
+    return FileSegment(file, 0, file.header_bytes)
+
+
+def _starts(saved: SavedFiles, file: CheckpointFile, where: str) -> Iterator[tuple[SavedShard, int]]:
     """Yield the shards of a file, and where each starts."""
+    try:
+        shards = saved.shards(file)
+    except ValueError as error:
+        raise damaged_error(f"{where}/{MANIFEST}", error) from None
     position = file.header_bytes
-    for shard in file.shards:
+    for shard in shards:
         yield shard, position
         position += shard.num_bytes
 
 
-def _segments_of_shard(file: CheckpointFile, shard: ShardMetadata, position: int) -> Iterator[FileSegment]:
-    starts = range(shard.rows.start, shard.rows.stop, shard.rows_per_digest)
-    for digest, first in zip(shard.digests, starts, strict=True):
+def _segments_of_shard(file: CheckpointFile, shard: SavedShard, position: int) -> Iterator[FileSegment]:
+    for index, first in enumerate(range(shard.rows.start, shard.rows.stop, shard.rows_per_digest)):
         rows = range(first, min(first + shard.rows_per_digest, shard.rows.stop))
-        stop = position + len(rows) * shard.row_bytes
-        yield FileSegment(file, position, stop, digest, shard, rows)
+        stop = position + len(rows) * shard.tensor.row_bytes
+        yield FileSegment(file, position, stop, shard, index, rows)
         position = stop
 
 
-def _segments_with_targets(file: CheckpointFile, targets: dict[str, list[TensorShard]]) -> list[FileSegment]:
-    segments = []
-    for shard, start in _starts(file):
-        # Most files of lanes have none of a rank's rows: don't look at each of their segments.
-        of_shard = [target for target in targets.get(shard.name, ()) if _overlap(shard.rows, target.rows)]
-        for segment in _segments_of_shard(file, shard, start) if of_shard else ():
-            own = tuple(target for target in of_shard if _overlap(segment.rows, target.rows))
-            if own:
-                segments.append(replace(segment, targets=own))
-    if not segments or segments[0].start != file.header_bytes:
-        return segments
-    # Nothing in the header is used. But whoever reads what follows it can verify it at no cost.
-    return [FileSegment(file, 0, file.header_bytes, file.sha256), *segments]
+def _with_targets(segments: Iterable[FileSegment], targets: Sequence[TensorShard]) -> Iterator[FileSegment]:
+    """Yield those of the segments that hold rows of targets, with these targets."""
+    for segment in segments:
+        if own := tuple(target for target in targets if _overlap(segment.rows, target.rows)):
+            yield replace(segment, targets=own)
 
 
-def _check_saved(saved_shards: Sequence[ShardMetadata], target: TensorShard, where: str) -> None:
-    """Raise unless each row of a shard was saved exactly once, with the same shape and dtype."""
-    if not saved_shards:
+def _check_tensor(saved: SavedTensor | None, target: TensorShard, where: str) -> None:
+    """Raise unless a tensor was saved, with the shape and dtype of the target."""
+    if saved is None:
         raise DataError(f"{where} has no tensor {target.name!r}; the checkpoint is from a different model, or damaged")
-    for saved in saved_shards:
-        dtype = getattr(torch, saved.dtype)
-        if saved.full_shape != target.full_shape or dtype != target.tensor.dtype:
-            raise DataError(
-                f"{where}: {target.name} is {list(saved.full_shape)} {dtype}, not {list(target.full_shape)} "
-                f"{target.tensor.dtype}; the checkpoint is from a different model"
-            )
-    ranges = sorted((rows.start, rows.stop) for saved in saved_shards if (rows := _overlap(saved.rows, target.rows)))
+    dtype = getattr(torch, saved.dtype)
+    if saved.shape != target.full_shape or dtype != target.tensor.dtype:
+        raise DataError(
+            f"{where}: {target.name} is {list(saved.shape)} {dtype}, not {list(target.full_shape)} "
+            f"{target.tensor.dtype}; the checkpoint is from a different model"
+        )
+
+
+def _check_rows(saved_rows: Iterable[range], target: TensorShard, where: str) -> None:
+    """Raise unless each row of a shard was saved exactly once."""
+    ranges = sorted((rows.start, rows.stop) for saved in saved_rows if (rows := _overlap(saved, target.rows)))
     starts, stops = [start for start, _ in ranges], [stop for _, stop in ranges]
     # From the first row to the last, each range must start where the previous one stops.
     if [*starts, target.rows.stop] != [target.rows.start, *stops]:

@@ -4,14 +4,14 @@ weights.a   weights.b   weights.c        what two replicas hold, as one line of 
 |-------- replica 0 -----|---- replica 1 ----|       what each of them writes: tensors are cut between rows
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from stretto.checkpoint.even_split import EvenSplit
-from stretto.checkpoint.manifest import MAX_DIGEST_BYTES, ShardMetadata
+from stretto.checkpoint.manifest import MAX_DIGEST_BYTES, SavedShard, SavedTensor
 
 
 @dataclass(frozen=True)
@@ -56,17 +56,10 @@ class TensorShard:
             return self
         return replace(self, tensor=self.part(rows), first=rows.start, full_rows=self.full_shape[0])
 
-    def metadata(self, digests: Sequence[str]) -> ShardMetadata:
-        """Return the shard's entry in a manifest."""
-        return ShardMetadata(
-            name=self.name,
-            dtype=self.dtype,
-            shape=tuple(self.tensor.shape),
-            first=self.first,
-            full_rows=self.full_rows,
-            rows_per_digest=self.rows_per_digest,
-            digests=tuple(digests),
-        )
+    def saved(self) -> SavedShard:
+        """Return what a manifest says of the shard."""
+        tensor = SavedTensor(name=self.name, dtype=self.dtype, shape=tuple(self.full_shape))
+        return SavedShard(tensor, self.rows, self.rows_per_digest)
 
 
 def own_share(shards: Iterable[TensorShard], index: int, count: int) -> list[TensorShard]:

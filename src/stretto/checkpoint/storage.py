@@ -6,6 +6,7 @@ import stat
 import sys
 import tempfile
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -109,7 +110,8 @@ class LocalStorage:
         if not path.is_symlink():
             # Remove the manifest first: a half-removed checkpoint must look incomplete, not damaged.
             (path / MANIFEST).unlink(missing_ok=True)
-            shutil.rmtree(path, ignore_errors=True)
+            with suppress(FileNotFoundError):  # another process removes it, too
+                shutil.rmtree(path)
 
 
 class RemoteStorage:

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 from stretto.base.errors import StrettoError
 from stretto.base.run_folder import BEST, split_best
-from stretto.checkpoint.best import best_name, read_scores
-from stretto.checkpoint.checkpoint import find_storage, lineage_names
+from stretto.checkpoint.best import best_name
+from stretto.checkpoint.checkpoint import find_storage, newest_checkpoint
+from stretto.checkpoint.lineage import CheckpointName
 from stretto.train.trained_model import TrainedModel, load_model
 
 
@@ -29,17 +30,16 @@ def describe_checkpoint(location: str, allowed_locations: Sequence[str]) -> str 
     try:
         # The weights are loaded already: a storage that can't be reached is no reason to fail or to wait.
         storage = find_storage(run, retry_seconds=0, allowed_locations=allowed_locations)
-        names = [] if storage is None else lineage_names(storage)
-        scores = {} if storage is None else read_scores(storage, names)
+        newest = None if storage is None else newest_checkpoint(storage)
     except (StrettoError, OSError):
         return None
-    best = best_name(scores)
-    if best is None:
+    if newest is None or (best := best_name(newest.scores)) is None:
         return None
+    scores, last = newest.scores, CheckpointName.parse(newest.name)
     if is_best:
         return f"using step {best.step} (best: {scores[best]})"
-    if best == names[0]:
+    if last is None or best == last:
         return None
-    last_score = f": {scores[names[0]]}" if names[0] in scores else ""
+    last_score = f": {scores[last]}" if last in scores else ""
     best_text = f"the best is step {best.step} ({scores[best]}): {run}{BEST}"
-    return f"using step {names[0].step} (last{last_score}); {best_text}"
+    return f"using step {last.step} (last{last_score}); {best_text}"

@@ -161,7 +161,7 @@ class SaveConfig(StrictModel):
     to: Location | None = None
     """Folder or URL for checkpoints; by default `checkpoints` in the run's folder."""
     keep: int = Field(2, ge=1)
-    """Number of most recent checkpoints to keep."""
+    """Number of most recent checkpoints to keep; with 1, the one before stays, too, unless another is kept."""
     keep_every: int | None = Field(None, ge=1)
     """Also keep the checkpoints whose step is a multiple of this."""
     keep_best: bool = False
@@ -170,6 +170,8 @@ class SaveConfig(StrictModel):
     verify: bool | None = None
     """Read back each checkpoint and compare its checksums before an older one is removed. By default only in a folder:
     from object storage, which checks what it receives, all bytes would come back over the network."""
+    max_failures: int = Field(10, ge=1)
+    """End the run after this many saves in a row that failed: it would lose all that it computes."""
 
 
 class MetricsConfig(StrictModel):

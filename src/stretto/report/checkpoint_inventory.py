@@ -11,8 +11,8 @@ from stretto.base.remote import is_remote
 from stretto.base.run_folder import RunFolder
 from stretto.base.score import Score
 from stretto.checkpoint.best import read_scores
-from stretto.checkpoint.checkpoint import Checkpoint, complete_checkpoint_names, read_claims
-from stretto.checkpoint.lineage import CheckpointName, Claim, lineage
+from stretto.checkpoint.checkpoint import Checkpoint, lineage_names, read_claims
+from stretto.checkpoint.lineage import CheckpointName, Claim
 from stretto.checkpoint.manifest import Manifest
 from stretto.checkpoint.storage import open_storage
 from stretto.report.record import Record
@@ -55,7 +55,7 @@ def read_checkpoint_inventory(record: Record, allowed_locations: Sequence[str] =
     try:
         storage = open_storage(location)
         claims = read_claims(storage)
-        names = lineage(claims, complete_checkpoint_names(storage))
+        names = lineage_names(storage)
         manifests = {name: Checkpoint.open(storage, str(name)).manifest for name in names}
         scores = read_scores(storage, names)
     except (StrettoError, OSError) as error:

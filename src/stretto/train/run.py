@@ -408,6 +408,7 @@ class Run:
             retry_seconds=config.data.retry_seconds,
             needs_lock=not self.is_recovered,
             verify=config.save.verify,
+            max_failures=config.save.max_failures,
         )
 
     def _restore(self, checkpoint: Checkpoint | None) -> list[ConfigChange]:

@@ -14,6 +14,7 @@ from stretto.checkpoint.best import best_name, read_scores
 from stretto.checkpoint.checkpoint import (
     GENERATIONS,
     Checkpoint,
+    Listing,
     complete_checkpoint_names,
     find_checkpoint,
     find_storage,
@@ -49,7 +50,7 @@ def _run_tables(storage: Storage) -> Group:
     """Return a table of all checkpoints of a run, and one of its launches and changes of ranks, from their claims."""
     claims = read_claims(storage)
     names = sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation))
-    lineage_names = lineage(claims, names)
+    lineage_names = lineage(Listing.read(storage).chain, names)
     scores = read_scores(storage, names)
     best = best_name({name: score for name, score in scores.items() if name in lineage_names})
     score_name = "loss" if best is None else scores[best].name.replace("_", " ")
@@ -103,7 +104,7 @@ def _tensor_table(manifest: Manifest) -> Table:
     sizes: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(kinds, 0))
     shapes: dict[str, list[str]] = defaultdict(list)
     for file in manifest.files:
-        for shard in file.shards:
+        for shard in manifest.shards(file):
             kind, _, path = shard.name.partition(".")  # such as weights.blocks.2.cell.weight_ih_l0 or lanes.2.0
             block = path.removeprefix("blocks.").split(".")[0]
             sizes[block][kind] = sizes[block].get(kind, 0) + shard.num_bytes
