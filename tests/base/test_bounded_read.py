@@ -1,15 +1,18 @@
 import io
 import os
+import tomllib
 import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from stretto.base.bounded_read import (
+    MAX_CONFIG_BYTES,
     MAX_READ_BYTES,
     bounded_lines,
     check_expanded_size,
     parse_json,
+    parse_toml,
     read_bounded,
     read_stream,
 )
@@ -22,6 +25,8 @@ def test_a_file_up_to_the_limit_is_read_and_a_larger_one_is_refused(tmp_path: Pa
     assert read_bounded(path) == read_bounded(path, 3 << 20) == bytes(3 << 20)
     with pytest.raises(DataError, match=r"index\.json is larger than 2 MiB, the limit for files of its kind; don't"):
         read_bounded(path, 2 << 20)
+    with pytest.raises(DataError, match=r"index\.json is larger than 128 KiB, the limit for files of its kind; don't"):
+        read_bounded(path, MAX_CONFIG_BYTES)
     with pytest.raises(FileNotFoundError):
         read_bounded(tmp_path / "none")
 
@@ -76,3 +81,72 @@ def test_json_that_is_nested_too_deeply_is_a_value_error() -> None:
     assert parse_json(b'{"a": [1]}') == {"a": [1]} and MAX_READ_BYTES == 128 << 20
     with pytest.raises(ValueError, match="it is nested too deeply"):
         parse_json("[" * 100_000)
+
+
+# What may stand before a key: quotes, comments and dots that a simpler scan would mistake.
+TEXTS_BEFORE = [
+    "",
+    "# don't count\n",
+    'z = "#"\n',
+    "z = '\"'\n",
+    'z = "\\"#"\n',
+    "z = '\\'\n",
+    'z = """x"" # \\""" \' """""\n',
+    'z = """\\\n  \'\'\'"""\n',
+    "z = '''x'' # \\'''''\n",
+    "z = \"\"\ny = ''\n",
+    "z = [1.5, # it's\n 2.5]\r\n",
+    "[[z]]\n[[z.b]]\n",
+]
+
+
+@pytest.mark.parametrize("before", TEXTS_BEFORE)
+@pytest.mark.parametrize("part", ["a", '"."', "'#'", '"\\""', '""'])
+@pytest.mark.parametrize("form", ["{} = 1", "[{}]", "[[{}]]", "x = [{{ y = 1.5, {} = 1 }}]"])
+def test_a_key_of_more_than_64_parts_is_refused_wherever_it_stands(before: str, part: str, form: str) -> None:
+    for dot in (".", " .\t"):
+        key, longer_key = (dot.join(["k", *[part] * count]) for count in (50, 64))
+        text, longer_text = (f"{before}{form.format(name)} # ..." for name in (key, longer_key))
+        assert parse_toml(text) == tomllib.loads(text)
+        assert tomllib.loads(longer_text)
+        with pytest.raises(ValueError, match=r"^a key has more than 64 parts$"):
+            parse_toml(longer_text)
+
+
+def test_dots_in_values_and_comments_are_not_parts_of_a_key() -> None:
+    dots = "a." * 1000
+    text = f"""# {dots}
+        a = "{dots}" # {dots}
+        b = '{dots}'
+        c = \"\"\"\n{dots}\n\\\"\"\"{dots}\"\"\"
+        d = '''{dots}\n'{dots}'''
+        ['{dots}'.x] # {dots}
+        e = [{"1.5, " * 1000}]
+        f = {{ g = '{dots}' }}"""
+    assert parse_toml(text) == tomllib.loads(text)
+
+
+@pytest.mark.parametrize("key", ["a" + ".a" * 60_000, "a" + " .a" * 40_000, "''" + '.""' * 40_000])
+def test_a_long_key_takes_little_memory(key: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(ValueError, match="a key has more than 64 parts"):
+            parse_toml(f"{key} = 1")
+        assert tracemalloc.get_traced_memory()[1] < 2 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("a = " + "[" * 60_000, "it is nested too deeply"),
+        ("a = " + "{a.a.a = " * 30 + "1" + "}" * 30, "it is nested too deeply"),
+        ("[a" + ".a" * 63 + "]\na.a = 1", "it is nested too deeply"),
+        ("a = [{ b = 0x1_0000_0000_0000_0000 }]", "it has an integer of more than 64 bits"),
+        ("a = 0x1" + "0" * 5000, "it has an integer of more than 64 bits"),
+    ],
+)
+def test_toml_that_messages_could_not_show_is_a_value_error(text: str, problem: str) -> None:
+    with pytest.raises(ValueError, match=f"^{problem}$"):
+        parse_toml(text)

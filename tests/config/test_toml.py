@@ -147,11 +147,16 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load_config(tmp_path)
 
 
-def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_or_has_a_long_key_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, MINIMAL)
-    os.truncate(path, (1 << 20) + 1)
-    with pytest.raises(DataError, match=r"run\.toml is larger than 1 MiB, the limit for files of its kind"):
+    os.truncate(path, (128 << 10) + 1)
+    with pytest.raises(DataError, match=r"run\.toml is larger than 128 KiB, the limit for files of its kind"):
         load_config(path)
+    long_key = "a" + ".a" * 60_000
+    with pytest.raises(ConfigError, match=r"run\.toml is not valid TOML: a key has more than 64 parts; correct the"):
+        load_config(write(tmp_path, f"{MINIMAL}\n{long_key} = 1"))
+    with pytest.raises(ConfigError, match=r"--train\.options='\{a\.a"):
+        load_config(write(tmp_path, MINIMAL), {"train.options": f"{{{long_key} = 1}}"})
 
 
 def test_a_config_can_come_from_a_pipe() -> None:

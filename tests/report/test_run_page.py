@@ -378,6 +378,18 @@ def test_files_and_lines_that_are_too_large_are_left_out(tmp_path: Path) -> None
     assert "trace.json is larger than 128 MiB" in ParsedPage(render_run(folder)).text
 
 
+def test_the_page_says_why_a_config_is_refused(tmp_path: Path) -> None:
+    folder = write_log(tmp_path / "run", [step(1)])
+    for text, problem in (
+        ("a" + ".a" * 60_000 + " = 1", "config.toml is not valid TOML: a key has more than 64 parts; correct the file"),
+        ("a" + ".a" * 100_000 + " = 1", "config.toml is larger than 128 KiB, the limit for files of its kind; don't"),
+        ("[model]\nhiden = 1", "config.toml: model.hiden is not a known field; did you mean hidden?"),
+    ):
+        (folder / "config.toml").write_text(text)
+        page = ParsedPage(render_run(folder))
+        assert problem in page.text and "some sections of this page need it" in page.text and "5.0000" in page.text
+
+
 @pytest.mark.parametrize("name", ["plan.json", "data_spec.json", "trace.json", "config.toml"])
 def test_a_file_that_is_nested_too_deeply_does_not_end_the_report(name: str, tmp_path: Path) -> None:
     folder = write_log(tmp_path / "run", [step(1)])

@@ -2,7 +2,9 @@
 
 import json
 import os
+import re
 import stat
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -12,11 +14,18 @@ from stretto.base.errors import DataError
 # The limit for a file that is read whole, such as a manifest or an index, and for a line or cell of a user's file. A
 # manifest for 4,096 ranks with a hundred tensors each is about 50 MB.
 MAX_READ_BYTES = 128 << 20
-MAX_CONFIG_BYTES = 1 << 20  # of a TOML file, which is parsed slowly
+MAX_CONFIG_BYTES = 128 << 10  # of a TOML file, which is parsed slowly
+_MAX_TOML_DEPTH = 64
 # The content of an archive may have 1 GiB or four times the size of the file, whichever is larger. Keras and torch
 # don't compress theirs.
 _MIN_EXPANDED_BYTES, _MAX_EXPANSION = 1 << 30, 4
 _BLOCK_BYTES = 1 << 20  # per read
+# A string without its closing quotes matches too: what follows is not parsed. Possessive repeats keep this linear.
+_STRING_OR_COMMENT = re.compile(
+    r'''"""(?:[^"\\]++|\\.|"(?!""))*+(?:"{3,5})?+|"(?:[^"\\\n]++|\\[^\n])*+"?+|'''
+    r"""'''(?:[^']++|'(?!''))*+(?:'{3,5})?+|'[^'\n]*+'?+|#[^\n]*+""",
+    re.DOTALL,
+)
 
 
 def read_bounded(path: Path, max_bytes: int = MAX_READ_BYTES) -> bytes:
@@ -69,7 +78,8 @@ def check_expanded_size(path: Path, num_bytes: int) -> None:
 
 def too_large(name: str, max_bytes: int) -> DataError:
     """Return the error for a file that is larger than `max_bytes`."""
-    return DataError(f"{name} is larger than {max_bytes >> 20} MiB, the limit for files of its kind; don't trust it")
+    size = f"{max_bytes >> 20} MiB" if max_bytes >= 1 << 20 else f"{max_bytes >> 10} KiB"
+    return DataError(f"{name} is larger than {size}, the limit for files of its kind; don't trust it")
 
 
 def parse_json(content: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
@@ -78,3 +88,26 @@ def parse_json(content: bytes | str) -> Any:  # noqa: ANN401 - any JSON value
         return json.loads(content)
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
+
+
+def parse_toml(text: str) -> dict[str, Any]:
+    """Return the tables in TOML text; ValueError if it is malformed, nested too deeply, or has too large integers."""
+    # tomllib takes time and memory in the square of a key's parts: 39 GB for one of 200 kB.
+    if any(part.count(".") >= _MAX_TOML_DEPTH for part in re.split("[=,\n]", _STRING_OR_COMMENT.sub("", text))):
+        raise ValueError(f"a key has more than {_MAX_TOML_DEPTH} parts")
+    try:
+        tables = tomllib.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+    _check_toml(tables, 0)
+    return tables
+
+
+def _check_toml(value: object, depth: int) -> None:
+    """Raise for a value that Python would refuse to print in a message."""
+    if depth > _MAX_TOML_DEPTH:
+        raise ValueError("it is nested too deeply")
+    if isinstance(value, int) and value.bit_length() > 64:
+        raise ValueError("it has an integer of more than 64 bits")
+    for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_toml(item, depth + 1)

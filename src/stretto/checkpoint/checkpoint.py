@@ -4,7 +4,6 @@ import hashlib
 import logging
 import os
 import time
-import tomllib
 from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from stretto.base.bounded_read import MAX_CONFIG_BYTES
+from stretto.base.bounded_read import MAX_CONFIG_BYTES, parse_toml
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.locations import check_location, check_url
@@ -292,8 +291,8 @@ def _read_save_to(folder: RunFolder) -> str | None:
     """Return `save.to` of a run's config; None if it isn't set, or the config can't be read."""
     try:
         content = folder.read(CONFIG, MAX_CONFIG_BYTES) or b""
-        location = tomllib.loads(content.decode()).get("save", {}).get("to")
-    except (OSError, ValueError, AttributeError, RecursionError):
+        location = parse_toml(content.decode()).get("save", {}).get("to")
+    except (OSError, ValueError, AttributeError):
         return None
     return location if isinstance(location, str) else None
 

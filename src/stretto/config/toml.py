@@ -1,7 +1,6 @@
 """Configs as TOML: read a file with overrides, report its first mistake, format a config."""
 
 import json
-import tomllib
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
-from stretto.base.bounded_read import MAX_CONFIG_BYTES, read_stream
+from stretto.base.bounded_read import MAX_CONFIG_BYTES, parse_toml, read_stream
 from stretto.base.errors import ConfigError
 from stretto.base.strict_model import describe_error, field_and_message, suggest_name
 from stretto.config.run import RunConfig
@@ -21,7 +20,7 @@ TomlTable = dict[str, Any]
 def load_config(path: Path | str, overrides: Mapping[str, str] | None = None) -> RunConfig:
     """Read a run's TOML file. `overrides` maps dotted field names to text, as in `{"train.lr": "3e-4"}`."""
     path, overrides = Path(path), overrides or {}
-    tree = _read(path)
+    tree = read_toml(path)
     if tree.get("layout") == "auto":
         tree["layout"] = {"auto": True}
     for name, text in overrides.items():
@@ -70,25 +69,24 @@ def _toml_value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
-def _read(path: Path) -> TomlTable:
+def read_toml(path: Path) -> TomlTable:
+    """Read a TOML file that may come from anyone."""
     try:
         with path.open("rb") as file:  # it may be a pipe, as in `stretto train <(...)`
-            return tomllib.loads(read_stream(file, str(path), MAX_CONFIG_BYTES).decode())
+            return parse_toml(read_stream(file, str(path), MAX_CONFIG_BYTES).decode())
     except FileNotFoundError:
         raise ConfigError(f"{path} does not exist; use the path of a run's TOML file") from None
     except OSError as error:
         raise ConfigError(f"{path} can't be read ({error.strerror}); use the path of a run's TOML file") from None
-    except RecursionError:
-        raise ConfigError(f"{path} is not valid TOML: it is nested too deeply; correct the file") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+    except ValueError as error:
         raise ConfigError(f"{path} is not valid TOML: {error}; correct the file") from None
 
 
 def _parse_override(section: str, field: str, text: str) -> object:
     """Convert text to the type of a field. If there is no such field or the text does not fit, return the text."""
     if text.startswith(("{", "[")):  # a table or a list, as in `--train.options "{momentum = 0.9}"`
-        with suppress(tomllib.TOMLDecodeError, RecursionError):
-            return tomllib.loads(f"value = {text}")["value"]
+        with suppress(ValueError):
+            return parse_toml(f"value = {text}")["value"]
     try:
         annotation: Any = section_model(section).model_fields[field].annotation
         return TypeAdapter(annotation).validate_strings(text)

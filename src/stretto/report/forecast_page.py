@@ -7,7 +7,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from stretto.base.bounded_read import MAX_CONFIG_BYTES, bounded_lines
+from stretto.base.bounded_read import bounded_lines
 from stretto.base.run_folder import PREDICTIONS, RunFolder
 from stretto.base.units import pluralize
 from stretto.report.forecast_chart import ForecastCurve, forecast_chart
@@ -18,6 +18,7 @@ from stretto.windows.forecast import column_names
 
 _MAX_CHANNELS = 8  # that are drawn
 _MAX_STEPS, _MAX_LINES = 240, 1000  # of the predictions: how many are drawn, and read
+_MAX_LINE_BYTES = 1 << 20
 
 
 def render_forecast(curves: Sequence[tuple[str, ForecastCurve]], title: str) -> str:
@@ -57,7 +58,7 @@ def _first_windows(files: RunFolder) -> list[Mapping[str, Any]]:
         return windows
     num_steps = 0
     with path.open("rb") as file:
-        for content in islice(bounded_lines(file, MAX_CONFIG_BYTES), _MAX_LINES):
+        for content in islice(bounded_lines(file, _MAX_LINE_BYTES), _MAX_LINES):
             line = {} if content is None else from_json(content)
             if "actual" not in line or (windows and line["series"] != windows[0]["series"]):
                 break

@@ -230,6 +230,7 @@ class Record:
     num_weight_checks: int = 0  # comparisons of weights in which all copies were the same
     last_weight_check: JsonObject = field(default_factory=dict)  # the last log line of the kind "weights"
     num_unreadable_lines: int = 0
+    config_problem: str = ""  # why there is no config
 
     def add(self, line: JsonObject | None) -> None:
         """Add a line of the log; None is a line that could not be read."""

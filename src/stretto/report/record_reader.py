@@ -1,17 +1,15 @@
 """Read a run's folder into a `Record`. The log is read line by line, so it can be larger than memory."""
 
-import tomllib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 from pydantic_core import from_json
 
-from stretto.base.bounded_read import MAX_CONFIG_BYTES, MAX_READ_BYTES, parse_json
+from stretto.base.bounded_read import parse_json
 from stretto.base.errors import ConfigError, DataError, StrettoError
 from stretto.base.log_segments import list_segments, segment_lines
 from stretto.base.run_folder import CONFIG, DATA_SPEC, LOG, PLAN, RunFolder
-from stretto.config.toml import parse_config
+from stretto.config.toml import parse_config, read_toml
 from stretto.report.record import JsonObject, Record
 
 ProgressCallback = Callable[[float], None]
@@ -26,13 +24,13 @@ def read_record(folder: Path | str, on_progress: ProgressCallback = lambda fract
     if not files.log.is_file() and not files.config.is_file():
         problem = "is a file" if folder.is_file() else f"does not contain a run ({CONFIG} and {LOG} are missing)"
         raise ConfigError(f"{folder} {problem}; give the folder of a run (run.folder in its config)")
-    raw_config = _read_object(files, CONFIG, tomllib.loads, MAX_CONFIG_BYTES)
+    data_spec, plan = _read_object(files, DATA_SPEC), _read_object(files, PLAN)
+    record = Record(folder, {}, None, data_spec, plan or None, files.is_finished, files.nonfinite_batches())
     try:
-        config = parse_config(dict(raw_config))
-    except StrettoError:
-        config = None
-    data_spec, plan = _read_object(files, DATA_SPEC, parse_json), _read_object(files, PLAN, parse_json)
-    record = Record(folder, raw_config, config, data_spec, plan or None, files.is_finished, files.nonfinite_batches())
+        record.raw_config = read_toml(files.config)
+        record.config = parse_config(dict(record.raw_config), str(files.config))
+    except StrettoError as error:
+        record.config_problem = str(error)
     for line in _lines(files.log, on_progress):
         record.add(line)
     return record
@@ -60,12 +58,10 @@ def _lines(log: Path, on_progress: ProgressCallback) -> Iterator[JsonObject | No
         raise ConfigError(f"{log} can't be read ({error.strerror}); check its permissions") from None
 
 
-def _read_object(
-    files: RunFolder, name: str, parse: Callable[[str], Any], max_bytes: int = MAX_READ_BYTES
-) -> JsonObject:
-    """Parse a small TOML or JSON file; return {} if it is missing or damaged, since a report can do without it."""
+def _read_object(files: RunFolder, name: str) -> JsonObject:
+    """Parse a small JSON file; return {} if it is missing or damaged, since a report can do without it."""
     try:
-        tree = parse((files.read(name, max_bytes) or b"").decode())
-    except (OSError, ValueError, RecursionError, DataError):
+        tree = parse_json((files.read(name) or b"").decode())
+    except (OSError, ValueError, DataError):
         return {}
     return tree if isinstance(tree, dict) else {}

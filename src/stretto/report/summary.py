@@ -88,7 +88,7 @@ def configuration_section(record: Record, inventory: CheckpointInventory) -> Htm
     config = record.config
     pairs, collapsed = [("folder", str(record.folder))], None
     if config is None:
-        pairs.append(("config", "missing, invalid or from another stretto version; some sections of this page need it"))
+        pairs.append(("config", f"some sections of this page need it, but {record.config_problem}"))
     else:
         layout = config.layout
         pairs += [

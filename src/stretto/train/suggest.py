@@ -6,13 +6,13 @@ In the code, "step" means a time step and "batch" a training step; the TOML comm
 import math
 import os
 import shlex
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from stretto.base.bounded_read import parse_toml
 from stretto.base.units import pluralize
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
@@ -96,7 +96,7 @@ def suggest(
     optional_fields = ("data.workers", "model.cell", *(["train.patience"] if valid is not None else []), "layout.auto")
     alternatives = [*data_settings.alternatives, *map(describe_field, optional_fields)]
     text = format_commented_toml(header, settings, alternatives)
-    config = parse_config(tomllib.loads(text), "the suggested run")
+    config = parse_config(parse_toml(text), "the suggested run")
     build_inputs(config)  # raises if the config does not fit the data
     return Suggestion(text, config, data_settings.baseline, data_settings.notes)
 
