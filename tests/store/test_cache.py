@@ -1,6 +1,8 @@
 import hashlib
 import os
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -121,7 +123,10 @@ def test_a_reader_never_sees_a_part_of_a_page(tmp_path: Path) -> None:
 
 def test_a_partial_page_of_a_killed_process_is_evicted(tmp_path: Path) -> None:
     cache = opened(tmp_path)
-    left = tmp_path / "pages" / f"{key(100)}.page.partial"
+    code = "import os, sys; from pathlib import Path; from stretto.base.disk import atomic_path\n"
+    code += "with atomic_path(Path(sys.argv[1])) as partial: partial.touch(); os._exit(9)"
+    subprocess.run([sys.executable, "-c", code, tmp_path / "pages" / f"{key(100)}.page"], check=False)
+    (left,) = (tmp_path / "pages").glob("*.partial")
     left.write_bytes(page(0)[:1000])
     os.utime(left, (0, 0))
     for number in range(20):
@@ -132,7 +137,7 @@ def test_a_partial_page_of_a_killed_process_is_evicted(tmp_path: Path) -> None:
 
 def test_only_pages_are_ever_deleted(tmp_path: Path) -> None:
     cache = opened(tmp_path)
-    others = [tmp_path / "mine.txt", tmp_path / "pages" / "mine.txt"]
+    others = [tmp_path / "mine.txt", tmp_path / "pages" / "mine.txt", tmp_path / "pages" / "mine.partial"]
     for other in others:
         other.write_bytes(page(1))
         os.utime(other, (0, 0))

@@ -284,7 +284,7 @@ def test_a_run_waits_for_the_port_of_an_earlier_start(tmp_path: Path) -> None:
 
 
 def test_a_sink_whose_state_can_not_be_written_leaves_no_server_behind(tmp_path: Path) -> None:
-    (tmp_path / "sinks.json.partial").mkdir()
+    (tmp_path / "sinks.json").mkdir()
     port = free_port()
     with pytest.raises(ConfigError, match=rf"logging\.prometheus_port={port} can't be opened"):
         open_sinks(LoggingConfig(prometheus_port=port), tmp_path)

@@ -1,15 +1,20 @@
 """Writes files atomically, reports file-system errors, and syncs folders to the disk."""
 
 import errno
+import glob
 import os
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from uuid import uuid4
 
 from stretto.base.errors import ConfigError
 
 # `os.link` raises one of these on filesystems where a file can't have a second name.
 NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+# A temporary file that nobody has written to for so long belongs to no writer.
+_LEFTOVER_SECONDS = 86_400
 
 
 def fsync_folder(folder: Path) -> None:
@@ -22,22 +27,32 @@ def fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def atomic_path(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`. It is renamed to `path` at the end, or removed after an error."""
-    partial = path.with_name(f"{path.name}.partial")
-    if partial.is_symlink():  # the folder may be someone else's; writing would follow the link
-        partial.unlink()
+def atomic_path(path: Path, *, sync: bool = True) -> Iterator[Path]:
+    """Yield a temporary path beside `path`. It is renamed to `path` at the end, or removed after an error.
+
+    Each writer has a temporary path of its own. With `sync`, a power loss leaves the old content or the new.
+    """
+    partial = path.with_name(f"{path.name}.{uuid4().hex}.partial")
     try:
         yield partial
+        if sync:
+            with partial.open("rb") as file:
+                os.fsync(file.fileno())
         partial.replace(path)
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+    if sync:
+        fsync_folder(path.parent)
+        for leftover in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 32}.partial"):  # of a killed writer
+            with suppress(OSError):
+                if leftover.stat().st_mtime < time.time() - _LEFTOVER_SECONDS:
+                    leftover.unlink()
 
 
-def write_atomic(path: Path, content: bytes) -> None:
-    """Write a file so that other processes see all of the new content or none of it; it is not synced to disk."""
-    with atomic_path(path) as partial:
+def write_atomic(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """Write a file so that other processes see all of the new content or none of it, see `atomic_path`."""
+    with atomic_path(path, sync=sync) as partial:
         partial.write_bytes(content)
 
 

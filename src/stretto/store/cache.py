@@ -55,7 +55,8 @@ class Cache:
             # Only writers take the lock. For readers, `write_atomic` makes a page appear whole or not at all.
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             self._reserve(descriptor, len(content))
-            write_atomic(self._path(key), content)
+            # What a power loss damages is fetched again, so no rank of the node waits for the disk here.
+            write_atomic(self._path(key), content, sync=False)
         finally:
             os.close(descriptor)
 
@@ -84,7 +85,7 @@ class Cache:
         with os.scandir(self._page_folder) as entries:
             for entry in entries:
                 # A killed process leaves a partial page behind.
-                if entry.name.endswith((".page", ".page.partial")):
+                if Path(entry.name).suffixes[:1] == [".page"]:
                     with suppress(FileNotFoundError):
                         status = entry.stat()
                         pages.append((status.st_mtime_ns, status.st_size, entry.path))

@@ -133,8 +133,6 @@ def open_log(path: Path, step: int) -> TextIO:
         if last_step is not None:
             log.writelines(_continue_segment(path, *last_step, step))
         log.writelines(reversed(kept_lines))
-        log.flush()
-        os.fsync(log.fileno())
     remove_repeated_lines(path, segments)
     return path.open("a", encoding="utf-8", buffering=1)
 
