@@ -174,3 +174,38 @@ def test_help_is_instant_and_imports_nothing_large() -> None:
         assert modules == "set()"
         best = min(best, float(seconds))  # of CPU time, which other work on the machine does not add to
     assert best < 0.4
+
+
+def test_train_says_what_a_config_from_elsewhere_runs_before_it_does(prepared: Path) -> None:
+    code = "import sys\nsys.stderr.write('the file runs\\n')\n"
+    code += "def mine(outputs, targets): return outputs.sum(), targets.numel()\n"
+    (prepared / "metrics.py").write_text(code)
+    (prepared / "shared").mkdir()
+    own, shared = prepared / "run.toml", prepared / "shared" / "run.toml"
+    own.write_text(own.read_text() + '[metrics]\nnames = ["metrics.py:mine"]\n')
+    shared.write_text(own.read_text())
+
+    def errors(config: Path, *options: str) -> str:
+        command = ["stretto", "train", str(config), "--train.steps", "1", *options]
+        process = subprocess.run(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, check=True)
+        return process.stderr
+
+    said = "metrics.names = 'metrics.py:mine' imports and runs Python code"
+    assert said not in errors(own) and said not in errors(Path("run.toml"))
+    for options in ([], ["--layout.replicas", "2", "--run.folder", "runs/two"]):
+        text = errors(shared, *options)
+        assert text.count(said) == 1 and 0 < text.index(said) < text.index("the file runs")
+        assert f"stretto: {shared} is not in this folder, and its config does more than train:\n  metrics" in text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_under_another_launcher_only_the_first_rank_says_what_a_config_runs(
+    rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "run.toml").write_text('[data]\nfactory = "rows.py:make"\n')
+    torchrun = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": 2, "LOCAL_WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1"}
+    for name, value in {**torchrun, "MASTER_PORT": 29500}.items():
+        monkeypatch.setenv(name, str(value))
+    # It ends before the ranks connect.
+    assert main(["train", str(tmp_path / "run.toml"), "--layout.replicas", "3"]) == 2
+    assert ("data.factory = 'rows.py:make'" in capsys.readouterr().err) == (rank == 0)

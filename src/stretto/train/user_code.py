@@ -9,6 +9,7 @@ from types import ModuleType
 
 from stretto.base.errors import ConfigError
 from stretto.base.reason import short_reason
+from stretto.config.effects import used_code
 from stretto.config.run import RunConfig
 
 
@@ -45,14 +46,9 @@ def check_trusted(
 
     `data.factory` counts only if the caller opens the data, and `metrics.names` only if it evaluates.
     """
-    code = {
-        "model.factory": config.model.factory,
-        "model.loss": config.model.loss if config.model.has_own_loss else None,
-        "metrics.names": next((spec for spec in config.metrics.names if ":" in spec), None) if evaluates else None,
-        "data.factory": config.data.factory if opens_data else None,
-    }
-    for name, value in code.items():
-        if value is not None and not trust:
+    is_run = {"data.factory": opens_data, "metrics.names": evaluates}
+    for name, value in used_code(config):
+        if is_run.get(name, True) and not trust:
             raise ConfigError(
                 f"loading {location} would run Python code ({name}={value!r}); set trust=True if you trust its author"
             )

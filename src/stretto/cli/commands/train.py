@@ -12,6 +12,7 @@ exit codes:
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 from stretto.base.errors import ConfigError
@@ -19,6 +20,11 @@ from stretto.base.remote import is_remote
 from stretto.base.run_folder import split_best
 from stretto.cli.config_options import add_config_options, load_run_config
 from stretto.cli.parser import Parser, add_location_argument
+from stretto.config.effects import used_effects
+from stretto.config.run import RunConfig
+from stretto.mesh.launch_info import find_launch_info
+from stretto.mesh.launcher_watch import LAUNCHER_PID_VARIABLE
+from stretto.mesh.node_info import find_node_info
 
 
 def add_arguments(parser: Parser) -> None:
@@ -39,6 +45,7 @@ def add_arguments(parser: Parser) -> None:
 def run(options: argparse.Namespace) -> None:
     """Check the config, and train."""
     config = load_run_config(options)
+    _show_effects(config, options.config)
     # torch is imported only now: help and config errors are printed without waiting for the import.
     from stretto.cli.live_training import train_live
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
@@ -64,3 +71,14 @@ def run(options: argparse.Namespace) -> None:
         live_function=lambda live, config: train_live(live, config, resume, allowed_locations),
     )
     run_on_ranks(config, command)
+
+
+def _show_effects(config: RunConfig, path: Path) -> None:
+    """Say what a config that is not in the working folder runs and contacts: once, before anything of it is run."""
+    node = find_node_info(os.environ)
+    process = find_launch_info(os.environ) if node is None else node.launch_info
+    is_first = LAUNCHER_PID_VARIABLE not in os.environ and (process is None or process.rank == 0)
+    lines = [f"\n  {line}" for line in used_effects(config)]
+    if is_first and lines and path.resolve().parent != Path.cwd():
+        message = f"stretto: {path} is not in this folder, and its config does more than train:"
+        print(message, *lines, sep="", file=sys.stderr, flush=True)
