@@ -176,7 +176,8 @@ def test_a_command_that_vanishes_is_reported_once(tmp_path: Path, caplog: pytest
     script = tmp_path / "notice"
     script.write_text("#!/bin/sh\nexit 1\n")
     script.chmod(0o755)
-    with caplog.at_level(logging.WARNING), NoticeWatch(str(script), lambda: None, seconds=0.01):
+    command = f"{script} https://user:password@host/notice?token=1"
+    with caplog.at_level(logging.WARNING), NoticeWatch(command, lambda: None, seconds=0.01):
         script.unlink()
         until = time.monotonic() + 30
         while not any("has failed" in record.getMessage() for record in caplog.records):
@@ -184,6 +185,6 @@ def test_a_command_that_vanishes_is_reported_once(tmp_path: Path, caplog: pytest
             time.sleep(0.01)
         time.sleep(0.1)
     assert [record.getMessage() for record in caplog.records if "has failed" in record.getMessage()] == [
-        f"notice_command={str(script)!r} has failed ([Errno 2] No such file or directory: {str(script)!r}), "
-        "and is tried again"
+        f"notice_command='{script} https://host/notice' has failed ([Errno 2] No such file or directory: "
+        f"'{script}'), and is tried again"
     ]

@@ -1,11 +1,17 @@
 """The errors that stretto reports to the user. A message is one sentence: the parameter, its value, the remedy."""
 
+from stretto.base.redact import without_secrets
+
 
 class StrettoError(Exception):
     """An error with a message for the user; the `stretto` command prints it on one line and exits with `exit_code`."""
 
     exit_code = 2
     ends_all_ranks = False  # whether every rank ends with this error at the same step, so that none waits for another
+
+    def __init__(self, message: object = "") -> None:
+        # Here, since messages are printed, logged, sent to trackers, and shared.
+        super().__init__(without_secrets(str(message)))
 
 
 class ConfigError(StrettoError):

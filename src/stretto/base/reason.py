@@ -1,5 +1,7 @@
 """Why a call failed, in one line for a message: the errors of torch and other libraries may have many lines."""
 
+from stretto.base.redact import without_secrets
+
 
 def short_reason(error: BaseException) -> str:
     """Return the line of an error's text that says why; without text, return the name of the error's class.
@@ -30,7 +32,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _lines(error: BaseException) -> list[str]:
-    return [line.strip() for line in str(error).splitlines() if line.strip()]
+    return [line.strip() for line in without_secrets(str(error)).splitlines() if line.strip()]
 
 
 def _as_part(text: str, error: BaseException) -> str:

@@ -3,7 +3,6 @@
 import errno
 import io
 import logging
-import re
 import time
 from collections.abc import Callable, Sequence
 from textwrap import shorten
@@ -14,6 +13,7 @@ from stretto.base.errors import DataError, StrettoError
 from stretto.base.extras import install_command
 from stretto.base.jitter import jitter
 from stretto.base.reason import class_and_reason, short_reason
+from stretto.base.redact import without_secrets
 
 # The mean pauses between tries: the first one, and the longest one.
 _FIRST_DELAY_SECONDS, _MAX_DELAY_SECONDS = 0.2, 5.0
@@ -54,12 +54,10 @@ class RemoteFolder(NamedTuple):
         except ImportError as error:
             is_http = location.startswith(("http://", "https://"))
             remedy = install_command("s3") if is_s3 else install_command("http") if is_http else "install it"
-            location = without_secrets(location)
             raise DataError(
                 f"{location} needs a package that is not installed ({short_reason(error)}); {remedy}"
             ) from error
         except ValueError as error:
-            location = without_secrets(location)
             raise DataError(
                 f"{location} is not a supported URL ({short_reason(error)}); use a folder or a different URL"
             ) from error
@@ -96,12 +94,6 @@ def size_limit(max_bytes: int, error: DataError) -> Any:  # noqa: ANN401 - fsspe
     return Callback(hooks={"size limit": check})
 
 
-def without_secrets(text: str) -> str:
-    """Return a text for a message: its URLs without user and password, nor the query, which may be a signature."""
-    text = re.sub(r"(\w://)[^\s/?'\"]*@", r"\1", text)
-    return re.sub(r"(\w://[^\s?'\"]*)\?[^\s'\")]*", r"\1", text)
-
-
 class RetryBudget:
     """Limits how long failed requests are retried, counted from its creation, with growing random pauses in between."""
 
@@ -115,7 +107,7 @@ class RetryBudget:
         """Pause before the next try; raise if the error is permanent or the time is up."""
         if isinstance(error, StrettoError):
             raise error
-        reason = shorten(without_secrets(class_and_reason(error)), 300)
+        reason = shorten(class_and_reason(error), 300)
         if isinstance(error, PermissionError):
             raise DataError(f"{self._location}: access denied ({reason}); check the credentials") from error
         if _is_permanent(error):

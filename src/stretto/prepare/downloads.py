@@ -16,7 +16,8 @@ from uuid import uuid4
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
-from stretto.base.remote import RemoteFolder, RetryBudget, is_remote, size_limit, without_secrets
+from stretto.base.redact import without_secrets
+from stretto.base.remote import RemoteFolder, RetryBudget, is_remote, size_limit
 
 DOWNLOADS = Path("~/.cache/stretto/inputs")
 _RETRY_SECONDS = 60.0
@@ -40,7 +41,7 @@ def localize(location: Path | str) -> Path:
         except FileNotFoundError as error:
             # The HTTP filesystem reports any failure so, with its cause.
             reason = type(error.__cause__ or error).__name__
-            raise DataError(f"{without_secrets(url)} can't be found ({reason}); check the URL") from error
+            raise DataError(f"{url} can't be found ({reason}); check the URL") from error
         except Exception as error:  # noqa: BLE001 - each filesystem has its own errors; RetryBudget tells them apart
             retries.wait(error)
 
@@ -70,7 +71,7 @@ def remote_name(url: str) -> PurePosixPath:
 def _download(url: str, remote: RemoteFolder) -> Path:
     info: dict[str, Any] = remote.filesystem.info(remote.root)
     if info.get("type") == "directory":
-        raise DataError(f"{without_secrets(url)} is a folder; use the URLs of the files in it")
+        raise DataError(f"{url} is a folder; use the URLs of the files in it")
     version = {key: str(info[key]) for key in VERSION_KEYS if info.get(key) is not None}
     key = fingerprint({"url": url, "size": info.get("size"), "version": version})[:16]
     path = DOWNLOADS.expanduser() / key / _file_name(url)
@@ -84,7 +85,7 @@ def _download(url: str, remote: RemoteFolder) -> Path:
         max_bytes = max(0, shutil.disk_usage(path.parent).free - _FREE_BYTES)
     except OSError as error:
         raise DataError(f"{DOWNLOADS} can't be written ({error.strerror}); set HOME to a folder of yours") from None
-    problem = f"{without_secrets(url)} is larger than the free space in {DOWNLOADS} ({max_bytes:,} bytes)"
+    problem = f"{url} is larger than the free space in {DOWNLOADS} ({max_bytes:,} bytes)"
     too_large = DataError(f"{problem}; free some space")
     # Two processes, also on different hosts, may download the same file.
     partial = path.with_name(f"{path.name}.{uuid4().hex}")

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stretto.base.errors import DataError
-from stretto.base.remote import without_secrets
 from stretto.prepare.leader_lock import LeaderLock, read_or_empty
 from stretto.prepare.work_folder import LEADER, PARTS, LocalWorkFolder, RemoteWorkFolder, WorkFolder
 from stretto.store.index import INDEX
@@ -42,7 +41,7 @@ def check_folders(folder: WorkFolder) -> None:
         return
     names = folder.names()
     if FINGERPRINT not in names and not all(map(_OWN_NAME.fullmatch, names)):
-        raise _foreign(without_secrets(folder.location))
+        raise _foreign(folder.location)
 
 
 def begin(folder: WorkFolder, expected: bytes, token: str) -> None:
@@ -60,9 +59,7 @@ def check_target(folder: WorkFolder) -> None:
         if names and not folder.has_begun_store:
             is_store = any(name.rpartition("/")[2] == INDEX for name in names)
             problem = "already holds prepared data" if is_store else "already exists and is not an empty folder"
-            raise DataError(
-                f"{without_secrets(folder.target)} {problem}; choose a different folder, or delete it first"
-            )
+            raise DataError(f"{folder.target} {problem}; choose a different folder, or delete it first")
         return
     target = Path(folder.target)
     if (target / INDEX).exists() or any(target.glob(f"*/{INDEX}")):

@@ -25,7 +25,6 @@ from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.jitter import jitter
 from stretto.base.reason import class_and_reason
-from stretto.base.remote import without_secrets
 from stretto.prepare.leader_lock import heartbeat, read_leader, read_or_empty
 from stretto.prepare.work_folder import LEADER, PARTS, WorkFolder
 
@@ -170,8 +169,7 @@ class RankSession:
         until = time.monotonic() + self.ranks.lost_after
         while not is_complete():
             if time.monotonic() > until:
-                location = without_secrets(self.folder.target)
-                raise DataError(f"{location} is not complete, but rank 0 has ended; start all ranks again")
+                raise DataError(f"{self.folder.target} is not complete, but rank 0 has ended; start all ranks again")
             time.sleep(jitter(_POLL_SECONDS))
 
     def _await_report(self) -> None:
@@ -327,7 +325,7 @@ def join_ranks(
     name = f"{PARTS}/{session.token}/ranks/{ranks.rank}"
     if not folder.create(name, uuid4().hex.encode()):
         problem = f"is being prepared by another start, which has a rank {ranks.rank} too"
-        raise DataError(f"{without_secrets(folder.target)} {problem}; wait for it or choose a different folder")
+        raise DataError(f"{folder.target} {problem}; wait for it or choose a different folder")
     with heartbeat(folder, name, _RANK_BEAT_SECONDS):
         try:
             yield session
@@ -358,12 +356,11 @@ def _await_leader(ranks: Ranks, folder: WorkFolder, fingerprint: str) -> str:
             if leader["size"] != ranks.size:
                 problem = f"is being prepared by another start, whose number of ranks is {leader['size']}"
                 remedy = "wait for it or choose a different folder"
-                raise DataError(f"{without_secrets(folder.target)} {problem}, not {ranks.size}; {remedy}")
+                raise DataError(f"{folder.target} {problem}, not {ranks.size}; {remedy}")
             return str(leader["token"])
         seen = content, leader
-    location = without_secrets(folder.location)
     raise DataError(
-        f"rank {ranks.rank} has waited {start_timeout:.0f} s for rank 0 in {location}; check that all ranks "
+        f"rank {ranks.rank} has waited {start_timeout:.0f} s for rank 0 in {folder.location}; check that all ranks "
         "see the same files, and start them again"
     )
 

@@ -16,7 +16,6 @@ from uuid import uuid4
 
 from stretto.base.errors import DataError
 from stretto.base.jitter import jitter
-from stretto.base.remote import without_secrets
 from stretto.prepare.work_folder import LEADER, LocalWorkFolder, WorkFolder
 
 LOST_AFTER_SECONDS = 60.0
@@ -42,8 +41,7 @@ class LeaderLock:
             if content != seen:
                 if seen and content:
                     remedy = "wait for it or choose a different folder"
-                    location = without_secrets(self._folder.location)
-                    raise DataError(f"{location} is being written by another process; {remedy}")
+                    raise DataError(f"{self._folder.location} is being written by another process; {remedy}")
                 seen, since = content, now
             if self._is_dead(content) or now - since > self._lost_after:
                 self._folder.remove([LEADER])
@@ -67,7 +65,7 @@ class LeaderLock:
         """Raise if another process has taken the place of this one."""
         if not self.is_held:
             problem = "was not heard from for too long, and another process has begun to write it"
-            raise DataError(f"{without_secrets(self._folder.target)}: this process {problem}; wait for that one")
+            raise DataError(f"{self._folder.target}: this process {problem}; wait for that one")
 
     def stop_beating(self) -> None:
         """Let the file change no more; it stays until the end of the context."""

@@ -17,7 +17,6 @@ from uuid import uuid4
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
 from stretto.base.reason import class_and_reason
-from stretto.base.remote import without_secrets
 from stretto.prepare.process_executor import ProcessExecutor
 from stretto.prepare.work_folder import PARTS, WorkFolder
 from stretto.store.index import VERSION
@@ -136,7 +135,7 @@ class PartRunner(Generic[Part]):
             path = str(file["path"])
             if not _PART_NAME.fullmatch(path):
                 raise DataError(
-                    f"{without_secrets(self.folder.location)} names a file {path!r}, which no part writes; delete the "
+                    f"{self.folder.location} names a file {path!r}, which no part writes; delete the "
                     "folder and prepare again"
                 )
             folder, _, name = path.rpartition("/")
@@ -157,7 +156,7 @@ class PartRunner(Generic[Part]):
                 # On a shared filesystem, it may take seconds until a file of another machine is seen.
                 if time.monotonic() > until:
                     raise DataError(
-                        f"{without_secrets(self.folder.location)} has no file {name!r}, which a worker on another "
+                        f"{self.folder.location} has no file {name!r}, which a worker on another "
                         "machine has written; use a folder that all machines share, or a URL"
                     ) from None
                 time.sleep(0.2)
@@ -180,18 +179,16 @@ def run_on_executor(
             submitted.remove(future)
             yield future.result()
     except (BrokenExecutor, CancelledError):
-        location = without_secrets(runner.folder.location)
         raise LostWorkerError(
-            f"a worker process for {location} ended early (perhaps out of memory, or started by a script without "
-            "`if __name__ == '__main__':`); prepare again to resume, with fewer workers or with that line"
+            f"a worker process for {runner.folder.location} ended early (perhaps out of memory, or started by a script "
+            "without `if __name__ == '__main__':`); prepare again to resume, with fewer workers or with that line"
         ) from None
     except Exception as error:
         if type(error).__module__.partition(".")[0] not in _CLUSTERS:
             raise
-        reason = shorten(without_secrets(class_and_reason(error)), 300)
-        location = without_secrets(runner.folder.location)
+        reason = shorten(class_and_reason(error), 300)
         raise LostWorkerError(
-            f"the cluster that prepares {location} failed ({reason}); prepare again to resume"
+            f"the cluster that prepares {runner.folder.location} failed ({reason}); prepare again to resume"
         ) from error
     finally:
         for future in submitted:

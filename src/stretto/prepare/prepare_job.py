@@ -23,7 +23,8 @@ import numpy as np
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
-from stretto.base.remote import is_remote, without_secrets
+from stretto.base.redact import without_secrets
+from stretto.base.remote import is_remote
 from stretto.prepare.file_stamp import stat_files
 from stretto.prepare.job_folders import FINGERPRINT, begin, check_folders, clean_up, exclusive
 from stretto.prepare.launcher_ranks import Ranks, RankSession, join_ranks, lead_ranks
@@ -237,7 +238,7 @@ def open_job(
         remedy = (
             "choose a different folder for the data" if is_no_folder else "check its permissions and the free space"
         )
-        raise DataError(f"{error.filename or without_secrets(str(target))}: {reason}; {remedy}") from None
+        raise DataError(f"{error.filename or target}: {reason}; {remedy}") from None
 
 
 def source_fingerprint(inputs: Sequence[Path], options: Mapping[str, Any]) -> str:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple, Self
 
 from stretto.base.errors import DataError
 from stretto.base.fingerprint import fingerprint
-from stretto.base.remote import RemoteFolder, retry_if_exists, without_secrets
+from stretto.base.redact import without_secrets
+from stretto.base.remote import RemoteFolder, retry_if_exists
 from stretto.prepare.downloads import VERSION_KEYS, localize, remote_name
 
 _BLOCK_BYTES = 4 << 20  # per request
@@ -41,7 +42,7 @@ class RemotePath(type(Path())):  # type: ignore[misc]
         info: dict[str, Any] = _request(url, lambda: remote.filesystem.info(remote.root))
         if info.get("type") == "directory" or info.get("size") is None:
             problem = "is a folder, or its size is unknown"
-            raise DataError(f"{without_secrets(url)} {problem}; use the URLs of files")
+            raise DataError(f"{url} {problem}; use the URLs of files")
         version = {key: str(info[key]) for key in VERSION_KEYS if info.get(key) is not None}
         path._status = RemoteStatus(int(info["size"]), int(fingerprint(version)[:15], 16))
         return path
@@ -121,7 +122,7 @@ class _RemoteStream(io.RawIOBase):
             self._block_start = start
             if len(self._block) != stop - start:
                 problem = f"has {len(self._block):,} bytes where {stop - start:,} were requested, so it has changed"
-                raise DataError(f"{without_secrets(self._url)} {problem}; start the preparation again")
+                raise DataError(f"{self._url} {problem}; start the preparation again")
         offset = self._position - self._block_start
         content = self._block[offset : offset + len(view)]
         view[: len(content)] = content
@@ -132,5 +133,5 @@ class _RemoteStream(io.RawIOBase):
 def _request(url: str, request: Any) -> Any:  # noqa: ANN401 - fsspec has no types
     result = retry_if_exists(url, _RETRY_SECONDS, request)
     if result is None:
-        raise DataError(f"{without_secrets(url)} can't be found; check the URL")
+        raise DataError(f"{url} can't be found; check the URL")
     return result

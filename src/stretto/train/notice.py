@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Self
 
 from stretto.base.errors import ConfigError
+from stretto.base.redact import without_secrets
 from stretto.config.run import RunSettings
 from stretto.mesh.world import World
 
@@ -38,7 +39,7 @@ class NoticeWatch:
             raise ConfigError(f"notice_command={command!r} can't be split into words ({error}); fix it") from None
         if not self._arguments or shutil.which(self._arguments[0]) is None:
             raise ConfigError(f"notice_command={command!r} is not a program that can be run; fix its path")
-        self._command, self._callback, self._seconds = command, callback, seconds
+        self._command, self._callback, self._seconds = without_secrets(command), callback, seconds
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 

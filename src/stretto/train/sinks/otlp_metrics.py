@@ -19,7 +19,7 @@ from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import MetricExportResult, MetricsData, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import OTELResourceDetector, Resource
 
-from stretto.base.remote import without_secrets
+from stretto.base.redact import without_secrets
 from stretto.config.logging import AUTO
 
 _DEFAULT_ENDPOINT, _PATH = "http://localhost:4318", "v1/metrics"

@@ -1,0 +1,59 @@
+"""`without_secrets` leaves neither passwords nor signatures in a text, and changes nothing else."""
+
+import json
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stretto.base.redact import redact, without_secrets
+from stretto.errors import DataError
+
+# As a URL may hold them: percent-encoded, except what RFC 3986 allows as it is; and a raw `@` or `"`, a usual mistake.
+SECRETS = st.text(min_size=1, max_size=12).map(lambda text: "Zq7" + quote(text, safe="!$&'()*+,;=:@\"") + "7qZ")
+PREFIXES = st.sampled_from(["https", "s3", "simplecache::https", "zip://inner.csv::ftp", "memory"])
+PATHS = st.sampled_from(["", "/", "/a/b", "/a%20b/c.csv", "/v@2/x"])
+TEMPLATES = st.sampled_from(
+    ["{}", "data.train={}: it is missing; copy it", "'{}' (from {})", '{{"train": "{}"}}', "[{}]"]
+)
+
+
+@given(PREFIXES, SECRETS, st.none() | SECRETS, PATHS, st.none() | SECRETS, TEMPLATES)
+def test_no_user_password_or_query_is_left_in_a_text(
+    prefix: str, user: str, password: str | None, path: str, query: str | None, template: str
+) -> None:
+    login = user if password is None else f"{user}:{password}"
+    url = f"{prefix}://{login}@host{path}" + ("" if query is None else f"?x=1&X-Amz-Signature={query}#end")
+    text = without_secrets(template.format(url, url))
+    assert "Zq7" not in text and "7qZ" not in text
+    assert "@host" not in text and f"{prefix}://host{path}" in text
+    assert without_secrets(text) == text
+
+
+@given(PREFIXES, PATHS, TEMPLATES)
+def test_a_text_without_secrets_is_unchanged(prefix: str, path: str, template: str) -> None:
+    text = template.format(f"{prefix}://host{path}", "mail@host, why? /a@b")
+    assert without_secrets(text) == text
+
+
+@pytest.mark.parametrize(
+    "url", ["abfs://container@account.dfs.core.windows.net/x", "github://org:repo@main/data", "https://host/x#part"]
+)
+def test_what_is_no_secret_stays(url: str) -> None:
+    assert without_secrets(url) == url
+
+
+def test_secrets_are_removed_at_any_depth_and_other_values_stay() -> None:
+    tree = {"a": [{"b": "https://u:p@host/x?y"}, 1, None, True], "c": ("s3://k:s@b", 2.5)}
+    assert redact(tree) == {"a": [{"b": "https://host/x"}, 1, None, True], "c": ["s3://b", 2.5]}
+    assert redact({"data": {"train": 'https://u:p w@host/x?sig=a b" c'}}) == {"data": {"train": "https://host/x"}}
+
+
+def test_json_is_still_json() -> None:
+    text = json.dumps({"train": "https://u:p@host/x?sig=1", "valid": "https://host/y?sig=2"})
+    assert json.loads(without_secrets(text)) == {"train": "https://host/x", "valid": "https://host/y"}
+
+
+def test_an_error_has_no_secrets() -> None:
+    assert str(DataError("https://u:p@host/x?sig=1: it is missing")) == "https://host/x: it is missing"
