@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -72,18 +71,3 @@ def test_a_file_has_the_mode_that_the_umask_says(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert (tmp_path / "config.toml").stat().st_mode & 0o777 == 0o640
-
-
-def test_what_a_killed_writer_left_is_removed_a_day_later(tmp_path: Path) -> None:
-    path = tmp_path / "we[i]ghts"
-    code = "import os, sys; from pathlib import Path; from stretto.base.disk import atomic_path\n"
-    code += "with atomic_path(Path(sys.argv[1])) as partial: partial.touch(); os._exit(9)"
-    for _ in range(2):
-        subprocess.run([sys.executable, "-c", code, path], check=False)
-    first, second = tmp_path.iterdir()
-    others = [tmp_path / "we[i]ghts.mine.partial", tmp_path / f"other{first.name.removeprefix(path.name)}"]
-    for file in (first, *others):
-        file.touch()
-        os.utime(file, (0, time.time() - 90_000))
-    write_atomic(path, b"")
-    assert {*tmp_path.iterdir()} == {path, second, *others}

@@ -60,3 +60,21 @@ def test_only_urls_need_permission_where_any_path_is_fine() -> None:
     assert check_url("/anywhere", "claim", []) == "/anywhere"
     with pytest.raises(ConfigError, match="claim refers to 's3://bucket/run'"):
         check_url("s3://bucket/run", "claim", [])
+
+
+@pytest.mark.parametrize(
+    ("location", "allowed", "opened"),
+    [
+        ("https://host/a/b", "https://me:pw@host/a/", "https://me:pw@host/a/b"),
+        ("https://another:user@host/a/b", "https://me:pw@host/a", "https://me:pw@host/a/b"),
+        ("https://another:user@host/a/", "https://me:pw@host/a", "https://me:pw@host/a/"),
+        ("https://another?@host/a", "https://host/a", "https://host/a"),
+    ],
+)
+def test_a_url_is_opened_with_the_secrets_that_the_user_has_typed(location: str, allowed: str, opened: str) -> None:
+    assert check_location(location, "config.toml", ["s3://other", allowed]) == opened
+
+
+def test_an_error_about_a_url_with_a_password_says_that_it_is_needed() -> None:
+    with pytest.raises(ConfigError, match=r"with allowed_locations='https://host/a' and its password$"):
+        check_location("https://me:pw@host/a", "config.toml", ["https://host/b"])

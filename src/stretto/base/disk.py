@@ -1,11 +1,9 @@
 """Writes files atomically, reports file-system errors, and syncs folders to the disk."""
 
 import errno
-import glob
 import os
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
@@ -13,8 +11,6 @@ from stretto.base.errors import ConfigError
 
 # `os.link` raises one of these on filesystems where a file can't have a second name.
 NO_HARD_LINK_ERRORS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-# A temporary file that nobody has written to for so long belongs to no writer.
-_LEFTOVER_SECONDS = 86_400
 
 
 def fsync_folder(folder: Path) -> None:
@@ -44,15 +40,14 @@ def atomic_path(path: Path, *, sync: bool = True) -> Iterator[Path]:
         raise
     if sync:
         fsync_folder(path.parent)
-        for leftover in path.parent.glob(f"{glob.escape(path.name)}.{'[0-9a-f]' * 32}.partial"):  # of a killed writer
-            with suppress(OSError):
-                if leftover.stat().st_mtime < time.time() - _LEFTOVER_SECONDS:
-                    leftover.unlink()
 
 
-def write_atomic(path: Path, content: bytes, *, sync: bool = True) -> None:
+def write_atomic(path: Path, content: bytes, *, sync: bool = True, is_private: bool = False) -> None:
     """Write a file so that other processes see all of the new content or none of it, see `atomic_path`."""
     with atomic_path(path, sync=sync) as partial:
+        if is_private:
+            partial.touch()
+            partial.chmod(0o600)
         partial.write_bytes(content)
 
 

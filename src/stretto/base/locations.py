@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import unquote
 
 from stretto.base.errors import ConfigError
+from stretto.base.redact import without_secrets
 from stretto.base.remote import is_remote
 
 
@@ -18,12 +19,21 @@ def is_allowed(location: str, allowed_locations: Iterable[str]) -> bool:
 
 
 def check_location(location: str, source: str, allowed_locations: Iterable[str]) -> str:
-    """Return a location if it is allowed; the error says that `source`, such as `config.toml: save.to`, names it."""
+    """Return a location if it is allowed; the error says that `source`, such as `config.toml: save.to`, names it.
+
+    A run's files name URLs without secrets: the result has those of the allowed URL, which the user has typed.
+    """
+    allowed_locations = [*allowed_locations]
     if is_allowed(location, allowed_locations):
         return location
+    shown = without_secrets(location)
+    for allowed in allowed_locations:
+        if _is_inside(shown, without_secrets(allowed)):
+            return allowed.rstrip("/") + shown.removeprefix(without_secrets(allowed).rstrip("/"))
+    password = "" if shown == location else " and its password"
     raise ConfigError(
-        f"{source} refers to {location!r}, which is outside the folder; if you trust its author, open it with "
-        f"allowed_locations={location!r}"
+        f"{source} refers to {shown!r}, which is outside the folder; if you trust its author, open it with "
+        f"allowed_locations={shown!r}{password}"
     )
 
 

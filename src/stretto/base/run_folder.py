@@ -1,7 +1,7 @@
 """RunFolder: the files in a run's folder.
 
 runs/book/
-    config.toml            the config, with all defaults written out
+    config.toml            the config, with all defaults written out; the only file that has the secrets of URLs
     data_spec.json         what the data's numbers mean: task, labels, channels; for text, also vocabulary.json
     plan.json              the plan with its predicted step time, if layout.auto chose the layout
     log.jsonl              one line of JSON per event; log-00001.jsonl and so on have the beginning of a long log
@@ -102,11 +102,11 @@ class RunFolder:
         except (FileNotFoundError, NotADirectoryError):
             return None
 
-    def write(self, name: str, content: bytes) -> None:
-        """Create or replace a file, completely or not at all."""
+    def write(self, name: str, content: bytes, *, is_private: bool = False) -> None:
+        """Create or replace a file, completely or not at all; if it is private, only its owner can read it."""
         with self.explain_write_errors():
             self.path.mkdir(parents=True, exist_ok=True)
-            write_atomic(self.file(name), content)
+            write_atomic(self.file(name), content, is_private=is_private)
 
     def explain_write_errors(self) -> AbstractContextManager[None]:
         """Return a context manager that turns a file-system error into a ConfigError that names the folder."""

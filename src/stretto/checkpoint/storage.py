@@ -14,6 +14,7 @@ from typing import TypeVar
 from stretto.base.bounded_read import read_bounded
 from stretto.base.disk import fsync_folder, link_or_rename
 from stretto.base.errors import DataError
+from stretto.base.redact import without_secrets
 from stretto.base.remote import RemoteFolder, is_remote, join, retry, retry_if_exists
 from stretto.base.scratch import scratch_folder_of
 from stretto.checkpoint.manifest import MANIFEST, damaged_error
@@ -118,7 +119,7 @@ class RemoteStorage:
     """A folder in object storage, through fsspec, with the same methods as LocalStorage."""
 
     def __init__(self, location: str, retry_seconds: float) -> None:
-        self.location = location
+        self.location = without_secrets(location)  # for messages, logs and claims, and to compare
         self._retry_seconds = retry_seconds
         self._remote = RemoteFolder.open(location)
         self._scratch: Path | None = None  # holds files to upload; created when needed

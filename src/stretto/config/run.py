@@ -1,11 +1,12 @@
 """RunConfig, the config of a run, and its sections [data], [run] and [save]."""
 
 from pathlib import Path
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
 from stretto.base.metric_names import BUILT_IN_METRICS, EVERY_EVALUATION, PER_CLASS
+from stretto.base.redact import redact
 from stretto.base.strict_model import StrictModel, suggest_name
 from stretto.config.layout import Layout
 from stretto.config.logging import LoggingConfig
@@ -242,6 +243,11 @@ class RunConfig(StrictModel):
             remedy = "set data.valid and run.eval_every" if self.data.factory is None else "set run.eval_every"
             raise ValueError(f"{self.evaluation_dependent} depends on evaluations during the run; {remedy}")
         return self
+
+    def public(self) -> dict[str, dict[str, Any]]:
+        """Return the fields by section, as for JSON, with URLs as `scheme://host/path`: for all that may be shared."""
+        sections: dict[str, dict[str, Any]] = redact(self.model_dump(mode="json"))
+        return sections
 
     @property
     def evaluation_dependent(self) -> str | None:

@@ -8,6 +8,7 @@ from pydantic_core import from_json
 from stretto.base.bounded_read import parse_json
 from stretto.base.errors import ConfigError, DataError, StrettoError
 from stretto.base.log_segments import list_segments, segment_lines
+from stretto.base.redact import redact
 from stretto.base.run_folder import CONFIG, DATA_SPEC, LOG, PLAN, RunFolder
 from stretto.config.toml import parse_config, read_toml
 from stretto.report.record import JsonObject, Record
@@ -27,7 +28,7 @@ def read_record(folder: Path | str, on_progress: ProgressCallback = lambda fract
     data_spec, plan = _read_object(files, DATA_SPEC), _read_object(files, PLAN)
     record = Record(folder, {}, None, data_spec, plan or None, files.is_finished, files.nonfinite_batches())
     try:
-        record.raw_config = read_toml(files.config)
+        record.raw_config = redact(read_toml(files.config))  # reports are shared
         record.config = parse_config(dict(record.raw_config), str(files.config))
     except StrettoError as error:
         record.config_problem = str(error)

@@ -36,14 +36,14 @@ class ConfigChange:
 def find_changes(saved_config: Mapping[str, Any] | None, config: RunConfig) -> list[ConfigChange]:
     """Return the fields of a config that differ from a saved one; an empty list if no config was saved.
 
-    A field that the saved config lacks had its default value.
+    A field that the saved config lacks had its default value. Neither has secrets, which may change.
     """
     changes: list[ConfigChange] = []
     if saved_config is None:
         return changes
     # Data without a train folder or a factory would not be valid.
     defaults = RunConfig.model_validate({"data": {"train": ""}}).model_dump(mode="json")
-    for section, values in config.model_dump(mode="json").items():
+    for section, values in config.public().items():
         saved = saved_config.get(section, {})
         saved_values = {**defaults[section], **(saved if isinstance(saved, dict) else {})}
         for name, value in values.items():

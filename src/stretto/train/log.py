@@ -25,6 +25,7 @@ from stretto.base.log_segments import (
     segment_lines,
     segment_number,
 )
+from stretto.base.redact import redact
 from stretto.base.run_folder import RunFolder
 from stretto.config.run import RunConfig
 from stretto.train.node_report import NodeReport
@@ -49,7 +50,8 @@ class LogWriter:
     def write(self, kind: str, values: Mapping[str, object]) -> None:
         """Write a line of this kind to the log and the sinks."""
         # JSON has no NaN or infinity; they become null.
-        finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in values.items()}
+        fields = redact(dict(values)).items()
+        finite = {name: None if isinstance(v, float) and not math.isfinite(v) else v for name, v in fields}
         try:
             self._file.write(json.dumps({"kind": kind, **finite}) + "\n")
             if self._num_failures:
@@ -81,8 +83,12 @@ def open_log_writer(
     with folder.explain_write_errors():
         file = open_log(folder.log, step) if is_required else _try_open_log(folder.log, step)
     history = partial(read_lines, list_segments(folder.log))
-    sections = config.model_dump(mode="json", exclude_none=True)
-    hyperparameters = {f"{section}.{name}": value for section in sections for name, value in sections[section].items()}
+    hyperparameters = {
+        f"{section}.{name}": value
+        for section, values in config.public().items()
+        for name, value in values.items()
+        if value is not None
+    }
     with (
         _closing(file),
         open_sinks(config.logging, folder.path, step=step, hyperparameters=hyperparameters, history=history) as sinks,

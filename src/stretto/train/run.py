@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from stretto.base.errors import ConfigError, DivergedError, SavedInterrupt, StrettoError
+from stretto.base.redact import without_secrets
 from stretto.base.run_folder import CONFIG, RunFolder
 from stretto.base.tf32 import use_tf32
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
@@ -102,7 +103,7 @@ class Run:
         )
         self._policy = SavePolicy(config.save, config.run.eval_every, has_validation=self.valid is not None)
         self._run_info = RunInfo(
-            config=self._launched_config.model_dump(mode="json"), layout=str(config.layout), data=inputs.train.digest
+            config=self._launched_config.public(), layout=str(config.layout), data=inputs.train.digest
         )
         self._spec_files = data_spec_files(self.data_spec)
         self.checkpoints = self._make_checkpoints()
@@ -132,7 +133,7 @@ class Run:
 
     def _repr_html_(self) -> str:
         """Return a table for notebooks: the run's state, its last losses and its best checkpoint."""
-        return run_table(self.folder, self.config.layout, self.trainer, self.checkpoints.location)
+        return run_table(self.folder, self.config.layout, self.trainer, checkpoint_location(self.config))
 
     def close(self) -> None:
         """Release the locks on the run's folder and checkpoints; `events` does so at its end."""
@@ -387,7 +388,7 @@ class Run:
         """Write the weights of all stages into one file, from the checkpoint of the last step."""
         if self.world.is_rank_zero:
             self.checkpoints.check_fence()  # raises if a newer launch has taken over
-            checkpoint = find_checkpoint(self.checkpoints.location, self.config.data.retry_seconds)
+            checkpoint = find_checkpoint(checkpoint_location(self.config), self.config.data.retry_seconds)
             save_weights(read_weights(self.model, checkpoint), self.folder.weights)
 
     def _save_trace(self) -> None:
@@ -470,7 +471,9 @@ class Run:
                 # A finished run that now continues for more steps must not leave its old weights as the final ones.
                 with self.folder.explain_write_errors():
                     self.folder.weights.unlink(missing_ok=True)
-            for name, content in {CONFIG: dump_config(self._launched_config).encode(), **self._spec_files}.items():
+            text = dump_config(self._launched_config)
+            self.folder.write(CONFIG, text.encode(), is_private=text != without_secrets(text))
+            for name, content in self._spec_files.items():
                 self.folder.write(name, content)
 
 

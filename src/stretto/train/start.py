@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from stretto.base.bounded_read import MAX_CONFIG_BYTES
 from stretto.base.errors import ConfigError, DataError, StrettoError
+from stretto.base.redact import redact
 from stretto.base.run_folder import RunFolder
 from stretto.checkpoint.checkpoint import Checkpoint, find_resume_point
 from stretto.checkpoint.storage import open_storage
@@ -102,7 +103,7 @@ def _check_folder(config: RunConfig, resume: str) -> None:
         return
     if resume == "never":
         raise ConfigError(f"run.folder={folder} already holds a run; choose a different run.folder, or delete it")
-    old, new = load_config(folder.config).save.to, config.save.to
+    old, new = (redact(location) for location in (load_config(folder.config).save.to, config.save.to))
     if old != new:
         # Otherwise the run would not find its checkpoints, and silently start from the beginning.
         remedy = "leave save.to out" if old is None else f"set save.to={old}"
