@@ -101,11 +101,11 @@ def count_manifests(world: World, config: RunConfig, resume: str) -> int:
 
 
 def test_only_rank_0_reads_the_manifest_to_resume(byte_corpus: Corpus, tmp_path: Path, pools: RankPools) -> None:
-    """It reads it to check the run before anything is written, and to claim the generation."""
+    """It reads it to check the run before anything is written, to claim the generation, and after the claim."""
     list(Run(config_for(byte_corpus, tmp_path / "run")).events())
     for folder, resume in (("run", "auto"), ("other", str(tmp_path / "run"))):
         config = config_for(byte_corpus, tmp_path / folder, layout={"replicas": 2})
-        assert pools[2].run(count_manifests, config, resume) == [2, 0]
+        assert pools[2].run(count_manifests, config, resume) == [3, 0]
 
 
 def test_a_folder_that_holds_a_run_is_refused(byte_corpus: Corpus, tmp_path: Path) -> None:

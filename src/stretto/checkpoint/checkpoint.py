@@ -16,7 +16,7 @@ from stretto.base.bounded_read import MAX_CONFIG_BYTES, parse_toml
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.locations import check_location, check_url
-from stretto.base.remote import is_remote, without_secrets
+from stretto.base.remote import is_remote
 from stretto.base.run_folder import BEST, CHECKPOINTS, CONFIG, RunFolder, split_best
 from stretto.base.score import Score
 from stretto.base.strict_model import first_error
@@ -87,9 +87,7 @@ class Checkpoint:
 
     def name_relative_to(self, storage: Storage) -> str:
         """Return the checkpoint's name if it is in `storage`, else its full location."""
-        if _is_same_location(self.storage.location, storage.location):
-            return self.name
-        return without_secrets(self.location)
+        return self.name if _is_same_location(self.storage.location, storage.location) else self.location
 
     def read(self, shards: Sequence[TensorShard]) -> None:
         """Fill the shards' tensors with saved values, from whichever files hold them; nothing else is read.
@@ -244,11 +242,11 @@ def find_resume_point(
 
 
 def find_resumed(
-    storage: Storage, claim: Claim, retry_seconds: float, allowed_locations: Sequence[str] = (), resume: str = "auto"
+    storage: Storage, claim: Claim, retry_seconds: float, allowed_locations: Sequence[str] = ()
 ) -> tuple[Storage, str] | None:
     """Return the storage and name of the checkpoint that a launch of the run in `storage` resumes from.
 
-    None if it starts from the beginning. A claim has no passwords: they are taken from `resume`.
+    None if it starts from the beginning.
     """
     if claim.resumed_from is None:
         return None
@@ -256,8 +254,6 @@ def find_resumed(
         return storage, claim.resumed_from  # a name in this storage, not a location
     source = f"{storage.location}/{GENERATIONS}"
     location = check_url(claim.resumed_from, source, (*allowed_locations, storage.location))
-    if location.startswith(shown := without_secrets(resume)):
-        location = resume + location.removeprefix(shown)
     folder, _, name = location.rstrip("/").rpartition("/")
     return open_storage(folder or ".", retry_seconds), name
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from stretto.base.errors import DataError, FencedError, StrettoError
 from stretto.base.reason import short_reason
-from stretto.base.remote import is_remote, without_secrets
+from stretto.base.remote import is_remote
 from stretto.base.score import Score
 from stretto.checkpoint.best import best_name, write_score
 from stretto.checkpoint.checkpoint import (
@@ -255,7 +255,7 @@ class History:
             self._storage.remove(str(name))
         except (OSError, StrettoError) as error:
             if not self._left:
-                place = without_secrets(f"{self._storage.location}/{name}")
+                place = f"{self._storage.location}/{name}"
                 _log.warning("%s can't be removed (%s); it stays, and so may others", place, short_reason(error))
             self._left.append(name)
 

@@ -20,7 +20,7 @@ from typing import Any, Self
 import torch
 
 from stretto.base.errors import ConfigError, DataError, LostPeerError
-from stretto.base.remote import is_remote, without_secrets
+from stretto.base.remote import is_remote
 from stretto.base.run_folder import split_best
 from stretto.base.score import Score, ScoreMode
 from stretto.base.units import pluralize
@@ -72,13 +72,13 @@ class CheckpointManager:
         max_failures: int | None = None,
     ) -> None:
         self.world = world or World(rank=0, size=1, device=torch.device("cpu"))
-        self.location = str(location)
         self.generation = 0  # until `start`
         self._retention = Retention(keep, keep_every, keep_best)
         self._retry_seconds, self._needs_lock = retry_seconds, needs_lock
         self._max_failures, self._num_failures = max_failures, 0  # in a row, on the first rank
         self._verifies = not is_remote(location) if verify is None else verify
         self._storage = open_storage(location, retry_seconds)
+        self.location = self._storage.location  # without secrets
         self._history: History | None = None  # None before `start`, and on all ranks but the first
         self._buffers = StagingBuffers()
         self._key_prefix = f"checkpoints/{self.world.store.next_number()}"  # of its keys in the store
@@ -136,8 +136,8 @@ class CheckpointManager:
                 claim = wait_for_claim(self._storage, self.generation, token)
                 location = split_best(resume)[0]
                 if resume not in ("auto", "never"):
-                    allowed_locations = (*allowed_locations, without_secrets(location))  # the user has named it
-                place = find_resumed(self._storage, claim, self._retry_seconds, allowed_locations, location)
+                    allowed_locations = (*allowed_locations, location)  # the user has named it
+                place = find_resumed(self._storage, claim, self._retry_seconds, allowed_locations)
         if checkpoint is not None:
             self.world.broadcast_bytes(checkpoint.content)
         elif place is not None:

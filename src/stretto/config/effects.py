@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 
-from stretto.base.remote import is_remote, without_secrets
+from stretto.base.redact import without_secrets
+from stretto.base.remote import is_remote
 from stretto.config.run import RunConfig
 
 _RUNS_CODE = "imports and runs Python code"  # if the value is `file.py:name` or `package.module:name`
