@@ -60,7 +60,7 @@ def flip(path: Path, place: float) -> None:
 
 
 def truncate(path: Path, place: float) -> None:
-    os.truncate(path, int(place * (path.stat().st_size - 1)))
+    os.truncate(path, max(int(place * (path.stat().st_size - 1)), 1))
 
 
 @pytest.mark.parametrize("spoil", [flip, truncate])
@@ -305,10 +305,16 @@ def test_a_file_that_is_smaller_than_its_shards_is_refused(content: bytes, tmp_p
 def test_a_file_that_is_not_a_manifest_is_refused(tmp_path: Path) -> None:
     save_two(tmp_path)
     path = newest(tmp_path) / MANIFEST
-    for content in (b"", b"{}", b"[]", b"null", b"[" * 200_000, b"\xff\xfe", json.dumps({"sha256": "0"}).encode()):
+    for content in (b"{}", b"[]", b"null", b"[" * 200_000, b"\xff\xfe", json.dumps({"sha256": "0"}).encode()):
         path.write_bytes(content)
         with pytest.raises(DataError, match=f"{MANIFEST} is damaged"):
             find_checkpoint(tmp_path)
+
+
+def test_an_empty_manifest_is_what_a_kill_leaves_without_hard_links(tmp_path: Path) -> None:
+    save_two(tmp_path)
+    (newest(tmp_path) / MANIFEST).write_bytes(b"")
+    assert find_checkpoint(tmp_path).manifest.training_state.step == 1
 
 
 def test_shards_that_overlap_and_leave_a_gap_are_refused(tmp_path: Path) -> None:

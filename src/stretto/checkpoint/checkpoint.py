@@ -60,7 +60,8 @@ class Checkpoint:
         except OSError as error:
             where = f"{storage.location}/{name}/{MANIFEST}"
             raise damaged_error(where, f"it can't be read: {error.strerror}") from None
-        return cls.parse(storage, name, content)
+        # Without hard links, a kill can leave an empty one (see `link_or_rename`).
+        return cls.parse(storage, name, content) if content else None
 
     @classmethod
     def parse(cls, storage: Storage, name: str, content: bytes) -> "Checkpoint":
