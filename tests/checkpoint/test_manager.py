@@ -147,24 +147,6 @@ def test_a_step_whose_save_failed_is_saved_again(tmp_path: Path) -> None:
     assert steps(tmp_path) == [1]
 
 
-def test_a_run_that_can_no_longer_save_ends(tmp_path: Path) -> None:
-    with CheckpointManager(tmp_path, max_failures=3) as checkpoints:
-        checkpoints.start()
-
-        def fail(*failing: int) -> None:
-            for step in failing:
-                (tmp_path / f"step-{step:09}-g1").write_text("in the way")
-                with pytest.raises(DataError, match=f"step-{step:09}-g1 can't be written"):
-                    checkpoints.save(snapshot(step), wait=True)
-
-        fail(1, 2)
-        checkpoints.save(snapshot(3), wait=True)  # in a row
-        fail(4, 5)
-        (tmp_path / "step-000000006-g1").write_text("in the way")
-        with pytest.raises(DataError, match=r"save\.max_failures=3: the last 3 saves failed, the last one"):
-            checkpoints.save(snapshot(6), wait=True)
-
-
 def test_nothing_is_saved_before_the_start(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"save\(\) was called before start\(\)"):
         CheckpointManager(tmp_path).save(snapshot(1))

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from stretto import load_model
+from stretto.checkpoint.manifest import MANIFEST, Manifest
 from stretto.cli.main import main
 from stretto.data import prepare_text
 from stretto.errors import DataError
@@ -87,8 +88,10 @@ def test_nothing_is_said_of_a_run_without_a_best_checkpoint(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shutil.copytree(run, tmp_path / "run")
-    for path in (tmp_path / "run" / "checkpoints").glob("*/evaluation.json"):
-        path.unlink()
+    for folder in (tmp_path / "run" / "checkpoints").glob("step-*"):  # as without save.keep_best
+        (folder / "evaluation.json").unlink(missing_ok=True)
+        manifest = Manifest.load((folder / MANIFEST).read_bytes(), "")
+        (folder / MANIFEST).write_bytes(manifest.model_copy(update={"best": None}).dump())
     assert main(["eval", str(tmp_path / "run")]) == 0
     assert capsys.readouterr().err == ""
     with pytest.raises(DataError, match="no checkpoint of the run has a finite validation loss"):

@@ -395,7 +395,7 @@ def test_a_server_without_byte_ranges_is_one_sentence(folder: Path, tmp_path: Pa
 def test_a_small_file_has_a_limit(bucket: MemoryFileSystem, folder: Path) -> None:
     size = (folder / "index.json").stat().st_size
     assert len(RemoteFolder.open(URL).cat("index.json", size)) == size
-    with pytest.raises(DataError, match=r"^memory:/+bucket/store/index\.json is larger than 0 MiB, the limit"):
+    with pytest.raises(DataError, match=r"^memory:/+bucket/store/index\.json is larger than 1 KiB, the limit"):
         RemoteFolder.open(URL).cat("index.json", size - 1)
 
 

@@ -104,17 +104,18 @@ def test_only_the_first_rank_looks_at_the_runs_folder_its_checkpoints_and_all_fi
     data = tmp_path / "data"
     shutil.copytree(byte_corpus.location, data)
     config = config_for(byte_corpus, tmp_path / "run", {"data.train": str(data)})
-    claims = tmp_path / "run" / "checkpoints" / "generations"
-    claims.mkdir(parents=True)
-    (claims / "000000001.json").write_text("damaged")
+    manifest = tmp_path / "run" / "checkpoints" / "step-000000001-g1" / "manifest.json"
+    for path in (manifest, tmp_path / "run" / "checkpoints" / "generations" / "000000001.json"):
+        path.parent.mkdir(parents=True)
+        path.write_text("damaged")
     with pytest.raises(DataError, match="is damaged"):
         prepare_run(config)
-    (claims / "000000001.json").unlink()
+    manifest.unlink()
     shard = next(data.glob("tokens-*.bin"))
     os.truncate(shard, shard.stat().st_size - 1)
     with pytest.raises(DataError, match=f"{shard.name} has "):
         prepare_run(config)
-    (claims / "000000001.json").write_text("damaged")
+    manifest.write_text("damaged")
     windows = prepare_run(config, is_first_rank=False).train.windows
     # What it has not looked at, it notices when it reads it.
     with pytest.raises(DataError, match=f"{shard.name} has "):

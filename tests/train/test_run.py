@@ -280,3 +280,16 @@ def test_a_run_on_a_gpu_that_was_stopped_and_resumed_has_the_same_bits(byte_corp
     assert curves[0] == curves[1]
     weights = [load_file(tmp_path / name / "weights.safetensors") for name in ("whole", "stopped")]
     assert all(torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
+
+
+def test_a_run_that_can_no_longer_save_ends(byte_corpus: Corpus, tmp_path: Path) -> None:
+    run = Run(config_for(byte_corpus, tmp_path / "run", train={"steps": 50}, save={"every": 1, "max_failures": 3}))
+    for step in (1, 2, *range(4, 50)):  # step 3 can be saved
+        (tmp_path / "run" / "checkpoints" / f"step-{step:09}-g1").write_text("in the way")
+    saves: list[bool] = []
+    with pytest.raises(
+        DataError, match=r"save\.max_failures=3: so many saves in a row have failed, .*can't be written"
+    ):
+        for event in run.events():
+            saves += [event.error is None] if isinstance(event, SaveReport) else []
+    assert saves == [False, False, True, False, False, False]

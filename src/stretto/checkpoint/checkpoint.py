@@ -144,7 +144,7 @@ def find_checkpoint(
 
 
 @dataclass(frozen=True)
-class Listing:
+class RunListing:
     """A run's claims and checkpoints, as one look at its storage shows them, with a fixed number of requests."""
 
     newest: int  # generation, whether or not its claim can be read; 0 if there is none
@@ -153,7 +153,7 @@ class Listing:
     names: tuple[CheckpointName, ...]  # of all checkpoints, complete or not
 
     @classmethod
-    def read(cls, storage: Storage) -> "Listing":
+    def read(cls, storage: Storage) -> "RunListing":
         """Look at a run's storage. A claim that can't be read only counts as a number that is taken."""
         numbers = sorted(claim_numbers(storage), reverse=True)
         claim, unreadable = None, []
@@ -181,7 +181,7 @@ class Listing:
         if not self.names:
             return None
         # A launch that still runs may have removed what was there, after it saved others.
-        again = Listing.read(storage)
+        again = RunListing.read(storage)
         return None if again == self else again.newest_checkpoint(storage)
 
     def complete_lineage(self, storage: Storage) -> list[CheckpointName]:
@@ -194,7 +194,7 @@ class Listing:
 
 def newest_checkpoint(storage: Storage) -> Checkpoint | None:
     """Open the newest checkpoint of a run; None if it has none."""
-    return Listing.read(storage).newest_checkpoint(storage)
+    return RunListing.read(storage).newest_checkpoint(storage)
 
 
 class ResumePoint(NamedTuple):
@@ -214,7 +214,7 @@ def find_resume_point(
     resume: Path | str,
     retry_seconds: float = 300.0,
     allowed_locations: Sequence[str] = (),
-    listing: Listing | None = None,
+    listing: RunListing | None = None,
 ) -> ResumePoint:
     """Return where the next launch of a run resumes, for what `listing` shows of the storage.
 
@@ -225,7 +225,7 @@ def find_resume_point(
     """
     if resume == "never":
         return ResumePoint(None, None, is_fixed=True)
-    listing = listing or Listing.read(storage)
+    listing = listing or RunListing.read(storage)
     requested_name = None
     if resume != "auto":
         requested = find_checkpoint(resume, retry_seconds, allowed_locations)
@@ -296,7 +296,7 @@ def _read_save_to(folder: RunFolder) -> str | None:
 
 def lineage_names(storage: Storage) -> list[CheckpointName]:
     """Return all complete checkpoints that the newest launch of a run builds on, newest first."""
-    return lineage(Listing.read(storage).chain, complete_checkpoint_names(storage))
+    return lineage(RunListing.read(storage).chain, complete_checkpoint_names(storage))
 
 
 def complete_checkpoint_names(storage: Storage) -> list[CheckpointName]:

@@ -17,8 +17,8 @@ from stretto.base.score import Score
 from stretto.checkpoint.best import best_name, write_score
 from stretto.checkpoint.checkpoint import (
     Checkpoint,
-    Listing,
     ResumePoint,
+    RunListing,
     all_checkpoint_names,
     claim_numbers,
     create_claim,
@@ -96,7 +96,7 @@ class History:
         """
         if self._newest:
             self.check_fence()
-        listing = Listing.read(self._storage)
+        listing = RunListing.read(self._storage)
         while True:
             self._newest = listing.newest
             if from_memory:  # this launch has claimed before, and builds on what it has saved since
@@ -107,7 +107,7 @@ class History:
                 point = find_resume_point(self._storage, resume, retry_seconds, allowed_locations, listing)
             claim = self._next_claim(listing, point, num_ranks, is_launch=is_launch, from_memory=from_memory)
             if not create_claim(self._storage, claim):
-                listing = Listing.read(self._storage)  # another launch took the number, and may have saved since
+                listing = RunListing.read(self._storage)  # another launch took the number, and may have saved since
                 continue
             self._newest = claim.generation
             # Another launch's claims are what counts for the choice, not the one just written.
@@ -137,7 +137,7 @@ class History:
         self.num_rank_changes = 0 if claim is None else claim.num_rank_changes
 
     def _next_claim(
-        self, listing: Listing, point: ResumePoint, num_ranks: int, *, is_launch: bool, from_memory: bool
+        self, listing: RunListing, point: ResumePoint, num_ranks: int, *, is_launch: bool, from_memory: bool
     ) -> Claim:
         last = listing.claim
         if not from_memory:

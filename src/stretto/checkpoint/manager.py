@@ -23,7 +23,6 @@ from stretto.base.errors import ConfigError, DataError, LostPeerError
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import split_best
 from stretto.base.score import Score, ScoreMode
-from stretto.base.units import pluralize
 from stretto.base.version import installed_version
 from stretto.checkpoint.background_save import (
     FATAL_BY_NAME,
@@ -55,7 +54,7 @@ class CheckpointManager:
     `keep` checkpoints are kept, with `keep_every` also those whose step is a multiple of it, and with `keep_best`
     also the one with the best validation loss or metric. With `verify`, each rank reads back what it has written before
     the checkpoint counts and an older one is removed; None: only in a folder, since object storage would send all bytes
-    back over the network. After `max_failures` saves in a row that failed, the run ends with an error; None: never.
+    back over the network.
     """
 
     def __init__(
@@ -69,13 +68,11 @@ class CheckpointManager:
         retry_seconds: float = 300.0,
         needs_lock: bool = True,
         verify: bool | None = None,
-        max_failures: int | None = None,
     ) -> None:
         self.world = world or World(rank=0, size=1, device=torch.device("cpu"))
         self.generation = 0  # until `start`
         self._retention = Retention(keep, keep_every, keep_best)
         self._retry_seconds, self._needs_lock = retry_seconds, needs_lock
-        self._max_failures, self._num_failures = max_failures, 0  # in a row, on the first rank
         self._verifies = not is_remote(location) if verify is None else verify
         self._storage = open_storage(location, retry_seconds)
         self.location = self._storage.location  # without secrets
@@ -384,15 +381,7 @@ class CheckpointManager:
         if isinstance(error, FATAL_ERRORS):
             save.fatal_error = error
         else:
-            self._num_failures = 0 if error is None else self._num_failures + 1
             history.remove_incomplete()
-            if self._num_failures == self._max_failures:
-                assert error is not None
-                save.fatal_error = DataError(
-                    f"save.max_failures={self._max_failures}: the last {pluralize(self._num_failures, 'save')} failed, "
-                    f"the last one as {save_error(f'{self.location}/{save.name}', error)}; make room there or set "
-                    "save.to to a different place, and start again"
-                )
         save.report = SaveReport(
             save.name.step,
             f"{self.location}/{save.name}",

@@ -10,10 +10,11 @@ from typing import NamedTuple, NoReturn
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stretto.base.errors import ConfigError, DivergedError, SavedInterrupt, StrettoError
+from stretto.base.errors import ConfigError, DataError, DivergedError, SavedInterrupt, StrettoError
 from stretto.base.redact import without_secrets
 from stretto.base.run_folder import CONFIG, RunFolder
 from stretto.base.tf32 import use_tf32
+from stretto.checkpoint.background_save import SaveReport
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
 from stretto.checkpoint.lock import FolderLock, lock_folder
 from stretto.checkpoint.manager import CheckpointManager
@@ -101,6 +102,7 @@ class Run:
         self.trainer = Trainer(
             self.engine, inputs.train.windows, config.train, seed=config.run.seed, workers=config.data.workers
         )
+        self._num_failed_saves = 0  # in a row, on the first rank
         self._policy = SavePolicy(config.save, config.run.eval_every, has_validation=self.valid is not None)
         self._run_info = RunInfo(
             config=self._launched_config.public(), layout=str(config.layout), data=inputs.train.digest
@@ -268,7 +270,7 @@ class Run:
             if trainer.is_done:
                 self._save_weights()
             # On the first rank, report the saves that have ended by now.
-            yield from iter(self.checkpoints.poll, None)
+            yield from self._saves()
             if is_preempted and not trainer.is_done:
                 self._stop(
                     f"stopped after step {report.step}, as requested; that step is saved, so start again to resume"
@@ -284,14 +286,14 @@ class Run:
             self._recovery.finish_copy()
         # No rank exits before all are done: the first rank may host the key-value store, which the others still use.
         self.world.barrier()
-        yield from iter(self.checkpoints.poll, None)
+        yield from self._saves()
 
     def _change_ranks(self) -> Iterator[Event]:
         """With live recovery: let all ranks know that others wait to join; when they do, end this round."""
         if Request.REGROUP in self.trainer.requested and not self.trainer.is_done:
             # Together: a rank that still writes would come too late for the others, and be replaced.
             self.checkpoints.finish_save()
-            yield from iter(self.checkpoints.poll, None)
+            yield from self._saves()
             self.checkpoints.close(wait=True)
             raise RanksChangeError(f"the ranks change after step {self.trainer.step}")
         if self._recovery is not None and self._recovery.live.has_newcomers():
@@ -384,6 +386,17 @@ class Run:
         self.checkpoints.save(replace(snapshot, run_info=self._run_info, files=self._spec_files), wait=wait)
         self._policy.restart_clock()
 
+    def _saves(self) -> Iterator[SaveReport]:
+        """Yield the reports of finished saves, on the first rank; raise if too many in a row have failed."""
+        for report in iter(self.checkpoints.poll, None):
+            yield report
+            self._num_failed_saves = 0 if report.error is None else self._num_failed_saves + 1
+            if self._num_failed_saves == self.config.save.max_failures:
+                raise DataError(
+                    f"save.max_failures={self._num_failed_saves}: so many saves in a row have failed, so the run would "
+                    f"lose what it computes ({report.error}); make room, or set save.to to a different place"
+                )
+
     def _save_weights(self) -> None:
         """Write the weights of all stages into one file, from the checkpoint of the last step."""
         if self.world.is_rank_zero:
@@ -409,7 +422,6 @@ class Run:
             retry_seconds=config.data.retry_seconds,
             needs_lock=not self.is_recovered,
             verify=config.save.verify,
-            max_failures=config.save.max_failures,
         )
 
     def _restore(self, checkpoint: Checkpoint | None) -> list[ConfigChange]:

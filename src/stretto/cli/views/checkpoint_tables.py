@@ -14,7 +14,7 @@ from stretto.checkpoint.best import best_name, read_scores
 from stretto.checkpoint.checkpoint import (
     GENERATIONS,
     Checkpoint,
-    Listing,
+    RunListing,
     complete_checkpoint_names,
     find_checkpoint,
     find_storage,
@@ -50,7 +50,7 @@ def _run_tables(storage: Storage) -> Group:
     """Return a table of all checkpoints of a run, and one of its launches and changes of ranks, from their claims."""
     claims = read_claims(storage)
     names = sorted(complete_checkpoint_names(storage), key=lambda name: (name.step, name.generation))
-    lineage_names = lineage(Listing.read(storage).chain, names)
+    lineage_names = lineage(RunListing.read(storage).chain, names)
     scores = read_scores(storage, names)
     best = best_name({name: score for name, score in scores.items() if name in lineage_names})
     score_name = "loss" if best is None else scores[best].name.replace("_", " ")
