@@ -26,6 +26,7 @@ class SavedModel:
     num_tokens: int = NUM_TOKENS  # if there are more, the output layer uses the weight of the embedding
     num_lanes: int = 8  # of 5 KB each
     weight_seed: int = 3
+    optimizer: str = "adamw"  # "sgd" has no state, so the weights are all that is cut
     has_spans: bool = False  # then it has other blocks, of 3 MB, and no lanes
 
 
@@ -42,7 +43,7 @@ def make_trainer(world: World, layout: Layout, model: SavedModel) -> Trainer:
     engine = make_engine(Stack([embedding, *hidden, head]), CrossEntropy(), layout, world, seed=model.weight_seed)
     case = Case(num_rows=model.num_lanes, window=4, model="noncausal" if model.has_spans else "lstm")
     windows = RandomWindows(case, task=Task.language(model.num_tokens))
-    return Trainer(engine, windows, TrainConfig(steps=9, lr=0.01), seed=1)
+    return Trainer(engine, windows, TrainConfig(steps=9, lr=0.01, optimizer=model.optimizer), seed=1)
 
 
 def save(world: World, location: Path | str, layout: Layout, model: SavedModel = PLAIN_MODEL) -> int:

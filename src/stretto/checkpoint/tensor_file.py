@@ -14,7 +14,12 @@ from stretto.base.errors import DataError
 from stretto.checkpoint.manifest import DTYPES, CheckpointFile, SavedFiles
 from stretto.checkpoint.shards import TensorShard
 
-_DIGESTS = "sha256"  # in the header's metadata: the digests of each shard, in order
+# In the header's metadata: the digests of each shard, in order.
+_DIGESTS = "sha256"
+# What torch.distributed.checkpoint writes there, for its `HuggingFaceStorageReader` and its script that consolidates
+# files: where each shard begins in its full tensor, as JSON, and the version of that.
+_METADATA, _SHARDING_INFO, _OFFSETS = "__metadata__", "DCP_SHARDING_INFO", "saved_offsets"
+_VERSION = {"DCP_VERSION": "1.0", "format": "pt"}
 
 
 def save_shards(folder: Path, rank: int, shards: Iterable[TensorShard]) -> SavedFiles:
@@ -43,7 +48,7 @@ def save_small_file(folder: Path, name: str, content: bytes) -> SavedFiles:
 def parse_digests(header: bytes | memoryview) -> dict[str, list[str]]:
     """Return the digests of each shard of a file, by tensor, from its header; ValueError if it has none."""
     try:
-        digests = parse_json(parse_json(bytes(header[8:]))["__metadata__"][_DIGESTS])
+        digests = parse_json(parse_json(bytes(header[8:]))[_METADATA][_DIGESTS])
         return {name: list(values) for name, values in digests.items()}
     except (KeyError, TypeError, AttributeError):
         raise ValueError("its header has no checksums") from None
@@ -70,7 +75,12 @@ def _digests(shard: TensorShard, content: memoryview) -> list[str]:
 def _header(shards: Sequence[TensorShard], digests: Sequence[Sequence[str]]) -> bytes:
     """Return what a safetensors file has before its tensors: the header's length, then JSON padded to 8 bytes."""
     by_name = {shard.name: values for shard, values in zip(shards, digests, strict=True)}
-    entries: dict[str, object] = {"__metadata__": {_DIGESTS: json.dumps(by_name, separators=(",", ":"))}}
+    # A scalar has no row, so no offset either.
+    offsets = {
+        shard.name: {_OFFSETS: [shard.first, *[0] * shard.tensor.dim()][: shard.tensor.dim()]} for shard in shards
+    }
+    metadata = {_DIGESTS: json.dumps(by_name), _SHARDING_INFO: json.dumps(offsets), **_VERSION}
+    entries: dict[str, object] = {_METADATA: metadata}
     offset = 0
     for shard in shards:
         tensor, stop = shard.tensor, offset + shard.tensor.nbytes
