@@ -1,6 +1,6 @@
 """Search for hyperparameters with Optuna: each trial is a run, and a trial that falls behind is pruned.
 
-python examples/11_optuna.py        # needs the extra `sweep`
+python examples/11_optuna.py        # needs `pip install optuna`
 """
 
 import json

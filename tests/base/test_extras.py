@@ -31,6 +31,11 @@ def test_the_pages_name_extras_that_exist() -> None:
     assert named and named <= set(EXTRAS)
 
 
+def test_the_extra_all_has_every_extra_but_those_of_clusters() -> None:
+    named = [name for part in EXTRAS["all"] for name in part.removeprefix("stretto[").removesuffix("]").split(",")]
+    assert sorted([*named, "all", "dask", "ray"]) == sorted(EXTRAS)
+
+
 def test_ci_installs_one_version_of_each_tool_and_checks_its_hashes() -> None:
     text = (ROOT / ".ci" / "constraints.txt").read_text()
     pins = re.findall(r"^([a-z0-9-]+)==.* \\\n    --hash=sha256:[0-9a-f]{64}", text, re.MULTILINE)

@@ -732,7 +732,7 @@ ERROR_SECTIONS = (
             ErrorCase(
                 "data.train=<url>: <url> needs a package that is not installed (<package>); <what to do>",
                 "Object storage is read through fsspec, which needs a package for each kind of storage.",
-                "Install the package; for `s3://`, the message gives the command, such as `pip install -e '.[s3]'` in a clone.",
+                "Install the package; for S3, Google Cloud, Azure and HTTP, the message gives the command, such as `pip install -e '.[s3]'` in a clone.",
                 "stretto train run.toml --data.train gs://bucket/data",
                 DataError,
             ),

@@ -305,15 +305,22 @@ def test_a_run_continues_when_nothing_can_be_cached(
     ]
 
 
+@pytest.mark.parametrize(
+    ("protocol", "package", "extra"),
+    [
+        ("s3", "s3fs", "s3"), ("gs", "gcsfs", "gcs"), ("gcs", "gcsfs", "gcs"), ("az", "adlfs", "azure"),
+        ("abfs", "adlfs", "azure"), ("abfss", "adlfs", "azure"), ("https", "aiohttp", "http"),
+    ],
+)  # fmt: skip
 def test_a_missing_package_is_one_sentence_that_names_the_extra(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    protocol: str, package: str, extra: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setitem(sys.modules, "s3fs", None)
-    monkeypatch.delitem(_registry, "s3", raising=False)
-    with pytest.raises(
-        DataError, match=r"^s3://bucket/store needs a package .*; pip install 'stretto\[s3\]' \(in a clone: .*\)$"
-    ):
-        Store.open("s3://bucket/store", Cache(tmp_path))
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.delitem(sys.modules, "fsspec.implementations.http", raising=False)
+    monkeypatch.delitem(_registry, protocol, raising=False)
+    url = f"{protocol}://bucket/store"
+    with pytest.raises(DataError, match=rf"^{url} needs a package .*; pip install 'stretto\[{extra}\]' \(in a clone: "):
+        Store.open(url, Cache(tmp_path))
 
 
 def test_an_unknown_kind_of_url_is_one_sentence(tmp_path: Path) -> None:

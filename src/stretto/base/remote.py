@@ -23,6 +23,12 @@ _PERMANENT_ERRNOS = (errno.EINVAL, errno.ENAMETOOLONG, errno.ENOSYS)
 # The same for botocore, by name because botocore is installed only where S3 is used.
 _PERMANENT_ERROR_NAMES = {"NoCredentialsError", "PartialCredentialsError", "ParamValidationError", "ProfileNotFound"}
 
+# The extra that reads each protocol.
+_EXTRAS = {
+    "s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure",
+    "http": "http", "https": "http",
+}  # fmt: skip
+
 _log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 
@@ -45,19 +51,19 @@ class RemoteFolder(NamedTuple):
         from fsspec.config import conf
         from fsspec.core import url_to_fs
 
-        is_s3 = location.startswith(("s3://", "s3a://"))
+        extra = _EXTRAS.get(location.partition("://")[0])
         # botocore would try five times within each of our tries. The user's other settings are kept.
         settings = {**conf.get("s3", {}).get("config_kwargs", {}), "retries": {"total_max_attempts": 1}}
-        options = {"config_kwargs": settings} if is_s3 else {}
+        options = {"config_kwargs": settings} if extra == "s3" else {}
         try:
             return cls(*url_to_fs(location, **options))
-        except ImportError as error:
-            is_http = location.startswith(("http://", "https://"))
-            remedy = install_command("s3") if is_s3 else install_command("http") if is_http else "install it"
-            raise DataError(
-                f"{location} needs a package that is not installed ({short_reason(error)}); {remedy}"
-            ) from error
-        except ValueError as error:
+        except (ImportError, ValueError) as error:
+            # fsspec knows the protocols in the table, except for abfss, which adlfs adds to it.
+            if isinstance(error, ImportError) or (extra and "not known" in str(error)):
+                remedy = install_command(extra) if extra else "install it"
+                raise DataError(
+                    f"{location} needs a package that is not installed ({short_reason(error)}); {remedy}"
+                ) from error
             raise DataError(
                 f"{location} is not a supported URL ({short_reason(error)}); use a folder or a different URL"
             ) from error

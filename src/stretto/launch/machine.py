@@ -22,9 +22,10 @@ from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout
 
 _MIN_PYTHON = (3, 11)
 _MIN_TORCH = (2, 10)
-_EXTRAS = ("pyarrow", "datasets", "tokenizers", "s3fs", "tensorboard", "wandb", "mlflow", "prometheus_client",
-           "onnx", "onnxruntime", "onnxscript", "h5py", "cloudpickle", "shtab", "torchmetrics", "optuna",
-           "aiohttp", "distributed", "ray", "opentelemetry.exporter.otlp.proto.http")  # fmt: skip
+_EXTRAS = ("pyarrow", "datasets", "tokenizers", "s3fs", "gcsfs", "adlfs", "aiohttp", "tensorboard",
+           "wandb", "mlflow", "prometheus_client", "opentelemetry.exporter.otlp.proto.http",
+           "onnx", "onnxruntime", "onnxscript", "h5py", "cloudpickle", "shtab", "torchmetrics",
+           "distributed", "ray")  # fmt: skip
 _GIB = 1 << 30
 
 
