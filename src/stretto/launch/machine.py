@@ -22,8 +22,8 @@ from stretto.mesh.timeouts import OperationTimeoutError, call_with_timeout
 
 _MIN_PYTHON = (3, 11)
 _MIN_TORCH = (2, 10)
-_EXTRAS = ("pyarrow", "datasets", "tokenizers", "s3fs", "gcsfs", "adlfs", "aiohttp", "tensorboard",
-           "wandb", "mlflow", "prometheus_client", "opentelemetry.exporter.otlp.proto.http",
+_EXTRAS = ("pyarrow", "datasets", "tokenizers", "aiobotocore", "s3fs", "gcsfs", "adlfs", "aiohttp", "tensorboard",
+           "wandb", "mlflow", "prometheus_client", "opentelemetry.exporter.otlp.proto.http", "opentelemetry.sdk",
            "onnx", "onnxruntime", "onnxscript", "h5py", "cloudpickle", "shtab", "torchmetrics",
            "distributed", "ray")  # fmt: skip
 _GIB = 1 << 30

@@ -10,8 +10,9 @@ from urllib.parse import urlsplit
 from stretto.train.sinks.sink import RunStatus, Sink, iter_scalars, step_of
 from stretto.train.sinks.state import SinkState
 
-# How often W&B flushes its file. If the process is killed, the lines since the last flush are lost.
-_FLUSH_INTERVAL_SECONDS = 1.0
+# How often W&B flushes its file. If the process is killed, the lines since the last flush are lost. Before version 0.31
+# there is no such setting, and W&B flushes each time that 32 KiB are full.
+_FLUSH_INTERVAL = {"x_transaction_log_flush_interval": 1.0}
 
 
 class WandbSink(Sink):
@@ -42,7 +43,7 @@ class WandbSink(Sink):
             x_disable_stats=True,
             x_disable_meta=True,
             x_save_requirements=False,
-            x_transaction_log_flush_interval=_FLUSH_INTERVAL_SECONDS,
+            **(_FLUSH_INTERVAL if _FLUSH_INTERVAL.keys() <= wandb.Settings.model_fields.keys() else {}),
             # The user's script may have a W&B run open, which must not be ended.
             reinit="create_new",
         )
