@@ -62,6 +62,11 @@ def test_only_urls_need_permission_where_any_path_is_fine() -> None:
         check_url("s3://bucket/run", "claim", [])
 
 
+def test_a_path_that_can_not_exist_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"^claim refers to '/a\\x00b', which is outside the folder; if "):
+        check_url("/a\0b", "claim", ["/"])
+
+
 @pytest.mark.parametrize(
     ("location", "allowed", "opened"),
     [

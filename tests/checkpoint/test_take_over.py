@@ -1,9 +1,10 @@
 """Launches of a run that take over from each other, in storage without a lock: the newest can always resume."""
 
+import shutil
 import threading
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -13,12 +14,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stretto import Checkpoint
+from stretto.base.score import Score
 from stretto.checkpoint.checkpoint import claim_numbers, find_checkpoint, find_resume_point
 from stretto.checkpoint.history import History, Retention
 from stretto.checkpoint.lineage import CheckpointName
 from stretto.checkpoint.manifest import Manifest, RunInfo, TrainingState
 from stretto.checkpoint.storage import LocalStorage, RemoteStorage, Storage
-from stretto.errors import FencedError
+from stretto.errors import DataError, FencedError
 
 Result = TypeVar("Result")
 
@@ -26,16 +28,27 @@ Result = TypeVar("Result")
 def manifest(generation: int, step: int) -> Manifest:
     state = TrainingState(step=step, seed=0, optimizer="SGD", epoch=0, pool=0, index=step, progress=0.0)
     return Manifest(
-        generation=generation, num_ranks=1, created="now", versions={}, training_state=state, run_info=RunInfo()
+        generation=generation,
+        num_ranks=1,
+        created=uuid.uuid4().hex,
+        versions={},
+        training_state=state,
+        run_info=RunInfo(),
     )
 
 
 def save(history: History, step: int) -> None:
     """Save a step, as a CheckpointManager does."""
     name = CheckpointName(history.generation, step)
-    history._storage.create(f"{name}/rank-00000.safetensors", b"weights")
-    history.commit(name, manifest(history.generation, step))
-    history.remove_incomplete()
+    try:
+        history._storage.create(f"{name}/rank-00000.safetensors", b"weights")
+        history.commit(name, manifest(history.generation, step))
+    except (DataError, FencedError):
+        if name not in history.lineage:
+            history.abandon(name)
+        raise
+    history.record_score(step, Score(float(step % 3)))
+    history.retire()
 
 
 @contextmanager
@@ -57,13 +70,14 @@ class KilledError(BaseException):
 class Launch:
     """A launch in a thread of its own, which waits before each request to its storage until it may go on."""
 
-    def __init__(self, url: str, keep: int, num_saves: int) -> None:
+    def __init__(self, url: str, keep: int, num_saves: int, resume: str, loses_reply: int) -> None:
+        self.loses_reply = loses_reply  # to this one of its writes
         self.is_over = False
         self.error: Exception | None = None
         self.resumed: tuple[int, str] | None = None  # its generation, and what it reads until it has saved
         self._is_killed = False
         self._may_go, self._waits = threading.Semaphore(0), threading.Semaphore(0)
-        self._thread = threading.Thread(target=self._run, args=(url, keep, num_saves), daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(url, keep, num_saves, resume), daemon=True)
         self._thread.start()
         self._waits.acquire()
 
@@ -85,17 +99,18 @@ class Launch:
         if self._is_killed:
             raise KilledError
 
-    def _run(self, url: str, keep: int, num_saves: int) -> None:
+    def _run(self, url: str, keep: int, num_saves: int, resume: str) -> None:
         try:
-            history = History(SteppedStorage(url, self), Retention(keep))
-            checkpoint = history.claim("auto", 1, 0.0)
+            history = History(SteppedStorage(url, self), Retention(keep, best=keep == 1))
+            checkpoint = history.claim(resume, 1, 0.0)
             first = 0
             if checkpoint is not None:
                 first = checkpoint.manifest.training_state.step
                 self.resumed = history.generation, checkpoint.name
             for step in range(first + 1, first + 1 + num_saves):
-                save(history, step)
-                self.resumed = None
+                with suppress(DataError):  # a save may fail, and the run continues
+                    save(history, step)
+                    self.resumed = None
         except (KilledError, FencedError):
             pass
         except Exception as error:  # noqa: BLE001 - the test's thread raises it
@@ -105,11 +120,18 @@ class Launch:
 
 
 class SteppedStorage(RemoteStorage):
-    """Storage whose requests wait for the scheduler of a test."""
+    """Storage whose requests wait for the scheduler of a test, and of which one write succeeds without a reply."""
 
     def __init__(self, url: str, launch: Launch) -> None:
         super().__init__(url, 0.0)
         self._launch = launch
+
+    def create(self, name: str, content: bytes) -> bool:
+        is_new = super().create(name, content)
+        self._launch.loses_reply -= 1
+        if self._launch.loses_reply == 0 and not name.startswith("generations/"):
+            raise DataError("no answer")
+        return is_new
 
     def _retry(self, request: Callable[[], Result]) -> Result:
         self._launch.wait()
@@ -122,16 +144,18 @@ class SteppedStorage(RemoteStorage):
 
 @given(
     st.integers(1, 2),
-    st.lists(st.integers(0, 8), min_size=2, max_size=4),
+    st.lists(st.tuples(st.integers(0, 8), st.booleans(), st.integers(0, 20)), min_size=2, max_size=4),
     st.lists(st.tuples(st.integers(0, 99), st.integers(1, 30), st.integers(0, 9)), min_size=4, max_size=40),
 )
 @settings(max_examples=300, deadline=None)
-def test_the_newest_claim_can_always_resume(keep: int, saves: list[int], turns: list[tuple[int, int, int]]) -> None:
+def test_the_newest_claim_can_always_resume(
+    keep: int, launches: list[tuple[int, bool, int]], turns: list[tuple[int, int, int]]
+) -> None:
     """Launches list, claim, commit, and remove in any order, request by request, and are killed anywhere."""
     with memory_url() as url:
         storage = RemoteStorage(url, 0.0)
-        waiting, running = list(saves), [Launch(url, keep, saves[0])]
-        waiting.pop(0)
+        (num_saves, _, loses_reply), *waiting = launches
+        running = [Launch(url, keep, num_saves, "auto", loses_reply)]
         has_saved = False
 
         def check() -> None:
@@ -147,7 +171,9 @@ def test_the_newest_claim_can_always_resume(keep: int, saves: list[int], turns: 
             if fate == 0 and running:
                 running.pop(which % len(running)).kill()
             elif fate < 3 and waiting:
-                running.append(Launch(url, keep, waiting.pop(0)))
+                num_saves, names_run, loses_reply = waiting.pop(0)
+                resume = url if names_run and has_saved else "auto"
+                running.append(Launch(url, keep, num_saves, resume, loses_reply))
             for _ in range(num_requests):
                 if running:
                     running[which % len(running)].go_on()
@@ -294,7 +320,7 @@ def test_a_storage_that_refuses_deletes_costs_space_and_one_warning(
             history.claim("auto", 1, 0.0)
             for step in (100, 200, 300, 400):
                 save(history, step)
-            assert len(names_in(storage)) == 5 and history.num_left == 3
+            assert len(names_in(storage)) == 5 and len(history.left) == 3
             next_launch = History(storage, Retention(1))
             checkpoint = next_launch.claim("auto", 1, 0.0)
             assert checkpoint is not None and checkpoint.manifest.training_state.step == 400
@@ -302,4 +328,101 @@ def test_a_storage_that_refuses_deletes_costs_space_and_one_warning(
         assert len(warnings) == 1 and "can't be removed" in warnings[0] and "AccessDenied" in warnings[0]
         # Once the storage allows it again, what was left is removed.
         save(next_launch, 500)
-        assert next_launch.num_left == 0
+        assert next_launch.left == []
+
+
+def test_the_best_checkpoint_survives_a_change_of_ranks() -> None:
+    with memory_url() as url:
+        history = History(RemoteStorage(url, 0.0), Retention(1, best=True))
+        history.claim("auto", 1, 0.0)
+        save(history, 3)  # its score is 0
+        save(history, 4)
+        again = History(RemoteStorage(url, 0.0), Retention(1, best=True))
+        again.claim("auto", 1, 0.0, is_launch=False, from_memory=True)
+        for step in (5, 7, 8):
+            save(again, step)
+        assert names_in(again._storage) == ["step-000000003-g1", "step-000000007-g2", "step-000000008-g2"]
+
+
+def test_a_launch_that_names_its_own_run_resumes_from_what_is_saved_before_its_claim() -> None:
+    with memory_url() as url:
+        old = History(RemoteStorage(url, 0.0), Retention(1))
+        old.claim("auto", 1, 0.0)
+        save(old, 100)
+        storage = HookedStorage(url, 0.0)
+
+        def save_late() -> None:
+            for step in (200, 300, 400):
+                save(old, step)
+
+        storage.before_claim = save_late
+        checkpoint = History(storage, Retention(1)).claim(url, 1, 0.0)
+        assert checkpoint is not None and checkpoint.manifest.training_state.step == 400
+        # The same command again, before this launch has saved.
+        checkpoint = History(RemoteStorage(url, 0.0), Retention(1)).claim(url, 1, 0.0)
+        assert checkpoint is not None and checkpoint.manifest.training_state.step == 400
+
+
+def test_a_launch_never_takes_over_from_a_newer_one() -> None:
+    with memory_url() as url:
+        old = History(RemoteStorage(url, 0.0), Retention(1))
+        old.claim("auto", 1, 0.0)
+        save(old, 100)
+        newer = History(RemoteStorage(url, 0.0), Retention(1))
+
+        class Slow(RemoteStorage):
+            """Storage in which another launch claims and saves between this one's claim and its next look."""
+
+            is_slow = False
+
+            def names(self, folder: str = "") -> list[str]:
+                if self.is_slow and folder == "":
+                    self.is_slow = False
+                    newer.claim("auto", 1, 0.0)
+                    for step in (200, 300):
+                        save(newer, step)
+                return super().names(folder)
+
+            def create(self, name: str, content: bytes) -> bool:
+                self.is_slow = self.is_slow or name.startswith("generations/")
+                return super().create(name, content)
+
+        with pytest.raises(FencedError, match="generation 3 of this run has taken over"):
+            History(Slow(url, 0.0), Retention(1)).claim("auto", 1, 0.0)
+
+
+def test_a_run_whose_claims_were_not_copied_resumes_from_its_newest_checkpoint(tmp_path: Path) -> None:
+    storage = LocalStorage(tmp_path)
+    for step in (100, 200):
+        history = History(storage, Retention(2))
+        history.claim("auto", 1, 0.0)
+        save(history, step)
+        history.release()
+    shutil.rmtree(tmp_path / "generations")
+    history = History(storage, Retention(2))
+    checkpoint = history.claim("auto", 1, 0.0)
+    assert checkpoint is not None and checkpoint.name == "step-000000200-g2" and history.generation == 3
+    history.release()
+
+
+def test_a_save_whose_reply_was_lost_is_kept_until_another_succeeds() -> None:
+    with memory_url() as url:
+        storage = RemoteStorage(url, 0.0)
+
+        class Lossy(RemoteStorage):
+            def create(self, name: str, content: bytes) -> bool:
+                is_new = super().create(name, content)
+                if name == "step-000000200-g1/manifest.json" and is_new:
+                    raise DataError("no answer")
+                return is_new
+
+        history = History(Lossy(url, 0.0), Retention(1))
+        history.claim("auto", 1, 0.0)
+        save(history, 100)
+        with pytest.raises(DataError, match="no answer"):
+            save(history, 200)
+        point = find_resume_point(storage, "auto")
+        assert point.checkpoint is not None and point.checkpoint.name == "step-000000200-g1"
+        save(history, 200)  # the same step again: it is there already
+        save(history, 300)
+        assert names_in(storage) == ["step-000000200-g1", "step-000000300-g1"]

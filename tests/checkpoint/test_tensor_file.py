@@ -24,7 +24,8 @@ def folder(pools: RankPools, tmp_path_factory: pytest.TempPathFactory) -> Path:
     location = tmp_path_factory.mktemp("run")
     pools[2].run(save, location, Layout(replicas=2), MODEL)
     checkpoint = find_checkpoint(location)
-    first, second = ({shard.name: shard for shard in file.shards} for file in checkpoint.manifest.files if file.shards)
+    saved = checkpoint.manifest
+    first, second = ({shard.name: shard for shard in saved.shards(file, "")} for file in saved.files if file.groups)
     cut = [name for name in first.keys() & second.keys() if name.startswith("weights.")]
     assert cut and all(first[name].rows.stop == second[name].rows.start for name in cut)
     return Path(checkpoint.location)

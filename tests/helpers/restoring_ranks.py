@@ -100,7 +100,7 @@ def check_restored(held: list[HeldRows], folder: Path, manifest: Manifest) -> No
     saved: dict[str, dict[int, str]] = {}
     for file in manifest.files:
         tensors = load_file(folder / file.name) if file.groups else {}
-        for shard in manifest.shards(file):
+        for shard in manifest.shards(file, ""):
             saved.setdefault(shard.name, {}).update(zip(shard.rows, digests(tensors[shard.name]), strict=True))
     for of_rank in held:
         for name, (first, actual) in of_rank.items():

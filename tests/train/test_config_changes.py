@@ -76,15 +76,6 @@ def test_different_data_is_refused_and_a_moved_copy_is_not(
     ]
 
 
-def test_a_config_that_the_run_could_not_read_again_is_refused(byte_corpus: Corpus, tmp_path: Path) -> None:
-    config = config_for(byte_corpus, tmp_path / "run", {"model.class_weights": [0.123456789] * 20_000})
-    with pytest.raises(
-        ConfigError, match=r"config has \d+,\d+ bytes as TOML, more than the limit of 131,072 for a run's"
-    ):
-        Run(config)
-    assert not (tmp_path / "run").exists()
-
-
 def test_the_changed_fields_are_shown(byte_corpus: Corpus, tmp_path: Path) -> None:
     before = config_for(byte_corpus, tmp_path).model_dump(mode="json")
     now = config_for(byte_corpus, tmp_path / "elsewhere", {"train.lr": 0.5, "layout.stages": 2, "save.every": 3})

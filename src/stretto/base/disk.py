@@ -18,6 +18,9 @@ def fsync_folder(folder: Path) -> None:
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some filesystems can't sync a folder
+            raise
     finally:
         os.close(descriptor)
 
@@ -45,9 +48,7 @@ def atomic_path(path: Path, *, sync: bool = True) -> Iterator[Path]:
 def write_atomic(path: Path, content: bytes, *, sync: bool = True, is_private: bool = False) -> None:
     """Write a file so that other processes see all of the new content or none of it, see `atomic_path`."""
     with atomic_path(path, sync=sync) as partial:
-        if is_private:
-            partial.touch()
-            partial.chmod(0o600)
+        partial.touch(0o600 if is_private else 0o666)
         partial.write_bytes(content)
 
 

@@ -39,7 +39,7 @@ def check_location(location: str, source: str, allowed_locations: Iterable[str])
 
 def check_url(location: str, source: str, allowed_locations: Iterable[str]) -> str:
     """Return a location if it is a path, or a URL that is allowed."""
-    return check_location(location, source, allowed_locations) if is_remote(location) else location
+    return check_location(location, source, allowed_locations) if is_remote(location) or "\0" in location else location
 
 
 def _is_inside(location: str, parent: str) -> bool:

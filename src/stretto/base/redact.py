@@ -1,17 +1,21 @@
-"""Removes secrets from the URLs in texts and values that leave the process: user, password, and query."""
+"""Removes secrets from the URLs in texts and values that leave the process: user, password, query, and fragment."""
 
 import re
 from typing import Any
 
-# In these, what is before the `@` is a container or a repository.
-_LOGIN = re.compile(r"(?<=\w)(?<!abfs)(?<!abfss)(?<!github)://[^\s/]*@")
-# A query, which may be a signature; without the punctuation after it.
-_QUERY = re.compile(r"(\w://[^\s?]*)\?\S*?(?=[\"'),;:.\]}]*(?:\s|$))")
+# In the schemes that are left out, what is before the `@` is a container or a repository.
+_LOGIN = re.compile(r"\b(?!(?:abfss?|az|github|oci|wasbs?):)(\w+://)[^\s/]*@")
+# A match includes all of its URL even if nothing is removed: else the time would be quadratic in the text's length.
+_REST = r"(?:\S*[^\s\"'),;:.\]}])?"  # without the punctuation after the URL
+_FRAGMENT = re.compile(rf"(https?://[^\s#]*)(?:#{_REST})?")  # in other URLs, `#` may be part of a file's name
+_QUERY = re.compile(rf"(\w://[^\s?]*)(?:\?{_REST})?")  # it may be a signature
 
 
 def without_secrets(text: str) -> str:
     """Return a text, such as a message, with its URLs as `scheme://host/path`. A space ends a URL."""
-    return _QUERY.sub(r"\1", _LOGIN.sub("://", text)) if "://" in text else text
+    for pattern in (_LOGIN, _FRAGMENT, _QUERY) if "://" in text else ():
+        text = pattern.sub(r"\1", text)
+    return text
 
 
 def redact(value: Any) -> Any:  # noqa: ANN401 - a tree as of JSON

@@ -1,6 +1,7 @@
 """The best checkpoint of a run: the one with the best validation loss or metric. `RUN@best` names it."""
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import asdict
 
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
@@ -25,18 +26,15 @@ def best_name(scores: Mapping[CheckpointName, Score]) -> CheckpointName | None:
 
 
 def read_scores(storage: Storage, names: Iterable[CheckpointName]) -> dict[CheckpointName, Score]:
-    """Return the scores of those checkpoints that have one."""
-    return {name: score for name in names if (score := read_score(storage, name)) is not None}
-
-
-def read_score(storage: Storage, name: CheckpointName) -> Score | None:
-    """Return the score of a checkpoint; None if it has none, or its file is damaged."""
-    try:
-        tree = load_with_checksum(storage.read(f"{name}/{EVALUATION}"))
-        score = Score(float(tree["value"]), str(tree["name"]), "max" if tree["mode"] == "max" else "min")
-    except (OSError, ValueError, KeyError, TypeError, StrettoError):
-        return None
-    return score if score.is_finite else None
+    """Return the scores of those checkpoints that have one in an intact file."""
+    scores: dict[CheckpointName, Score] = {}
+    for name in names:
+        with suppress(OSError, ValueError, KeyError, TypeError, StrettoError):
+            tree = load_with_checksum(storage.read(f"{name}/{EVALUATION}"))
+            score = Score(float(tree["value"]), str(tree["name"]), "max" if tree["mode"] == "max" else "min")
+            if score.is_finite:
+                scores[name] = score
+    return scores
 
 
 def write_score(storage: Storage, name: CheckpointName, score: Score) -> None:

@@ -1,8 +1,8 @@
 """Checkpoint: a complete checkpoint, opened for reading, and the functions that find one by path or URL."""
 
-import hashlib
 import logging
 import os
+import re
 import time
 from collections.abc import Collection, Sequence
 from contextlib import suppress
@@ -16,6 +16,8 @@ from stretto.base.bounded_read import MAX_CONFIG_BYTES, parse_toml
 from stretto.base.checksummed_json import dump_with_checksum, load_with_checksum
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.locations import check_location, check_url
+from stretto.base.reason import short_reason
+from stretto.base.redact import without_secrets
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import BEST, CHECKPOINTS, CONFIG, RunFolder, split_best
 from stretto.base.score import Score
@@ -60,18 +62,12 @@ class Checkpoint:
         except OSError as error:
             where = f"{storage.location}/{name}/{MANIFEST}"
             raise damaged_error(where, f"it can't be read: {error.strerror}") from None
-        # Without hard links, a kill can leave an empty one (see `link_or_rename`).
         return cls.parse(storage, name, content) if content else None
 
     @classmethod
     def parse(cls, storage: Storage, name: str, content: bytes) -> "Checkpoint":
         """Return the checkpoint whose manifest has this content."""
         return cls(storage, name, Manifest.load(content, f"{storage.location}/{name}"), content)
-
-    @property
-    def digest(self) -> str:
-        """The digest of its manifest, and so of all that is in it."""
-        return hashlib.sha256(self.content).hexdigest()
 
     @property
     def scores(self) -> dict[CheckpointName, Score]:
@@ -114,13 +110,16 @@ class Checkpoint:
 
 
 def find_checkpoint(
-    location: Path | str, retry_seconds: float = 300.0, allowed_locations: Sequence[str] = ()
+    location: Path | str,
+    retry_seconds: float = 300.0,
+    allowed_locations: Sequence[str] = (),
+    own: "tuple[Storage, RunListing] | None" = None,
 ) -> Checkpoint:
     """Open the checkpoint at a path or URL; for a run or a folder of checkpoints, open the newest.
 
     `RUN@best` names the checkpoint of a run with the best validation loss or metric. A run's files can say that its
     checkpoints are outside its folder: with `save.to`, or with a link. They are opened only if they are in one of
-    `allowed_locations`, which are paths and URLs.
+    `allowed_locations`, which are paths and URLs. A launch gives its own storage, and what it has listed, as `own`.
     """
     text, is_best = split_best(location)
     storage = find_storage(text, retry_seconds, allowed_locations)
@@ -129,7 +128,8 @@ def find_checkpoint(
             raise DataError(f"{text} is one checkpoint, not a run; leave out {BEST}")
         folder, _, name = text.rstrip("/").rpartition("/")
         return Checkpoint.open(open_storage(folder or ".", retry_seconds), name)
-    newest = newest_checkpoint(storage)
+    is_own = own is not None and _is_same_location(storage.location, own[0].location)
+    newest = own[1].newest_checkpoint(storage) if own and is_own else newest_checkpoint(storage)
     if newest is None:
         raise DataError(f"{text} holds no checkpoint; choose the folder of a run that has saved one")
     if not is_best:
@@ -155,20 +155,26 @@ class RunListing:
     @classmethod
     def read(cls, storage: Storage) -> "RunListing":
         """Look at a run's storage. A claim that can't be read only counts as a number that is taken."""
-        numbers = sorted(claim_numbers(storage), reverse=True)
+        names = tuple(all_checkpoint_names(storage))
+        claimed = claim_numbers(storage)
+        newest = max(claimed, default=0)
+        # The folder of claims may not have been copied with the checkpoints.
+        numbers = {*claimed, *(name.generation for name in names if name.generation > newest)}
+        # A storage that can't be reached is no damage.
+        damage = (ValueError, FileNotFoundError) if is_remote(storage.location) else (ValueError, OSError, DataError)
         claim, unreadable = None, []
-        for number in numbers:
-            path = _claim_path(number)
+        for number in sorted(numbers, reverse=True):
             try:
-                claim = _parse_claim(storage.read(path))
+                claim = _parse_claim(storage.read(_claim_path(number)))
                 break
-            except ValueError as error:
-                problem = first_error(error) if isinstance(error, ValidationError) else error
-                _log.warning("%s/%s is damaged (%s), so only its number counts", storage.location, path, problem)
+            except damage as error:
+                problem = first_error(error) if isinstance(error, ValidationError) else short_reason(error)
+                path = f"{storage.location}/{_claim_path(number)}"
+                _log.warning("%s is damaged (%s), so only its number counts", path, problem)
                 # Its checkpoints may be there, but what they build on is unknown.
                 unreadable.append(Ancestor(generation=number))
         chain = (*unreadable, *(() if claim is None else claim.chain))
-        return cls(max(numbers, default=0), claim, chain, tuple(all_checkpoint_names(storage)))
+        return cls(max(numbers, default=0), claim, chain, names)
 
     def newest_checkpoint(self, storage: Storage) -> Checkpoint | None:
         """Open the newest complete checkpoint that a launch after these claims builds on."""
@@ -226,19 +232,17 @@ def find_resume_point(
     if resume == "never":
         return ResumePoint(None, None, is_fixed=True)
     listing = listing or RunListing.read(storage)
-    requested_name = None
-    if resume != "auto":
-        requested = find_checkpoint(resume, retry_seconds, allowed_locations)
-        requested_name = requested.name_relative_to(storage)
-        is_repeated = listing.claim is not None and listing.claim.requested == requested_name
-        if not is_repeated:
-            return ResumePoint(requested, requested_name, is_fixed=True)
-    newest = listing.newest_checkpoint(storage)
-    if newest is not None or listing.claim is None:
-        return ResumePoint(newest, requested_name, is_fixed=False)
-    if resume != "auto":
-        return ResumePoint(requested, requested_name, is_fixed=True)
-    place = find_resumed(storage, listing.claim, retry_seconds, allowed_locations)
+    last = listing.claim
+    # What the user typed: the newest or best checkpoint of a run may be another one when the command is repeated.
+    requested = None if resume == "auto" else without_secrets(str(resume))
+    if requested is None or (last is not None and last.requested == requested):
+        newest = listing.newest_checkpoint(storage)
+        if newest is not None:
+            return ResumePoint(newest, requested, is_fixed=False)
+    if requested is not None:
+        found = find_checkpoint(resume, retry_seconds, allowed_locations, (storage, listing))
+        return ResumePoint(found, requested, is_fixed=True)
+    place = None if last is None else find_resumed(storage, last, retry_seconds, allowed_locations)
     return ResumePoint(None if place is None else Checkpoint.open(*place), None, is_fixed=False)
 
 
@@ -300,13 +304,16 @@ def lineage_names(storage: Storage) -> list[CheckpointName]:
 
 
 def complete_checkpoint_names(storage: Storage) -> list[CheckpointName]:
-    """Return the names of the complete checkpoints: those with a manifest. Each takes a request."""
+    """Return the names of the complete checkpoints. Each takes a request."""
     return [name for name in all_checkpoint_names(storage) if is_complete(storage, name)]
 
 
 def is_complete(storage: Storage, name: CheckpointName) -> bool:
-    """Return whether a checkpoint has a manifest."""
-    return MANIFEST in storage.names(str(name))
+    """Return whether a checkpoint has a manifest. Without hard links, a kill can leave an empty one."""
+    try:
+        return bool(storage.read(f"{name}/{MANIFEST}"))
+    except (FileNotFoundError, NotADirectoryError):
+        return False
 
 
 def all_checkpoint_names(storage: Storage) -> list[CheckpointName]:
@@ -316,15 +323,15 @@ def all_checkpoint_names(storage: Storage) -> list[CheckpointName]:
 
 def claim_numbers(storage: Storage) -> list[int]:
     """Return the generations that are claimed, whether or not their claims can be read."""
-    numbers = [name.removesuffix(".json") for name in storage.names(GENERATIONS)]
-    return [int(number) for number in numbers if number.isdecimal()]
+    numbers = [re.fullmatch(r"(\d{9,18})\.json", name) for name in storage.names(GENERATIONS)]
+    return [int(number[1]) for number in numbers if number is not None and int(number[1])]
 
 
 def read_claims(storage: Storage) -> dict[int, Claim]:
     """Return the claims of all launches of the run that can be read, by generation."""
     claims: dict[int, Claim] = {}
     for number in claim_numbers(storage):
-        with suppress(ValueError):
+        with suppress(ValueError, OSError):
             claims[number] = _parse_claim(storage.read(_claim_path(number)))
     return claims
 

@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from stretto.base.errors import DataError, FencedError, StrettoError
 from stretto.base.reason import short_reason
 from stretto.base.remote import is_remote
 from stretto.base.score import Score
-from stretto.checkpoint.best import best_name, write_score
+from stretto.checkpoint.best import best_name, read_scores, write_score
 from stretto.checkpoint.checkpoint import (
     Checkpoint,
     ResumePoint,
@@ -53,8 +53,9 @@ class History:
         self._resumed_step: int | None = None  # of the checkpoint that its claim names
         self.lineage: list[CheckpointName] = []  # newest first
         self._newest = 0  # the newest generation that this launch knows of
-        self._left: list[CheckpointName] = []  # what could not be removed
-        self._is_cleaned = False
+        self.left: list[CheckpointName] = []  # checkpoints that could not be removed yet
+        self._is_cleaned = self._has_warned = False
+        self._attempted: set[CheckpointName] = set()  # saves whose manifest may have been written
         self._storage = storage
         self._retention = retention
         # Of evaluations; empty unless `retention.best`. Some may be of steps that are not saved yet.
@@ -94,43 +95,65 @@ class History:
             older launch     save 100 ..... save 200, remove 100 ................ fenced
             this launch               choose 100 ........... claim: 100 .. look again: claim: 200
         """
+
+        def choose(listing: RunListing) -> ResumePoint:
+            if not from_memory:
+                return find_resume_point(self._storage, resume, retry_seconds, allowed_locations, listing)
+            # This launch has claimed before, and builds on what it has saved since.
+            self.lineage = listing.complete_lineage(self._storage)
+            self._count(listing.claim)
+            return ResumePoint(None, None if listing.claim is None else listing.claim.requested, is_fixed=False)
+
+        def describe(listing: RunListing, point: ResumePoint) -> Claim:
+            return self._next_claim(listing, point, num_ranks, is_launch=is_launch, from_memory=from_memory)
+
         if self._newest:
             self.check_fence()
-        listing = RunListing.read(self._storage)
-        while True:
-            self._newest = listing.newest
-            if from_memory:  # this launch has claimed before, and builds on what it has saved since
-                self.lineage = listing.complete_lineage(self._storage)
-                self._count(listing.claim)
-                point = ResumePoint(None, None if listing.claim is None else listing.claim.requested, is_fixed=False)
-            else:
-                point = find_resume_point(self._storage, resume, retry_seconds, allowed_locations, listing)
-            claim = self._next_claim(listing, point, num_ranks, is_launch=is_launch, from_memory=from_memory)
-            if not create_claim(self._storage, claim):
-                listing = RunListing.read(self._storage)  # another launch took the number, and may have saved since
-                continue
-            self._newest = claim.generation
-            # Another launch's claims are what counts for the choice, not the one just written.
-            listing = replace(listing, newest=claim.generation, names=tuple(all_checkpoint_names(self._storage)))
-            if from_memory or resume == "never":
-                break
-            try:
-                again = find_resume_point(self._storage, resume, retry_seconds, allowed_locations, listing)
-            except DataError:
-                self.check_fence()  # a newer launch may have saved, and removed it
-                raise
-            if again.location == point.location:
-                break
+        point, claim, names = self._claim(choose, describe, from_memory=from_memory)
         self.generation, self.token = claim.generation, claim.token
         self._count(claim)
         # Once this launch has saved, nothing newer than what it resumed from counts.
-        self.lineage = lineage(claim.model_copy(update={"is_fixed": True}).chain, listing.names)
+        self.lineage = lineage(claim.model_copy(update={"is_fixed": True}).chain, names)
         self._resumed_step = _resumed_step(point.checkpoint, claim)
         if self._retention.best:
             # Those that were recorded before the claim succeeded count, too.
             own = {CheckpointName(self.generation, name.step): score for name, score in self._scores.items()}
-            self._scores = {**own, **({} if point.checkpoint is None else point.checkpoint.scores)}
+            saved = read_scores(self._storage, self.lineage) if point.checkpoint is None else point.checkpoint.scores
+            self._scores = {**own, **saved}
         return point.checkpoint
+
+    def _claim(
+        self,
+        choose: Callable[[RunListing], ResumePoint],
+        describe: Callable[[RunListing, ResumePoint], Claim],
+        *,
+        from_memory: bool,
+    ) -> tuple[ResumePoint, Claim, Sequence[CheckpointName]]:
+        """Choose where to resume, and claim that, until nothing changes; return both, and all checkpoints then."""
+        listing, has_claimed = RunListing.read(self._storage), False
+        self._newest = listing.newest
+        while True:
+            point = choose(listing)
+            claim = describe(listing, point)
+            if not create_claim(self._storage, claim):  # another launch took the number, and may have saved since
+                if has_claimed or from_memory:
+                    self.check_fence()
+                listing = RunListing.read(self._storage)
+                self._newest = listing.newest
+                continue
+            self._newest, has_claimed = claim.generation, True
+            # Another launch's claims are what counts for the choice, not the one just written.
+            listing = replace(listing, newest=claim.generation, names=tuple(all_checkpoint_names(self._storage)))
+            is_elsewhere = point.checkpoint is not None and claim.resumed_from != point.checkpoint.name
+            if from_memory or is_elsewhere:
+                return point, claim, listing.names
+            try:
+                if choose(listing).location == point.location:
+                    return point, claim, listing.names
+            except DataError:
+                self.check_fence()  # a newer launch may have saved, and removed it
+                raise
+            self.check_fence()
 
     def _count(self, claim: Claim | None) -> None:
         self.num_launches = 0 if claim is None else claim.num_launches
@@ -163,51 +186,63 @@ class History:
             num_rank_changes=(0 if last is None else last.num_rank_changes) + (not is_launch),
         )
 
-    def remove_incomplete(self) -> None:
-        """Once, remove what launches that were killed during a save have left, as far as the storage allows it.
-
-        Called after the first save: until then, a checkpoint that an older launch completes late may be chosen.
-        """
-        is_first, self._is_cleaned = not self._is_cleaned, True
-        if not is_first:
-            return
-        with suppress(OSError, StrettoError):
-            for name in all_checkpoint_names(self._storage):
-                is_old = name.generation < self.generation and name not in self.lineage
-                if is_old and not is_complete(self._storage, name):
-                    self.discard(name)
-
     def commit(self, name: CheckpointName, manifest: Manifest, *, verifies: bool = False) -> None:
-        """Complete a checkpoint by writing its manifest; then remove the checkpoints that are no longer to be kept.
+        """Complete a checkpoint by writing its manifest.
 
-        With `verifies`, read the manifest back before anything is removed; raise DataError if it is damaged.
+        With `verifies`, read the manifest back; raise DataError if it is damaged.
         """
         # A newer launch may claim a generation after this check. Its lineage then leaves this checkpoint out.
         self.check_fence()
-        best = self._best()
-        path, content = f"{name}/{MANIFEST}", manifest.model_copy(update={"best": best}).dump()
+        path, content = f"{name}/{MANIFEST}", manifest.model_copy(update={"best": self._best()}).dump()
+        self._attempted.add(name)
         if not self._storage.create(path, content):
-            raise FencedError(
-                f"{self._storage.location}/{name} was completed by another process of this run, so this one stops"
-            )
+            existing = Checkpoint.open_if_complete(self._storage, str(name))
+            # An earlier try of this save may have written it, though the reply was lost.
+            if existing is None or existing.manifest.files != manifest.files:
+                raise FencedError(
+                    f"{self._storage.location}/{name} was completed by another process of this run, so this one stops"
+                )
+            content = existing.content
         if verifies:
             try:
                 self._read_back(path, content)
             except DataError:
-                self._check_fence_of(name)
+                self.check_fence()  # a newer launch may have resumed from it
+                self._attempted.discard(name)
                 raise
         self.lineage.insert(0, name)
-        self._left = [left for left in self._left if left != name]  # an earlier try of this save
+        self.left = [left for left in self.left if left != name]  # an earlier try of this save
         self._write_score(name)
-        # Check again: a newer launch may have resumed from a checkpoint that would be removed now.
+
+    def retire(self) -> None:
+        """Remove the checkpoints that are no longer to be kept, after one was committed, as far as the storage allows.
+
+        The first time, also what launches that were killed during a save have left. Before the first save, a checkpoint
+        that an older launch completes late may still be chosen.
+        """
+        # A newer launch may have resumed from a checkpoint that would be removed now.
         self.check_fence()
+        if not self._is_cleaned:
+            self._is_cleaned = True
+            self._remove_incomplete()
         best = self._best()
         best_saved = None if best is None else CheckpointName.parse(best.checkpoint)
         for old in checkpoints_to_remove(self.lineage, self._retention.last, self._retention.every, best_saved):
+            self.check_fence()
             self.lineage.remove(old)
             self._scores.pop(old, None)
-            self.discard(old)
-        self._retry_removals()
+            self._discard(old)
+        with suppress(OSError, StrettoError):  # stop at the first that still can't be removed
+            while self.left:
+                self._storage.remove(str(self.left[0]))
+                self.left.pop(0)
+
+    def _remove_incomplete(self) -> None:
+        with suppress(OSError, StrettoError):
+            for name in all_checkpoint_names(self._storage):
+                is_old = name.generation < self.generation and name not in self.lineage
+                if is_old and not is_complete(self._storage, name):
+                    self._discard(name)
 
     def _best(self) -> BestCheckpoint | None:
         """Return the best saved checkpoint: the score of a step that was never saved must not hide it."""
@@ -216,14 +251,6 @@ class History:
             return None
         score = self._scores[name]
         return BestCheckpoint(checkpoint=str(name), value=score.value, name=score.name, mode=score.mode)
-
-    def _check_fence_of(self, name: CheckpointName) -> None:
-        """Raise FencedError if a newer launch exists, which may have resumed from this checkpoint: then it is kept."""
-        try:
-            self.check_fence()
-        except FencedError:
-            self.lineage.insert(0, name)
-            raise
 
     def _read_back(self, path: str, content: bytes) -> None:
         """Raise DataError if a small file does not have the content that was just written to it."""
@@ -249,27 +276,24 @@ class History:
             self._scores[name] = score
             self._write_score(name)
 
-    def discard(self, name: CheckpointName) -> None:
+    def abandon(self, name: CheckpointName) -> None:
+        """Remove what a save that failed has left. If it may have been completed, another launch may have chosen it."""
+        if name in self._attempted:
+            self.left.append(name)  # until the next save: no other launch has claimed the run by then
+        else:
+            self._discard(name)
+
+    def _discard(self, name: CheckpointName) -> None:
         """Remove a checkpoint's folder. If that fails, warn once, and try again after later saves."""
         try:
             self._storage.remove(str(name))
         except (OSError, StrettoError) as error:
-            if not self._left:
+            if not self._has_warned:
                 place = f"{self._storage.location}/{name}"
                 _log.warning("%s can't be removed (%s); it stays, and so may others", place, short_reason(error))
-            self._left.append(name)
-
-    def _retry_removals(self) -> None:
-        """Remove what could not be removed before; stop at the first that still can't be."""
-        with suppress(OSError, StrettoError):
-            while self._left:
-                self._storage.remove(str(self._left[0]))
-                self._left.pop(0)
-
-    @property
-    def num_left(self) -> int:
-        """How many checkpoints could not be removed."""
-        return len(self._left)
+            self._has_warned = True
+            if name not in self.left:
+                self.left.append(name)
 
     def _write_score(self, name: CheckpointName) -> None:
         """Write a saved step's score, if it is known, into its folder for later launches."""

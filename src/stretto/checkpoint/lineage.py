@@ -56,7 +56,7 @@ class Claim(Ancestor):
 
     version: Literal[3] = 3
     ancestors: tuple[Ancestor, ...] = Field((), strict=False)  # newest first: those whose checkpoints it may build on
-    requested: str | None = None  # the checkpoint that `resume` named, as in `resumed_from`; None for auto and never
+    requested: str | None = None  # what `resume` was, without secrets; None for auto and never
     num_ranks: int = Field(1, ge=1, lt=2**63)
     host: str = ""
     process: int = 0  # the first rank's process id on that host
@@ -95,16 +95,9 @@ def lineage(chain: Sequence[Ancestor], names: Iterable[CheckpointName]) -> list[
 
 def ancestors(chain: Sequence[Ancestor], names: Iterable[CheckpointName]) -> tuple[Ancestor, ...]:
     """Return what a claim after those of `chain` keeps of them, if these checkpoints exist."""
-    existing = {name.generation for name in names}
-    referenced = {name.generation for claim in chain if (name := CheckpointName.parse(claim.resumed_from or ""))}
-    # Only the last launch may save until the new claim exists. Nothing comes back of what was removed before.
-    kept = [
-        claim
-        for index, claim in enumerate(chain)
-        if index == 0 or claim.is_fixed or claim.generation in existing | referenced
-    ]
+    existing, kept = {name.generation for name in names}, [*chain]
     while len(kept) > 1 and kept[-1].generation not in existing:
-        kept.pop()
+        kept.pop()  # nothing comes back of what was removed; only the last launch may still save
     fields = set(Ancestor.model_fields)
     return tuple(Ancestor.model_validate(claim.model_dump(include=fields)) for claim in kept)
 
@@ -114,13 +107,7 @@ def checkpoints_to_remove(
 ) -> list[CheckpointName]:
     """Return all checkpoints except the `last` newest, those whose step is a multiple of `every`, and the best.
 
-    Two are always left: another launch may just have chosen the older one, and the newer one may get damaged.
+    The two newest always stay: another launch may just have chosen the older one, and the newer one may get damaged.
     """
-    kept = [
-        name
-        for index, name in enumerate(newest_first)
-        if index < last or name == best or (every and name.step % every == 0)
-    ]
-    if len(kept) < 2:
-        kept = list(newest_first[:2])
-    return [name for name in newest_first if name not in kept]
+    kept = {*newest_first[: max(last, 2)], best}
+    return [name for name in newest_first if name not in kept and not (every and name.step % every == 0)]

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 import torch
 
-from stretto.base.errors import ConfigError, DataError, LostPeerError
+from stretto.base.errors import ConfigError, DataError, FencedError, LostPeerError, StrettoError
 from stretto.base.remote import is_remote
 from stretto.base.run_folder import split_best
 from stretto.base.score import Score, ScoreMode
@@ -377,11 +377,9 @@ class CheckpointManager:
         except Exception as caught:  # noqa: BLE001 - it is reported where the run can handle it
             error = caught
         if error is not None and save.name not in history.lineage:  # otherwise it was committed
-            history.discard(save.name)
+            history.abandon(save.name)
         if isinstance(error, FATAL_ERRORS):
             save.fatal_error = error
-        else:
-            history.remove_incomplete()
         save.report = SaveReport(
             save.name.step,
             f"{self.location}/{save.name}",
@@ -389,13 +387,18 @@ class CheckpointManager:
             save.blocked_seconds,
             time.perf_counter() - save.started,
             None if error is None else save_error(f"{self.location}/{save.name}", error),
-            history.num_left,
+            len(history.left),
         )
         if saved.files:  # then all ranks have begun this save, and none needs the result of the previous one
             self.world.store.delete(f"{self._key_prefix}/{save.number - 1}/result")
         # Whoever waits for the result must know what kind of error it is.
         result = ["", ""] if error is None else [type(error).__name__, save.report.error]
         self.world.store.set(self._key(save, "result"), json.dumps(result))
+        if error is None:  # the other ranks don't wait for this
+            try:
+                history.retire()
+            except (StrettoError, OSError) as caught:
+                save.fatal_error = caught if isinstance(caught, FencedError) else None
 
     def _collect_files(self, save: BackgroundSave) -> SavedFiles:
         """Wait for all ranks to write their files; return the files, or raise if a rank could not write its own."""

@@ -29,6 +29,7 @@ DTYPES = {
 _INT_LIMIT = 2**63  # integers must fit int64
 # Of a shard that one digest covers, or else one row: a rank that needs some rows reads little more than these.
 MAX_DIGEST_BYTES = 4 << 20
+_MAX_SHARDS = 1 << 22  # of all files: 4,096 ranks with a thousand tensors each
 Sha256 = Annotated[str, Field(pattern="^[0-9a-f]{64}$")]
 
 
@@ -37,27 +38,23 @@ class SavedTensor(StrictModel):
 
     name: str
     dtype: str
-    shape: tuple[int, ...] = Field(strict=False)  # not strict: JSON has lists, not tuples
+    full_shape: tuple[int, ...] = Field(strict=False)  # not strict: JSON has lists, not tuples
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.dtype not in DTYPES or any(not 0 <= size < _INT_LIMIT for size in self.shape):
-            raise ValueError(f"{self.name} has an invalid shape or dtype: {list(self.shape)} {self.dtype}")
+        if self.dtype not in DTYPES or any(not 0 <= size < _INT_LIMIT for size in self.full_shape):
+            raise ValueError(f"{self.name} has an invalid shape or dtype: {list(self.full_shape)} {self.dtype}")
         return self
-
-    @property
-    def full_shape(self) -> tuple[int, ...]:
-        return self.shape
 
     @property
     def num_rows(self) -> int:
         """The number of its rows; a scalar counts as one row."""
-        return self.shape[0] if self.shape else 1
+        return self.full_shape[0] if self.full_shape else 1
 
     @property
     def row_bytes(self) -> int:
         """The number of bytes of one row."""
-        return DTYPES[self.dtype][1] * math.prod(self.shape[1:])
+        return DTYPES[self.dtype][1] * math.prod(self.full_shape[1:])
 
 
 @dataclass(frozen=True)
@@ -129,10 +126,17 @@ class SavedFiles(StrictModel):
         """Return the tensors by name."""
         return {tensor.name: tensor for tensor in self.table}
 
-    def shards(self, file: CheckpointFile) -> list[SavedShard]:
-        """Return the shards of a file, in order; ValueError if they can't be what it holds."""
+    def shards(self, file: CheckpointFile, where: str) -> list[SavedShard]:
+        """Return the shards of a file, in order; raise DataError if that of the checkpoint `where` is damaged."""
+        try:
+            return self._shards(file)
+        except ValueError as error:
+            raise damaged_error(f"{where}/{MANIFEST}", error) from None
+
+    def _shards(self, file: CheckpointFile) -> list[SavedShard]:
         shards: list[SavedShard] = []
         num_bytes = file.header_bytes
+        num_digests = 0
         for group in file.groups:
             rows, tensors = group.rows, self.table[group.tensor : group.tensor + group.num_shards]
             if min(group) < 0 or len(tensors) != group.num_shards or not rows or not group.rows_per_digest:
@@ -143,6 +147,9 @@ class SavedFiles(StrictModel):
                 # Each segment is read at once, into memory.
                 if group.rows_per_digest > 1 and group.rows_per_digest * tensor.row_bytes > MAX_DIGEST_BYTES:
                     raise ValueError(f"{tensor.name}: {group.rows_per_digest} rows are too large for one digest")
+                num_digests += -(-group.num_rows // group.rows_per_digest)
+                if num_digests * 64 > file.header_bytes:
+                    raise ValueError(f"{file.name} has more digests than its header")
                 shards.append(SavedShard(tensor, rows, group.rows_per_digest))
                 num_bytes += shards[-1].num_bytes
         if num_bytes != file.num_bytes:
@@ -152,20 +159,16 @@ class SavedFiles(StrictModel):
     @classmethod
     def of_file(cls, file: CheckpointFile, shards: Sequence[SavedShard]) -> Self:
         """Return one file with its shards."""
-        table = tuple(shard.tensor for shard in shards)
-        groups: list[ShardGroup] = []
-        for index, shard in enumerate(shards):
-            last = groups[-1] if groups else None
-            values = (shard.rows.start, len(shard.rows), shard.rows_per_digest)
-            if last is not None and last[2:] == values:
-                groups[-1] = last._replace(num_shards=last.num_shards + 1)
-            else:
-                groups.append(ShardGroup(index, 1, *values))
-        return cls(table=table, files=(file.model_copy(update={"groups": tuple(groups)}),))
+        groups = [
+            ShardGroup(index, 1, shard.rows.start, len(shard.rows), shard.rows_per_digest)
+            for index, shard in enumerate(shards)
+        ]
+        alone = cls(table=tuple(shard.tensor for shard in shards), files=(file.model_copy(update={"groups": groups}),))
+        return cls.merge([alone])
 
     @classmethod
     def merge(cls, parts: Iterable["SavedFiles"]) -> Self:
-        """Return the files of several ranks with one table."""
+        """Return the files of several ranks with one table, and groups that are as large as possible."""
         indices: dict[SavedTensor, int] = {}
         files: list[CheckpointFile] = []
         for part in parts:
@@ -246,6 +249,8 @@ class Manifest(SavedFiles):
             raise ValueError("it lists a file twice")
         if len(self.tensors()) < len(self.table):
             raise ValueError("it lists a tensor twice")
+        if sum(group.num_shards for file in self.files for group in file.groups) > _MAX_SHARDS:
+            raise ValueError("it has too many shards")
         return self
 
     def dump(self) -> bytes:

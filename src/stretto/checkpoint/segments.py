@@ -12,13 +12,14 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from stretto.base.errors import DataError
 from stretto.checkpoint.manifest import (
-    MANIFEST,
     CheckpointFile,
     SavedFiles,
     SavedShard,
@@ -30,6 +31,7 @@ from stretto.checkpoint.storage import Storage
 from stretto.checkpoint.tensor_file import parse_digests
 
 OnBytes = Callable[[int], None]  # called with the number of bytes just read
+_MAX = np.iinfo(np.int64).max
 _NUM_THREADS = 4  # that read at the same time
 _REQUEST_BYTES = 8 << 20  # of adjacent segments that are read at once
 
@@ -63,7 +65,7 @@ class FileSegment:
             first = _overlap(self.rows, target.rows).start - self.rows.start
             start = offset + first * tensor.row_bytes
             values = torch.frombuffer(content, dtype=getattr(torch, tensor.dtype), count=part.numel(), offset=start)
-            part.copy_(values.view(-1, *tensor.shape[1:]) if part.dim() else values.view(()))
+            part.copy_(values.view(-1, *tensor.full_shape[1:]) if part.dim() else values.view(()))
 
 
 def segments_of(saved: SavedFiles, file: CheckpointFile, where: str) -> list[FileSegment]:
@@ -89,17 +91,22 @@ def find_segments(saved: SavedFiles, shards: Iterable[TensorShard], where: str) 
             _check_tensor(tensors.get(name), target, where)
     # With thousands of ranks, most files have none of the rows: don't look at each of their shards. Groups of different
     # files are of the same few stretches of tensors.
-    wanted: dict[tuple[int, int], range] = {}
-    for group in (group for file in saved.files for group in file.groups):
-        if group[:2] not in wanted:
-            names = [tensor.name for tensor in saved.table[group.tensor : group.tensor + group.num_shards]]
-            wanted_rows = [target.rows for name in names for target in targets.get(name, ())]
-            starts, stops = [rows.start for rows in wanted_rows], [rows.stop for rows in wanted_rows]
-            wanted[group[:2]] = range(min(starts, default=0), max(stops, default=0))
+    starts = np.array(
+        [min((each.first for each in targets.get(tensor.name, ())), default=_MAX) for tensor in saved.table]
+    )
+    stops = np.array(
+        [max((each.rows.stop for each in targets.get(tensor.name, ())), default=0) for tensor in saved.table]
+    )
+
+    @cache
+    def wanted(first: int, count: int) -> range:
+        tensors = slice(max(first, 0), max(first + count, 0))
+        return range(int(starts[tensors].min(initial=_MAX)), int(stops[tensors].max(initial=0)))
+
     saved_rows: dict[str, list[range]] = {name: [] for name in targets}
     segments: list[FileSegment] = []
     for file in saved.files:
-        if not any(_overlap(group.rows, wanted[group[:2]]) for group in file.groups):
+        if not any(_overlap(group.rows, wanted(group.tensor, group.num_shards)) for group in file.groups):
             continue
         for saved_shard, start in _starts(saved, file, where):
             name, rows = saved_shard.name, saved_shard.rows
@@ -164,14 +171,14 @@ class _Reader:
             content = self._storage.read_range(f"{self._folder}/{file.name}", start, stop, file.num_bytes)
             if segments[0].shard is None:
                 digests.set_result(_verify_header(file, memoryview(content)[: file.header_bytes], where))
-            for segment in segments:
-                part = memoryview(content)[segment.start - start : segment.stop - start]
-                if segment.shard is not None and not _is_intact(segment, part, digests.result()):
-                    raise damaged_error(where, "checksum mismatch")
         except BaseException as error:
-            if not digests.done():
+            if segments[0].shard is None:  # the others wait for it
                 digests.set_exception(error)
             raise
+        for segment in segments:
+            part = memoryview(content)[segment.start - start : segment.stop - start]
+            if segment.shard is not None and not _is_intact(segment, part, digests.result()):
+                raise damaged_error(where, "checksum mismatch")
         return content
 
 
@@ -217,12 +224,8 @@ def _header_of(file: CheckpointFile) -> FileSegment:
 
 def _starts(saved: SavedFiles, file: CheckpointFile, where: str) -> Iterator[tuple[SavedShard, int]]:
     """Yield the shards of a file, and where each starts."""
-    try:
-        shards = saved.shards(file)
-    except ValueError as error:
-        raise damaged_error(f"{where}/{MANIFEST}", error) from None
     position = file.header_bytes
-    for shard in shards:
+    for shard in saved.shards(file, where):
         yield shard, position
         position += shard.num_bytes
 
@@ -247,9 +250,9 @@ def _check_tensor(saved: SavedTensor | None, target: TensorShard, where: str) ->
     if saved is None:
         raise DataError(f"{where} has no tensor {target.name!r}; the checkpoint is from a different model, or damaged")
     dtype = getattr(torch, saved.dtype)
-    if saved.shape != target.full_shape or dtype != target.tensor.dtype:
+    if saved.full_shape != target.full_shape or dtype != target.tensor.dtype:
         raise DataError(
-            f"{where}: {target.name} is {list(saved.shape)} {dtype}, not {list(target.full_shape)} "
+            f"{where}: {target.name} is {list(saved.full_shape)} {dtype}, not {list(target.full_shape)} "
             f"{target.tensor.dtype}; the checkpoint is from a different model"
         )
 

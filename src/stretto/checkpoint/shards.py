@@ -58,7 +58,7 @@ class TensorShard:
 
     def saved(self) -> SavedShard:
         """Return what a manifest says of the shard."""
-        tensor = SavedTensor(name=self.name, dtype=self.dtype, shape=tuple(self.full_shape))
+        tensor = SavedTensor(name=self.name, dtype=self.dtype, full_shape=tuple(self.full_shape))
         return SavedShard(tensor, self.rows, self.rows_per_digest)
 
 

@@ -162,7 +162,7 @@ class SaveConfig(StrictModel):
     to: Location | None = None
     """Folder or URL for checkpoints; by default `checkpoints` in the run's folder."""
     keep: int = Field(2, ge=1)
-    """Number of most recent checkpoints to keep; with 1, the one before stays, too, unless another is kept."""
+    """Number of most recent checkpoints to keep. Two always stay, so 1 means the same as 2."""
     keep_every: int | None = Field(None, ge=1)
     """Also keep the checkpoints whose step is a multiple of this."""
     keep_best: bool = False

@@ -2,14 +2,13 @@
 
 from collections.abc import Sequence
 
-from stretto.base.bounded_read import MAX_CONFIG_BYTES
 from stretto.base.errors import ConfigError, DataError, StrettoError
 from stretto.base.redact import redact
 from stretto.base.run_folder import RunFolder
 from stretto.checkpoint.checkpoint import Checkpoint, find_resume_point
 from stretto.checkpoint.storage import open_storage
 from stretto.config.run import RunConfig
-from stretto.config.toml import dump_config, load_config
+from stretto.config.toml import load_config
 from stretto.mesh.world import World
 from stretto.train.build import RunInputs, build_inputs
 from stretto.train.config_changes import find_changes, reject_changes
@@ -92,12 +91,7 @@ def _find_checkpoint(config: RunConfig, resume: str, allowed_locations: Sequence
 
 
 def _check_folder(config: RunConfig, resume: str) -> None:
-    """Raise if the folder holds a run and `resume` is `never` or its `save.to` differs, or can't hold this config."""
-    if (num_bytes := len(dump_config(config).encode())) > MAX_CONFIG_BYTES:
-        raise ConfigError(
-            f"the config has {num_bytes:,} bytes as TOML, more than the limit of {MAX_CONFIG_BYTES:,} for a run's "
-            "config.toml; shorten its lists, such as model.class_weights"
-        )
+    """Raise if the folder holds a run and `resume` is `never`, or if that run has a different `save.to`."""
     folder = RunFolder(config.run.folder)
     if not folder.config.is_file():
         return

@@ -21,7 +21,6 @@ from stretto.checkpoint.checkpoint import (
     read_claims,
 )
 from stretto.checkpoint.lineage import lineage
-from stretto.checkpoint.manifest import Manifest
 from stretto.checkpoint.storage import Storage
 from stretto.cli.views.console import make_console
 from stretto.report.formatting import format_time
@@ -36,7 +35,7 @@ def show_run_or_checkpoint(path: str, allowed_locations: Sequence[str], *, is_qu
         console.print(_run_tables(storage))
     checkpoint = find_checkpoint(path, allowed_locations=allowed_locations)
     console.print(_summary(checkpoint))
-    console.print(_tensor_table(checkpoint.manifest))
+    console.print(_tensor_table(checkpoint))
     num_files = len(checkpoint.manifest.files)
     if is_quick:
         console.print(f"{pluralize(num_files, 'file')}, checksums not verified; leave out --quick to verify them")
@@ -93,18 +92,19 @@ def _summary(checkpoint: Checkpoint) -> Table:
     return table
 
 
-def _tensor_table(manifest: Manifest) -> Table:
+def _tensor_table(checkpoint: Checkpoint) -> Table:
     """Return a table of each block's weight shapes and the sizes of its weights, optimizer state and lanes' states.
 
     If the weights are averaged, it has the size of the averages too.
     """
+    manifest = checkpoint.manifest
     kinds = ["weights", "optimizer", "lanes"]
     if manifest.training_state.num_averaged:
         kinds.append("average")
     sizes: dict[str, dict[str, int]] = defaultdict(lambda: dict.fromkeys(kinds, 0))
     shapes: dict[str, list[str]] = defaultdict(list)
     for file in manifest.files:
-        for shard in manifest.shards(file):
+        for shard in manifest.shards(file, checkpoint.location):
             kind, _, path = shard.name.partition(".")  # such as weights.blocks.2.cell.weight_ih_l0 or lanes.2.0
             block = path.removeprefix("blocks.").split(".")[0]
             sizes[block][kind] = sizes[block].get(kind, 0) + shard.num_bytes
