@@ -20,6 +20,7 @@ LEVELS = {
     "prepare": 3,
     "exchange": 3,
     "engine": 3,
+    "parallel": 3,
     "checkpoint": 3,
     "train": 4,
     "measure": 4,
@@ -35,6 +36,7 @@ WITHOUT_TORCH = ("config", "plan")
 # The part of torch.distributed that each package may use; mesh owns all that is not named here.
 DISTRIBUTED = {
     "mesh": ("torch.distributed",),
+    "parallel": ("torch.distributed",),
     "launch": ("torch.distributed.elastic", "torch.distributed.launcher"),
 }
 

@@ -4,6 +4,7 @@ from stretto import errors as errors
 from stretto import exchange as exchange
 from stretto import launch as launch
 from stretto import nn as nn
+from stretto import parallel as parallel
 from stretto import plan as plan
 from stretto import report as report
 from stretto import serve as serve
@@ -22,6 +23,7 @@ from stretto.engine.engine import StepResult as StepResult
 from stretto.launch.spawn_ranks import spawn as spawn
 from stretto.mesh.join import world as world
 from stretto.mesh.world import World as World
+from stretto.parallel.module import parallelize as parallelize
 from stretto.planning.choose import choose_layout as choose_layout
 from stretto.train.evaluate import Evaluation as Evaluation
 from stretto.train.evaluate import evaluate as evaluate

@@ -1,0 +1,3 @@
+from stretto.parallel.layout import Layout as Layout
+
+__all__: list[str]

@@ -1,0 +1,70 @@
+"""Layout: how the work of a region is split over ranks and time; never what it computes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from stretto.base.errors import ConfigError
+from stretto.base.units import pluralize
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a region is split: `stages` is the number of stages, or the number of layers of each, as in `[2, 3, 3]`."""
+
+    stages: int | Sequence[int] = 1
+    chunks: int = 8  # of time
+    recompute: bool = False  # keep the inputs of each chunk only, and compute it again in the backward
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.stages, int):
+            object.__setattr__(self, "stages", tuple(self.stages))
+        for name, values in (("stages", self.layers or (self.stages,)), ("chunks", (self.chunks,))):
+            if not all(isinstance(value, int) and value >= 1 for value in values):
+                raise ConfigError(f"layout.{name}={getattr(self, name)!r} has to be at least 1")
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """The number of layers of each stage; empty if the layers' costs decide."""
+        return () if isinstance(self.stages, int) else tuple(self.stages)
+
+    @property
+    def num_stages(self) -> int:
+        return self.stages if isinstance(self.stages, int) else len(self.stages)
+
+    def __str__(self) -> str:
+        if self.num_stages == 1:
+            return "one device"
+        recompute = ", recompute" if self.recompute else ""
+        return f"{self.num_stages} stages x {pluralize(self.chunks, 'chunk')}{recompute}"
+
+    def check(self, name: str, num_layers: int) -> None:
+        """Raise ConfigError if a module with so many layers can't be split like this."""
+        if self.num_stages > num_layers:
+            layers = pluralize(num_layers, "layer")
+            raise ConfigError(f"layout.stages={self.stages}, but {name} has {layers}; use at most {num_layers}")
+        if self.layers and sum(self.layers) != num_layers:
+            total = pluralize(sum(self.layers), "layer")
+            raise ConfigError(f"layout.stages={[*self.layers]} are {total}, but {name} has {num_layers}")
+
+    def split(self, costs: Sequence[float]) -> list[range]:
+        """Return the layers of each stage: as given, or so that the most expensive stage is as cheap as possible."""
+        counts = self.layers or _balance(costs, self.num_stages)
+        stops = [sum(counts[: index + 1]) for index in range(len(counts))]
+        return [range(stop - count, stop) for count, stop in zip(counts, stops, strict=True)]
+
+
+def _balance(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:
+    """Return how many neighboring layers each stage gets, at least one."""
+    # best[i] is the cheapest way to give the first i layers to the stages so far: its most expensive stage, and counts.
+    best: dict[int, tuple[float, tuple[int, ...]]] = {0: (0.0, ())}
+    for stage in range(num_stages):
+        later = num_stages - stage - 1
+        best = {
+            stop: min(
+                (max(worst, sum(costs[start:stop])), (*counts, stop - start))
+                for start, (worst, counts) in best.items()
+                if start < stop
+            )
+            for stop in range(stage + 1, len(costs) - later + 1)
+        }
+    return best[len(costs)][1]

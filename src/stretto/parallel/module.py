@@ -1,0 +1,71 @@
+"""parallelize: lets the ranks share the work of the recurrent layers inside anybody's module, in place."""
+
+import logging
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from stretto.base.errors import ConfigError
+from stretto.parallel.layout import Layout
+from stretto.parallel.region import Region
+
+_log = logging.getLogger(__name__)
+_Module = TypeVar("_Module", bound=nn.Module)
+_REGION = "_stretto_region"  # the attribute of a parallelized layer
+
+
+def parallelize(module: _Module, layout: Layout, *, mesh: DeviceMesh | None = None) -> _Module:
+    """Let ranks share the work of each nn.LSTM, nn.GRU and nn.RNN in `module` that has several layers; return it.
+
+    Each rank keeps its own rows, as under DistributedDataParallel, and all weights. In training, the ranks of a group
+    hand their rows to each other: each runs its layers over the rows of all of them, chunk by chunk of time. What the
+    module computes stays the same. Parameters, their names, and `isinstance` stay, too. Evaluation (`eval()`, or
+    without gradients) needs no other rank.
+
+    Call it on all ranks alike, before or after `init_process_group` and DistributedDataParallel. The first training
+    call makes the groups of ranks: neighboring ranks on one node, or with `mesh` those along its last dimension.
+    """
+    if any(isinstance(child, _RegionMixin) for child in module.modules()):
+        raise ConfigError("the module was passed to parallelize() before; call it once")
+    names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
+    layers = [child for child in module.modules() if isinstance(child, nn.RNNBase)]
+    shared = [child for child in layers if child.num_layers > 1 and not child.bidirectional]
+    for child in layers:
+        if child not in shared:
+            reason = "it is bidirectional" if child.bidirectional else "it has one layer"
+            _log.info("%s stays as it is (%s)", names[id(child)], reason)
+    regions = [Region(child, names[id(child)], layout, mesh) for child in shared]  # all are checked before one changes
+    for child, region in zip(shared, regions, strict=True):
+        child.__dict__[_REGION] = region
+        plain = type(child)
+        child.__class__ = type(f"Region{plain.__name__}", (_RegionMixin, plain), {"__module__": plain.__module__})
+    return module
+
+
+class _RegionMixin(nn.RNNBase):
+    """Comes before the user's class, as in fully_shard. A copy or a pickle is of the user's class."""
+
+    @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
+        reason="a region sends messages, so torch.compile leaves it out: use fullgraph=False"
+    )
+    def forward(self, x: Any, hx: Any = None) -> Any:  # noqa: ANN401 - as nn.LSTM's
+        plain = _plain_class(type(self)).forward
+        is_local = not (self.training and torch.is_grad_enabled()) or not dist.is_initialized()
+        region: Region = self.__dict__[_REGION]
+        if is_local or region.layout.num_stages == 1:
+            return plain(self, x, hx)
+        return region(self, x, hx, plain)
+
+    def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401
+        state = dict(super().__getstate__())  # type: ignore[no-untyped-call]
+        del state[_REGION]
+        return object.__new__, (_plain_class(type(self)),), state
+
+
+def _plain_class(cls: type[nn.RNNBase]) -> type[nn.RNNBase]:
+    """Return the class that a parallelized layer had before."""
+    bases = (base for base in cls.__mro__ if issubclass(base, nn.RNNBase) and not issubclass(base, _RegionMixin))
+    return next(bases)

@@ -1,0 +1,101 @@
+"""The module law: a parallelized module under DDP computes what the user's own module computes on one device."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+
+from helpers.patterns import PATTERNS, Pattern
+from helpers.rank_pool import RankPools
+from stretto import World
+from stretto.parallel.layout import Layout
+from stretto.parallel.messages import Messages
+from stretto.parallel.module import parallelize
+
+ROWS = {2: (5, 4), 3: (3, 0, 6), 4: (2, 0, 3, 4)}  # of each rank
+
+
+def tensors(tree: Any) -> list[Tensor]:  # noqa: ANN401
+    """Return all tensors of a module's output, in order."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [tensor for part in (tree.values() if isinstance(tree, dict) else tree) for tensor in tensors(part)]
+
+
+def loss_of(outputs: list[Tensor]) -> Tensor:
+    """Return a sum over rows, so that the losses of ranks add up to that of one device."""
+    return torch.stack([(output * output.cos()).sum() for output in outputs]).sum()
+
+
+def make(pattern: Any) -> Pattern:  # noqa: ANN401
+    torch.manual_seed(0)
+    module: Pattern = pattern().double()
+    return module
+
+
+def difference(one: Tensor, other: Tensor) -> float:
+    assert one.shape == other.shape, (one.shape, other.shape)
+    return float((one - other).detach().abs().max()) if one.numel() else 0.0
+
+
+def compare(world: World, layout: Layout) -> dict[str, float]:
+    """Return the largest difference of each pattern's outputs and gradients, on this rank."""
+    rows = ROWS[world.size]
+    own = slice(sum(rows[: world.rank]), sum(rows[: world.rank + 1]))
+    found: dict[str, float] = {}
+    for pattern in PATTERNS:
+        whole = make(pattern)
+        expected = tensors(whole(*whole.inputs(slice(0, 9))))
+        loss_of(expected).backward()  # type: ignore[no-untyped-call]
+        shared = parallelize(make(pattern), layout)
+        wrapped = DistributedDataParallel(shared, bucket_cap_mb=0.001)  # many buckets
+        outputs = tensors(wrapped(*shared.inputs(own)))
+        loss_of(outputs).backward()  # type: ignore[no-untyped-call]
+        differences = [difference(one, other[own]) for one, other in zip(outputs, expected, strict=True)]
+        for one, other in zip(shared.parameters(), whole.parameters(), strict=True):
+            assert (one.grad is None) == (other.grad is None)
+            if one.grad is not None and other.grad is not None:
+                differences.append(difference(one.grad * world.size, other.grad))
+        found[type(whole).__name__] = max(differences)
+    return found
+
+
+def count_messages(world: World, layout: Layout) -> dict[str, int]:
+    """Return how many messages the regions of each pattern send."""
+    counts: dict[str, int] = {}
+    count = 0
+    send = Messages.all_to_all
+
+    def counting(self: Messages, *arguments: Any) -> Tensor:  # noqa: ANN401
+        nonlocal count
+        count += 1
+        return send(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Messages, "all_to_all", counting)
+        for pattern in PATTERNS:
+            module = parallelize(make(pattern), layout)
+            count = 0
+            loss_of(tensors(module(*module.inputs(slice(0, 9))))).backward()  # type: ignore[no-untyped-call]
+            counts[type(module).__name__] = count
+    return counts
+
+
+@pytest.mark.parametrize("layout", [Layout(2, 3), Layout(2, 5, recompute=True)], ids=str)
+@pytest.mark.parametrize("size", [2, 4])
+def test_patterns_compute_the_same_in_two_stages(size: int, layout: Layout, pools: RankPools) -> None:
+    for found in pools[size].run(compare, layout):
+        assert {name: value for name, value in found.items() if not value < 1e-9} == {}
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_patterns_compute_the_same_in_more_stages(size: int, pools: RankPools) -> None:
+    for found in pools[size].run(compare, Layout(size, 3)):
+        assert {name: value for name, value in found.items() if not value < 1e-9} == {}
+
+
+def test_every_pattern_is_really_shared(pools: RankPools) -> None:
+    (counts, _) = pools[2].run(count_messages, Layout(2, 3))
+    assert {name for name, count in counts.items() if count < 4} == set()
