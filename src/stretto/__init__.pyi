@@ -23,6 +23,7 @@ from stretto.engine.engine import StepResult as StepResult
 from stretto.launch.spawn_ranks import spawn as spawn
 from stretto.mesh.join import world as world
 from stretto.mesh.world import World as World
+from stretto.parallel.mean import global_mean as global_mean
 from stretto.parallel.module import parallelize as parallelize
 from stretto.planning.choose import choose_layout as choose_layout
 from stretto.train.evaluate import Evaluation as Evaluation
