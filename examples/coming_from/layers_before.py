@@ -28,9 +28,9 @@ class Model(nn.Module):
 torch.manual_seed(0)
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.0)
-series = np.load("series.npz")
-x = torch.from_numpy(series["x"]).transpose(0, 1)  # [time, rows, channels]
-y = torch.from_numpy(series["y"]).to(DEVICES[-1])
+with np.load("series.npz") as series:
+    x = torch.from_numpy(series["x"]).transpose(0, 1)  # [time, rows, channels]
+    y = torch.from_numpy(series["y"]).to(DEVICES[-1])
 for step in range(1, 11):
     loss = F.mse_loss(model(x), y)
     optimizer.zero_grad()

@@ -314,7 +314,7 @@ def test_a_file_that_is_not_a_manifest_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("full_shape", "group"),
+    ("shape", "group"),
     [((10**12,), [0, 1, 0, 10**12, 1]), ((2**62, 0), [0, 1, 0, 2**62, 1])],
     ids=["digests", "rows without bytes"],
 )

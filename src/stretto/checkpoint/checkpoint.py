@@ -62,7 +62,10 @@ class Checkpoint:
         except OSError as error:
             where = f"{storage.location}/{name}/{MANIFEST}"
             raise damaged_error(where, f"it can't be read: {error.strerror}") from None
-        return cls.parse(storage, name, content) if content else None
+        if not content:
+            _log.warning("%s/%s/%s is empty, so this checkpoint counts as unfinished", storage.location, name, MANIFEST)
+            return None
+        return cls.parse(storage, name, content)
 
     @classmethod
     def parse(cls, storage: Storage, name: str, content: bytes) -> "Checkpoint":
