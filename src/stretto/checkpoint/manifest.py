@@ -158,13 +158,12 @@ class SavedFiles(StrictModel):
 
     @classmethod
     def of_file(cls, file: CheckpointFile, shards: Sequence[SavedShard]) -> Self:
-        """Return one file with its shards."""
-        groups = [
+        """Return one file with its shards, each a group of its own until `merge`."""
+        groups = tuple(
             ShardGroup(index, 1, shard.rows.start, len(shard.rows), shard.rows_per_digest)
             for index, shard in enumerate(shards)
-        ]
-        alone = cls(table=tuple(shard.tensor for shard in shards), files=(file.model_copy(update={"groups": groups}),))
-        return cls.merge([alone])
+        )
+        return cls(table=tuple(shard.tensor for shard in shards), files=(file.model_copy(update={"groups": groups}),))
 
     @classmethod
     def merge(cls, parts: Iterable["SavedFiles"]) -> Self:

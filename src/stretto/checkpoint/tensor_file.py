@@ -1,4 +1,4 @@
-"""Writes a rank's tensors to a safetensors file, and computes their digests from memory on the way."""
+"""Writes a rank's tensors to a safetensors file, with digests that it computes from memory in the header."""
 
 import hashlib
 import json

@@ -117,10 +117,12 @@ class Region:
 
         # From rows to stages. The first stage gets the steps, each stage the state of its layers.
         has_state = any(call.has_state for call in calls)
-        own_state = rows.state or rows.zero_state(rows.values, len(rows.lengths), range(rnn.num_layers))
+        own_state: list[Tensor] = []
+        if has_state:  # of any rank; otherwise each stage begins with zeros of its own
+            own_state = rows.state or rows.zero_state(rows.values, len(rows.lengths), range(rnn.num_layers))
         of_stage = [slice(stage.start * len(widths), stage.stop * len(widths)) for stage in stages]
         state_shapes = [widths * len(stage) for stage in stages]
-        give = [[rows.values] * (to == 0) + (own_state[of_stage[to]] if has_state else []) for to in range(last + 1)]
+        give = [[rows.values] * (to == 0) + own_state[of_stage[to]] for to in range(last + 1)]
         take = [
             [(num_steps[source], input_width)] * (rank == 0)
             + [(num_rows[source], width) for width in state_shapes[rank]] * has_state
