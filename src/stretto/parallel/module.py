@@ -31,7 +31,7 @@ def parallelize(module: _Module, layout: Layout, *, mesh: DeviceMesh | None = No
     if any(isinstance(child, _RegionMixin) for child in module.modules()):
         raise ConfigError("the module was passed to parallelize() before; call it once")
     names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
-    layers = [child for child in module.modules() if isinstance(child, nn.RNNBase)]
+    layers = [child for child in module.modules() if isinstance(child, _TORCH_CLASSES)]
     shared = [child for child in layers if child.num_layers > 1 and not child.bidirectional]
     for child in layers:
         if child not in shared:
@@ -40,29 +40,39 @@ def parallelize(module: _Module, layout: Layout, *, mesh: DeviceMesh | None = No
     regions = [Region(child, names[id(child)], layout, mesh) for child in shared]  # all are checked before one changes
     for child, region in zip(shared, regions, strict=True):
         child.__dict__[_REGION] = region
-        plain = type(child)
-        child.__class__ = type(f"Region{plain.__name__}", (_RegionMixin, plain), {"__module__": plain.__module__})
+        plain, shared_class = type(child), _REGION_CLASSES[_torch_class(type(child))]
+        # After a class of the user's own: its forward calls the region where it calls torch's.
+        bases = (shared_class,) if issubclass(shared_class, plain) else (plain, shared_class)
+        child.__class__ = type(f"Region{plain.__name__}", bases, {"__module__": plain.__module__})
     return module
 
 
 class _RegionMixin(nn.RNNBase):
-    """Comes before the user's class, as in fully_shard. A copy or a pickle is of the user's class."""
+    """Comes right before torch's class. A copy or a pickle is of the user's class."""
 
     @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
         reason="a region sends messages, so torch.compile leaves it out: use fullgraph=False"
     )
-    def forward(self, x: Any, hx: Any = None) -> Any:  # noqa: ANN401 - as nn.LSTM's
-        plain = _plain_class(type(self)).forward
+    def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: ANN401 - as nn.LSTM's
+        plain = _torch_class(type(self)).forward
         is_local = not (self.training and torch.is_grad_enabled()) or not dist.is_initialized()
         region: Region = self.__dict__[_REGION]
         if is_local or region.layout.num_stages == 1:
-            return plain(self, x, hx)
-        return region(self, x, hx, plain)
+            return plain(self, input, hx)
+        return region(self, input, hx, plain)
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401
-        state = dict(super().__getstate__())  # type: ignore[no-untyped-call]
+        state = dict(self.__getstate__())  # type: ignore[no-untyped-call]
         del state[_REGION]
         return object.__new__, (_plain_class(type(self)),), state
+
+
+_TORCH_CLASSES: tuple[type[nn.RNNBase], ...] = (nn.LSTM, nn.GRU, nn.RNN)
+_REGION_CLASSES = {plain: type(f"Region{plain.__name__}", (_RegionMixin, plain), {}) for plain in _TORCH_CLASSES}
+
+
+def _torch_class(cls: type[nn.RNNBase]) -> type[nn.RNNBase]:
+    return next(base for base in cls.__mro__ if base in _TORCH_CLASSES)
 
 
 def _plain_class(cls: type[nn.RNNBase]) -> type[nn.RNNBase]:
