@@ -190,8 +190,8 @@ class _Input:
         else:
             if x.dim() not in (2, 3):
                 raise ValueError(f"{type(rnn).__name__}: expected input to be 2D or 3D, got {x.dim()}D instead")
-            rnn.check_input(x, None)
             x = x.unsqueeze(0) if x.dim() == 2 else x if rnn.batch_first else x.transpose(0, 1)
+            rnn.check_input(x, None)
             values = x.reshape(-1, x.shape[2])
             self.lengths = torch.full((x.shape[0],), x.shape[1], dtype=torch.int64)
         self._packing = packing
