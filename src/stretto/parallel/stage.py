@@ -25,8 +25,10 @@ def state_widths(rnn: nn.RNNBase) -> tuple[int, ...]:
 
 
 def layer_costs(rnn: nn.RNNBase) -> list[float]:
-    """Return the cost of each layer: its number of weights."""
-    return [float(sum(getattr(rnn, name).numel() for name in names)) for names in rnn._all_weights]
+    """Return the cost of each layer, up to a factor; its weights may not exist before the first call."""
+    output = rnn.proj_size or rnn.hidden_size
+    inputs = [rnn.input_size] + [output] * (rnn.num_layers - 1)
+    return [4.0 * (width + output) + rnn.proj_size for width in inputs]  # only LSTMs have projections: four gates
 
 
 def compute_dtype(rnn: nn.RNNBase, x: Tensor) -> torch.dtype:
