@@ -4,11 +4,13 @@ Each has `inputs(rows)`, the module's arguments for some rows, and returns tenso
 dict or tuple of them. Rows are numbered alike everywhere.
 """
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 WIDTH, HIDDEN, STEPS, VOCABULARY = 6, 8, 12, 20
@@ -355,16 +357,235 @@ class InputGradient(Pattern):
         return h[1]
 
 
+class FrozenBatchNorm(Pattern):
+    """A batch norm with the statistics of its pretraining; nn.SyncBatchNorm refuses to run on a CPU."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution, self.norm = nn.Conv1d(WIDTH, HIDDEN, 3, stride=2, padding=1), nn.BatchNorm1d(HIDDEN).eval()
+        nn.init.normal_(self.norm.get_buffer("running_mean"))
+        self.lstm = nn.LSTM(HIDDEN, HIDDEN, 4, batch_first=True)
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401
+        features = torch.relu(self.norm(self.convolution(x.permute(0, 2, 1)))).permute(0, 2, 1)
+        return torch.log_softmax(self.lstm(features)[0], -1)
+
+
+class TakeOutput(nn.Module):
+    def forward(self, result: Any) -> Any:  # noqa: ANN401
+        return result[0]
+
+
+class Sequential(Pattern):
+    """Several LSTMs in sequence, each behind a wrapper that takes its output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(
+            nn.Linear(WIDTH, HIDDEN),
+            nn.LSTM(HIDDEN, 5, 4, batch_first=True), TakeOutput(), nn.ReLU(),
+            nn.LSTM(5, HIDDEN, 5, batch_first=True), TakeOutput(), nn.LayerNorm(HIDDEN),
+            nn.LSTM(HIDDEN, 4, 4, batch_first=True), TakeOutput(), nn.Linear(4, 2),
+        )  # fmt: skip
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401
+        return self.net(x)[:, -3:]
+
+
+class AttentionLoop(Pattern):
+    """Teacher forcing, one step at a time: each step looks at the encoder's output with the decoder's state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
+        self.encoder = nn.GRU(WIDTH, HIDDEN, 4, batch_first=True)
+        self.decoder = nn.GRU(WIDTH + HIDDEN, HIDDEN, 4, batch_first=True)
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def inputs(self, rows: slice) -> tuple[Any, ...]:
+        return symbols(rows), symbols(rows, 3, seed=1)
+
+    def forward(self, source: Tensor, target: Tensor) -> Any:  # noqa: ANN401
+        memory, hidden = self.encoder(self.embedding(source))
+        logits = []
+        for step in range(target.size(1)):
+            weights = torch.softmax(torch.bmm(memory, hidden[-1].unsqueeze(2)), 1)
+            context = (weights * memory).sum(1, keepdim=True)
+            decoded, hidden = self.decoder(torch.cat([self.embedding(target[:, step : step + 1]), context], 2), hidden)
+            logits.append(self.head(decoded))
+        return torch.cat(logits, 1)
+
+
+class BidirectionalEncoder(Pattern):
+    """A bidirectional encoder, whose two final states begin the causal decoder."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.LSTM(WIDTH, HIDDEN // 2, 4, batch_first=True, bidirectional=True)
+        self.decoder = nn.LSTM(WIDTH, HIDDEN, 4, batch_first=True)
+
+    def inputs(self, rows: slice) -> tuple[Any, ...]:
+        return values(rows, 7, WIDTH), values(rows, STEPS, WIDTH, seed=1)
+
+    def forward(self, source: Tensor, target: Tensor) -> Any:  # noqa: ANN401
+        _, (h, c) = self.encoder(source)
+        h, c = (torch.cat([part[0::2], part[1::2]], dim=2) for part in (h, c))
+        return self.decoder(target, (h, c))[0]
+
+
+class WeightNorm(Pattern):
+    """Recurrent weights that are computed from others, with torch's parametrization and with its older hook."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm, self.gru = nn.LSTM(WIDTH, HIDDEN, 4, batch_first=True), nn.GRU(HIDDEN, HIDDEN, 4, batch_first=True)
+        for layer in range(4):
+            parametrizations.weight_norm(self.lstm, f"weight_hh_l{layer}")
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", FutureWarning)  # deprecated, and in many models
+                nn.utils.weight_norm(self.gru, f"weight_hh_l{layer}")
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401
+        return self.gru(self.lstm(x)[0])[0]
+
+
+class WeightDrop(LastStep):
+    """As in AWD-LSTM: a copy of the weights is set before each call (here, without dropping any)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for layer in range(4):
+            name = f"weight_hh_l{layer}"
+            self.register_parameter(f"{name}_raw", nn.Parameter(self.lstm.get_parameter(name).detach()))
+            del self.lstm._parameters[name]
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401
+        for layer in range(4):
+            name = f"weight_hh_l{layer}"
+            setattr(self.lstm, name, nn.functional.dropout(self.get_parameter(f"{name}_raw"), p=0.0))
+        return super().forward(x)
+
+
+class LastOutputLSTM(nn.LSTM):
+    """A user's own class: other arguments, other weights at the start, and another forward."""
+
+    def __init__(self, width: int, hidden: int) -> None:
+        super().__init__(width, hidden, num_layers=4, batch_first=True)
+        for layer in range(4):
+            self.get_parameter(f"bias_hh_l{layer}").data[hidden : 2 * hidden].fill_(1.0)
+
+    def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
+        output: Tensor = super().forward(x * 0.5)[0]
+        return output[:, -1]
+
+
+class OwnClass(Pattern):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = LastOutputLSTM(WIDTH, HIDDEN)
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401
+        return self.lstm(x)
+
+
+class Tutorial(LastStep):
+    """`flatten_parameters` before each call, arguments by name, the state as an attribute."""
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401
+        self.lstm.flatten_parameters()
+        weight = next(self.parameters())
+        self.hidden = tuple(weight.new_zeros(4, x.size(0), HIDDEN) for _ in range(2))
+        output, self.hidden = self.lstm(input=x, hx=self.hidden)
+        return self.head(output.contiguous().view(-1, HIDDEN)).view(x.size(0), x.size(1), 5)
+
+
+class LearnedState(LastStep):
+    """The initial state is a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.h, self.c = nn.Parameter(torch.randn(4, 1, HIDDEN)), nn.Parameter(torch.randn(4, 1, HIDDEN))
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401
+        state = [part.expand(-1, x.size(0), -1).contiguous() for part in (self.h, self.c)]
+        return self.head(self.lstm(x, state)[0])
+
+
+class AnyOrder(Pattern):
+    """Layers called in another order than they were made, some twice, some side by side; mixed batch_first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.branches = nn.ModuleDict(
+            {"late": nn.LSTM(HIDDEN, HIDDEN, 4), "early": nn.GRU(WIDTH, HIDDEN, 4, batch_first=True)}
+        )
+        self.backwards = nn.RNN(WIDTH, HIDDEN, 4)
+        self.top = nn.GRU(HIDDEN, HIDDEN, 5, batch_first=True)
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401
+        early = self.branches["early"](x)[0]
+        reverse = self.backwards(x.flip(1).transpose(0, 1))[0].flip(0)
+        once = self.top(early)[0] + reverse.transpose(0, 1)
+        late = self.branches["late"](once.transpose(0, 1))[0] * reverse
+        return self.top(late.transpose(0, 1))[0], self.branches["early"](x[:, 3:])[1].transpose(0, 1)
+
+
+class Teacher(LastStep):
+    """A target from the same layer, without gradients."""
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401
+        with torch.no_grad():
+            target = self.lstm(x + 0.1)[0].mean(1)
+        return self.head(self.lstm(x)[0].mean(1)) - self.head(target)
+
+
+class Resets(Pattern):
+    """Recurrent reinforcement learning: states are zeroed where an episode has ended; policy and value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru = nn.GRU(WIDTH, HIDDEN, 4)
+        self.policy, self.value = nn.Linear(HIDDEN, 3), nn.Linear(HIDDEN, 1)
+
+    def inputs(self, rows: slice) -> tuple[Any, ...]:
+        return values(rows, STEPS, WIDTH), values(rows, 2, seed=4) > 0
+
+    def forward(self, x: Tensor, is_done: Tensor) -> Any:  # noqa: ANN401
+        hidden, outputs = x.new_zeros(4, len(x), HIDDEN), []
+        for index in range(2):
+            hidden = hidden * ~is_done[:, index].view(1, -1, 1)
+            output, hidden = self.gru(x[:, 6 * index : 6 * index + 6].transpose(0, 1), hidden)
+            outputs.append(output)
+        features = torch.cat(outputs).transpose(0, 1)
+        return self.policy(features), self.value(features).squeeze(-1)
+
+
+class PackedSorted(Packed):
+    """As before `enforce_sorted`: rows are sorted by hand, and put back."""
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:  # noqa: ANN401
+        order = torch.argsort(lengths, descending=True)
+        packed = (
+            pack_padded_sequence(x[order], lengths[order].tolist(), batch_first=True) if len(x) else pack(x, lengths)
+        )
+        _, (h, _) = self.lstm(packed)
+        return self.head(h[-1][torch.argsort(order)])
+
+
 class Unbatched(Pattern):
-    """One row without a dimension of rows; only where each rank has rows."""
+    """Row by row, without a dimension of rows; only where all ranks have equally many rows."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(WIDTH, HIDDEN, 4)
 
     def forward(self, x: Tensor) -> Any:  # noqa: ANN401
-        output, (h, _) = self.lstm(x[0])
-        return (output.sum(0) + h[-1]).unsqueeze(0)
+        outputs = []
+        for row in x:
+            _, state = self.lstm(row[:1])
+            output, (h, _) = self.lstm(row, state)
+            outputs.append(output.sum(0) + h[-1])
+        return torch.stack(outputs)
 
 
 def pack(x: Tensor, lengths: Tensor) -> PackedSequence:
@@ -377,5 +598,7 @@ def pack(x: Tensor, lengths: Tensor) -> PackedSequence:
 PATTERNS: list[Callable[[], Pattern]] = [
     LastStep, OwnZeros, FinalState, EveryStep, ResidualStack, TwoHeads, Attention, Tagger, TiedWeights, SideInput,
     DictInput, Convolution, Autoencoder, Translation, DecodeLoop, Siamese, KeptState, Windows, Packed, PackedWithState,
-    PackedGru, Projection, NoBias, Relu, Frozen, Mixed, InputGradient,
+    PackedGru, Projection, NoBias, Relu, Frozen, Mixed, InputGradient, FrozenBatchNorm, Sequential, AttentionLoop,
+    BidirectionalEncoder, WeightNorm, WeightDrop, OwnClass, Tutorial, LearnedState, AnyOrder, Teacher, Resets,
+    PackedSorted,
 ]  # fmt: skip

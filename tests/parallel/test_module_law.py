@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers.patterns import PATTERNS, Pattern
+from helpers.patterns import PATTERNS, Pattern, Unbatched
 from helpers.rank_pool import RankPools
 from stretto import World
 from stretto.parallel.layout import Layout
@@ -40,14 +40,13 @@ def difference(one: Tensor, other: Tensor) -> float:
     return float((one - other).detach().abs().max()) if one.numel() else 0.0
 
 
-def compare(world: World, layout: Layout) -> dict[str, float]:
+def compare(world: World, layout: Layout, patterns: list[Any], rows: tuple[int, ...]) -> dict[str, float]:
     """Return the largest difference of each pattern's outputs and gradients, on this rank."""
-    rows = ROWS[world.size]
     own = slice(sum(rows[: world.rank]), sum(rows[: world.rank + 1]))
     found: dict[str, float] = {}
-    for pattern in PATTERNS:
+    for pattern in patterns:
         whole = make(pattern)
-        expected = tensors(whole(*whole.inputs(slice(0, 9))))
+        expected = tensors(whole(*whole.inputs(slice(0, sum(rows)))))
         loss_of(expected).backward()  # type: ignore[no-untyped-call]
         shared = parallelize(make(pattern), layout)
         wrapped = DistributedDataParallel(shared, bucket_cap_mb=0.001)  # many buckets
@@ -62,7 +61,7 @@ def compare(world: World, layout: Layout) -> dict[str, float]:
     return found
 
 
-def count_messages(world: World, layout: Layout) -> dict[str, int]:
+def count_messages(world: World, layout: Layout, patterns: list[Any]) -> dict[str, int]:
     """Return how many messages the regions of each pattern send."""
     counts: dict[str, int] = {}
     count = 0
@@ -75,7 +74,7 @@ def count_messages(world: World, layout: Layout) -> dict[str, int]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Messages, "all_to_all", counting)
-        for pattern in PATTERNS:
+        for pattern in patterns:
             module = parallelize(make(pattern), layout)
             count = 0
             loss_of(tensors(module(*module.inputs(slice(0, 9))))).backward()  # type: ignore[no-untyped-call]
@@ -83,19 +82,28 @@ def count_messages(world: World, layout: Layout) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("layout", [Layout(2, 3), Layout(2, 5, recompute=True)], ids=str)
-@pytest.mark.parametrize("size", [2, 4])
-def test_patterns_compute_the_same_in_two_stages(size: int, layout: Layout, pools: RankPools) -> None:
-    for found in pools[size].run(compare, layout):
+@pytest.mark.parametrize(
+    ("size", "layout"),
+    [
+        (2, Layout(2, 3)),
+        (2, Layout(2, 5, recompute=True)),
+        (3, Layout(3, 3)),
+        (4, Layout(4, 3)),
+        (4, Layout(2, 3)),  # two replicas
+    ],
+    ids=str,
+)
+def test_patterns_compute_the_same_on_several_ranks(size: int, layout: Layout, pools: RankPools) -> None:
+    for found in pools[size].run(compare, layout, PATTERNS, ROWS[size]):
         assert {name: value for name, value in found.items() if not value < 1e-9} == {}
 
 
-@pytest.mark.parametrize("size", [3, 4])
-def test_patterns_compute_the_same_in_more_stages(size: int, pools: RankPools) -> None:
-    for found in pools[size].run(compare, Layout(size, 3)):
-        assert {name: value for name, value in found.items() if not value < 1e-9} == {}
+def test_rows_without_a_dimension_of_rows_are_shared(pools: RankPools) -> None:
+    for found in pools[3].run(compare, Layout(3, 4), [Unbatched], (1, 1, 1)):
+        assert found["Unbatched"] < 1e-9
+    assert pools[2].run(count_messages, Layout(2, 3), [Unbatched])[0]["Unbatched"] >= 4
 
 
 def test_every_pattern_is_really_shared(pools: RankPools) -> None:
-    (counts, _) = pools[2].run(count_messages, Layout(2, 3))
+    (counts, _) = pools[2].run(count_messages, Layout(2, 3), PATTERNS)
     assert {name for name, count in counts.items() if count < 4} == set()
