@@ -22,7 +22,7 @@ class Recorder:
 
 
 def test_the_schedule_is_a_parallelogram() -> None:
-    chunks = Packing(torch.full((2,), 8)).chunks(4)
+    chunks = Packing([torch.full((2,), 8)]).chunks(4)
     lines = []
     for rank in range(3):
         messages, line = Recorder(rank, 3), [" "] * 6

@@ -1,5 +1,6 @@
 """Groups: the ranks that share regions, made once for a process group, by all ranks in the same order."""
 
+import logging
 import socket
 from datetime import timedelta
 from weakref import WeakKeyDictionary
@@ -12,70 +13,128 @@ from stretto.base.errors import ConfigError
 from stretto.parallel.guard import Guard
 from stretto.parallel.messages import Messages
 
+_log = logging.getLogger("stretto.parallel")
+
 REGION_NAMES: list[str] = []
 """The names of all regions of this process, in the order in which they were made."""
 
-_groups: WeakKeyDictionary[dist.ProcessGroup, dict[object, "Group"]] = WeakKeyDictionary()
-
 
 class Group:
-    """A group of ranks that share regions, one stage each: its messages and its guard."""
+    """Neighboring ranks that compare their calls, and that may share regions: all of them, or parts of equal size."""
 
-    def __init__(self, ranks: list[int], device_group: dist.ProcessGroup, host_group: dist.ProcessGroup) -> None:
-        self.ranks = ranks
-        self.messages = Messages(device_group)
+    def __init__(self, divided: list[list[int]]) -> None:
+        self._divided = divided  # the ranks of all groups
+        self.ranks = _own(divided)
+        self.rank = self.ranks.index(dist.get_rank())
+        # Only members take part. (Others would split torch's NCCL communicator, if init_process_group got a device_id.)
+        host_group = dist.new_group(self.ranks, _timeout(), "gloo", use_local_synchronization=True)
+        assert isinstance(host_group, dist.ProcessGroup)
         self.guard = Guard(host_group, _timeout(), REGION_NAMES)
+        self._messages: dict[int, Messages] = {}
+
+    def messages(self, num_stages: int) -> Messages:
+        """Return the messages between so many neighboring ranks. The first time, all ranks call this together."""
+        if num_stages not in self._messages:
+            parts = [
+                ranks[start : start + num_stages]
+                for ranks in self._divided
+                for start in range(0, len(ranks), num_stages)
+            ]
+            self._messages[num_stages] = Messages(_device_group(parts))
+        return self._messages[num_stages]
+
+    def members(self, num_stages: int) -> range:
+        """Return which of this group's ranks share regions with this one in so many stages."""
+        start = self.rank - self.rank % num_stages
+        return range(start, start + num_stages)
+
+
+_groups: WeakKeyDictionary[dist.ProcessGroup, dict[object, Group]] = WeakKeyDictionary()
+_nodes: WeakKeyDictionary[dist.ProcessGroup, list[str]] = WeakKeyDictionary()
 
 
 def stage_group(num_stages: int, mesh: DeviceMesh | None = None) -> Group:
-    """Return this rank's group of so many ranks. The first time, all ranks call this together.
-
-    With `mesh`, its last dimension is the group; otherwise neighboring ranks on one node are.
-    """
-    assert dist.group.WORLD is not None
-    groups = _groups.setdefault(dist.group.WORLD, {})
-    key = num_stages if mesh is None else mesh
-    if key not in groups:
-        groups[key] = _make(_divide(num_stages) if mesh is None else _rows_of(mesh, num_stages))
-    return groups[key]
-
-
-def _make(divided: list[list[int]]) -> Group:
-    """Make all groups, as every rank must, and return this rank's."""
-    own: Group | None = None
-    for ranks in divided:
-        device_group = dist.new_group(ranks, timeout=_timeout())
-        host_group = dist.new_group(ranks, timeout=_timeout(), backend="gloo")
-        if dist.get_rank() in ranks:
-            assert isinstance(device_group, dist.ProcessGroup) and isinstance(host_group, dist.ProcessGroup)
-            own = Group(ranks, device_group, host_group)
-    assert own is not None
-    return own
-
-
-def _divide(num_stages: int) -> list[list[int]]:
-    size = dist.get_world_size()
-    hosts: list[str] = [""] * size
-    dist.all_gather_object(hosts, socket.gethostname())
+    """Return this rank's group of so many ranks: along the last dimension of `mesh`, or neighbors on one node."""
+    if mesh is not None:
+        if mesh.size(-1) != num_stages:
+            raise ConfigError(
+                f"layout.stages={num_stages}, but the last dimension of the mesh has {mesh.size(-1)} ranks; "
+                "make them equal"
+            )
+        return whole_group(mesh)
+    nodes = _all_nodes()
+    size = len(nodes)
     if size % num_stages:
         raise ConfigError(f"layout.stages={num_stages} does not divide the {size} ranks; use a number that does")
     divided = [[*range(start, start + num_stages)] for start in range(0, size, num_stages)]
-    apart = next((ranks for ranks in divided if len({hosts[rank] for rank in ranks}) > 1), None)
+    apart = next((ranks for ranks in divided if len({nodes[rank] for rank in ranks}) > 1), None)
     if apart is not None:
         raise ConfigError(
             f"layout.stages={num_stages}, but ranks {apart[0]} to {apart[-1]} are on different nodes; use a number of "
             "stages that divides the ranks of a node, or give a mesh whose last dimension has the stages"
         )
-    return divided
+    return _group(num_stages, divided)
 
 
-def _rows_of(mesh: DeviceMesh, num_stages: int) -> list[list[int]]:
-    if mesh.size(-1) != num_stages:
-        raise ConfigError(
-            f"layout.stages={num_stages}, but the last dimension of the mesh has {mesh.size(-1)} ranks; make them equal"
-        )
-    rows: list[list[int]] = mesh.mesh.reshape(-1, num_stages).tolist()
-    return rows
+def whole_group(mesh: DeviceMesh | None = None) -> Group:
+    """Return the group of all ranks along the last dimension of `mesh`, or on this node (each alone if they differ)."""
+    if mesh is not None:
+        return _group(mesh, mesh.mesh.reshape(-1, mesh.size(-1)).tolist())
+    nodes = _all_nodes()
+    by_node: dict[str, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        by_node.setdefault(node, []).append(rank)
+    divided = [*by_node.values()]
+    are_alike = all(ranks == [*range(ranks[0], ranks[0] + len(divided[0]))] for ranks in divided)
+    return _group("node", divided if are_alike else [[rank] for rank in range(len(nodes))])
+
+
+def _group(key: object, divided: list[list[int]]) -> Group:
+    """Return this rank's group. The first time, all ranks call this together."""
+    assert dist.group.WORLD is not None
+    groups = _groups.setdefault(dist.group.WORLD, {})
+    if key not in groups:
+        groups[key] = Group(divided)
+    return groups[key]
+
+
+def _all_nodes() -> list[str]:
+    """Return the node of each rank. The host names say it: `mp.spawn` sets no LOCAL_WORLD_SIZE."""
+    assert dist.group.WORLD is not None
+    if dist.group.WORLD not in _nodes:
+        nodes = [""] * dist.get_world_size()
+        dist.all_gather_object(nodes, socket.gethostname())
+        _nodes[dist.group.WORLD] = nodes
+    return _nodes[dist.group.WORLD]
+
+
+def _device_group(divided: list[list[int]]) -> dist.ProcessGroup:
+    """Return this rank's group for messages between devices."""
+    assert dist.group.WORLD is not None
+    own = _own(divided)
+    if dist.group.WORLD.bound_device_id is None:
+        group = dist.new_group(own, _timeout(), use_local_synchronization=True)
+    else:  # then groups are splits of the world, which all ranks make
+        group = next(group for group in [dist.new_group(ranks, _timeout()) for ranks in divided] if _is_in(group))
+    assert isinstance(group, dist.ProcessGroup)
+    return group
+
+
+def _is_in(group: object) -> bool:
+    return isinstance(group, dist.ProcessGroup) and group.rank() >= 0
+
+
+def _own(divided: list[list[int]]) -> list[int]:
+    return next(ranks for ranks in divided if dist.get_rank() in ranks)
+
+
+def say(text: str) -> None:
+    """Log a line on rank 0; it goes to stderr where nobody has set up logging."""
+    if dist.get_rank() == 0:
+        if not _log.hasHandlers():
+            _log.addHandler(logging.StreamHandler())
+            _log.setLevel(logging.INFO)
+        _log.info(text)
 
 
 def _timeout() -> timedelta:

@@ -2,7 +2,7 @@
 
 Without it, ranks that call different regions, or of which one skips a backward, would wait for each other forever, or
 under NCCL pair messages of the same size wrongly, without a word. The comparison also carries what a region needs to
-know of the other ranks: their rows, their longest row, and the first rank's seed. It goes over gloo on the host, so
+know of the other ranks: their rows, their longest row, their seeds. It goes over gloo on the host, so
 that the host never waits for a device. It is sent pairwise: a collective that times out does not name who is missing.
 """
 
@@ -34,11 +34,14 @@ class Call:
     dtype: int  # index in DTYPES
     width: int
     num_rows: int = 0
+    num_steps: int = 0  # of all rows
     longest: int = 0  # steps
     is_even: bool = True  # whether all rows have `longest` steps
     has_state: bool = False  # whether the call has an initial state
     is_refused: bool = False  # whether this rank's input is refused; it raises its own error
-    seed: int = 0  # of dropout in this call; the first rank's counts
+    seed: int = 0  # of dropout for the rows of this rank
+    optimizer_steps: int = 0  # that this rank has taken
+    timed_steps: int = 0  # those of which it knows the time
 
     @classmethod
     def read(cls, values: Sequence[int]) -> "Call":
@@ -86,6 +89,10 @@ class Guard:
         """Return the lengths of the rows of every rank."""
         received = self._gather(lengths, [call.num_rows for call in calls], calls[self._own])
         return [torch.tensor(values, dtype=torch.int64) for values in received]
+
+    def gather(self, values: Sequence[int], call: Call) -> list[list[int]]:
+        """Return integers of every rank, which has as many as this one."""
+        return self._gather(torch.tensor(values), [len(values)] * len(self._ranks), call)
 
     def _gather(self, own: Tensor, sizes: Sequence[int], call: Call) -> list[list[int]]:
         """Return a vector of every rank."""

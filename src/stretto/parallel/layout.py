@@ -1,6 +1,6 @@
 """Layout: how the work of a region is split over ranks and time; never what it computes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from stretto.base.errors import ConfigError
@@ -33,7 +33,7 @@ class Layout:
 
     def __str__(self) -> str:
         if self.num_stages == 1:
-            return "one device"
+            return "local"
         recompute = ", recompute" if self.recompute else ""
         return f"{self.num_stages} stages x {pluralize(self.chunks, 'chunk')}{recompute}"
 
@@ -51,6 +51,19 @@ class Layout:
         counts = self.layers or _balance(costs, self.num_stages)
         stops = [sum(counts[: index + 1]) for index in range(len(counts))]
         return [range(stop - count, stop) for count, stop in zip(counts, stops, strict=True)]
+
+
+LOCAL = Layout()
+"""Each rank computes its own rows, without messages."""
+
+Layouts = Mapping[int, Layout]
+"""The layout of calls by their number of time steps: each layout is for calls of so many steps and more."""
+
+
+def fit(layouts: Layouts, num_steps: int) -> Layout:
+    """Return the layout for calls of so many time steps; one with few steps per chunk is not worth its messages."""
+    layout = layouts[max((key for key in layouts if key <= num_steps), default=min(layouts))]
+    return layout if num_steps >= 2 * layout.chunks else LOCAL
 
 
 def _balance(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:

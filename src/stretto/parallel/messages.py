@@ -40,14 +40,11 @@ class Messages:
 
         `agree` is called before the message of the backward.
         """
-        given = [sum(tensor.numel() for tensor in tensors) for tensors in give]
-        sizes = [[prod(shape) for shape in shapes] for shapes in take]
-        flat = torch.cat([tensor.flatten() for tensors in give for tensor in tensors] or [token.new_empty(0)])
-        token, received = _Swap.apply(  # type: ignore[no-untyped-call]
-            token, flat, given, [sum(each) for each in sizes], self, agree
-        )
-        parts = iter(received.split([size for each in sizes for size in each]))
-        return token, [[next(parts).view(*shape) for shape in shapes] for shapes in take]
+        shapes = [[tensor.shape for tensor in tensors] for tensors in give]
+        tensors = [tensor for tensors in give for tensor in tensors]
+        token, *received = _Swap.apply(token, self, shapes, take, agree, *tensors)  # type: ignore[no-untyped-call]
+        parts = iter(received)
+        return token, [[next(parts) for _ in shapes] for shapes in take]
 
     def shift(
         self, token: Tensor, sends: Sequence[tuple[int, Tensor]], takes: Sequence[tuple[int, Shape]]
@@ -59,14 +56,23 @@ class Messages:
         token, *received = _Shift.apply(token, self, peers, takes, *(tensor for _, tensor in sends))  # type: ignore[no-untyped-call]
         return token, received
 
-    def all_to_all(self, flat: Tensor, given: list[int], taken: list[int]) -> Tensor:
-        """Exchange parts of flat tensors, of these sizes by rank."""
+    def all_to_all(
+        self,
+        tensors: Sequence[Tensor],
+        given: Sequence[Sequence[Shape]],
+        taken: Sequence[Sequence[Shape]],
+        like: Tensor,
+    ) -> list[Tensor]:
+        """Exchange tensors of these shapes by rank."""
         for work, _ in self._sends:  # their tensors can go
             work.wait()
         self._sends.clear()
-        received = flat.new_empty(sum(taken))
-        dist.all_to_all_single(received, flat.contiguous(), taken, given, group=self.group)
-        return received
+        given_sizes, taken_sizes = ([sum(map(prod, shapes)) for shapes in each] for each in (given, taken))
+        sent, received = like.new_empty(sum(given_sizes)), like.new_empty(sum(taken_sizes))
+        for part, tensor in zip(_parts(sent, given), tensors, strict=True):
+            part.copy_(tensor)
+        dist.all_to_all_single(received, sent, taken_sizes, given_sizes, group=self.group)
+        return _parts(received, taken)
 
     def exchange(
         self, sends: Sequence[tuple[int, Tensor]], takes: Sequence[tuple[int, Shape]], like: Tensor
@@ -93,22 +99,36 @@ class Messages:
         return received
 
 
+def _parts(flat: Tensor, shapes: Sequence[Sequence[Shape]]) -> list[Tensor]:
+    """Return the memory of a flat tensor as tensors that autograd takes for separate ones: users may change them."""
+    parts, start = [], 0
+    for shape in (shape for of_rank in shapes for shape in of_rank):
+        part = flat.new_empty(0)
+        parts.append(part.set_(flat.untyped_storage(), start, shape, _strides(shape)))
+        start += prod(shape)
+    return parts
+
+
+def _strides(shape: Shape) -> list[int]:
+    return [prod(shape[index + 1 :]) for index in range(len(shape))]
+
+
 class _Swap(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,  # noqa: ANN401
         token: Tensor,
-        flat: Tensor,
-        given: list[int],
-        taken: list[int],
         messages: Messages,
+        given: Sequence[Sequence[Shape]],
+        taken: Sequence[Sequence[Shape]],
         agree: Agree,
-    ) -> tuple[Tensor, Tensor]:
-        ctx.given, ctx.taken, ctx.messages, ctx.agree = given, taken, messages, agree
+        *tensors: Tensor,
+    ) -> tuple[Tensor, ...]:
+        ctx.messages, ctx.given, ctx.taken, ctx.agree = messages, given, taken, agree
         # For torch.utils.checkpoint: it computes a region again when a saved tensor is first read, up to the last one
         # that was saved. Both are this one, on every rank.
         ctx.save_for_backward(token)
-        return token.clone(), messages.all_to_all(flat, given, taken)
+        return token.clone(), *messages.all_to_all(tensors, given, taken, token)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
@@ -118,9 +138,9 @@ class _Swap(torch.autograd.Function):
                 "a region has no second derivative (create_graph=True): compute it on a copy of the module, which "
                 "copy.deepcopy makes an ordinary one"
             )
-        token, flat = gradients
+        token, *received = gradients
         ctx.agree()
-        return token, ctx.messages.all_to_all(flat, ctx.taken, ctx.given), None, None, None, None
+        return token, None, None, None, None, *ctx.messages.all_to_all(received, ctx.taken, ctx.given, token)
 
 
 class _Shift(torch.autograd.Function):

@@ -1,7 +1,9 @@
 """parallelize: lets the ranks share the work of the recurrent layers inside anybody's module, in place."""
 
 import logging
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -9,15 +11,23 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from stretto.base.errors import ConfigError
+from stretto.parallel.choice import FixedLayouts
 from stretto.parallel.layout import Layout
-from stretto.parallel.region import Region
+from stretto.parallel.region import Choice, Region
+from stretto.parallel.tune import Tuner
 
 _log = logging.getLogger(__name__)
 _Module = TypeVar("_Module", bound=nn.Module)
 _REGION = "_stretto_region"  # the attribute of a parallelized layer
 
 
-def parallelize(module: _Module, layout: Layout, *, mesh: DeviceMesh | None = None) -> _Module:
+LayoutTable = Mapping[str, Mapping[int, Mapping[str, Any]]]
+"""What `layouts` returns: the layouts of each region by number of time steps, as plain values that can be saved."""
+
+
+def parallelize(
+    module: _Module, layout: Layout | LayoutTable | Literal["auto"] = "auto", *, mesh: DeviceMesh | None = None
+) -> _Module:
     """Let ranks share the work of each nn.LSTM, nn.GRU and nn.RNN in `module` that has several layers; return it.
 
     Each rank keeps its own rows, as under DistributedDataParallel, and all weights. In training, the ranks of a group
@@ -27,6 +37,9 @@ def parallelize(module: _Module, layout: Layout, *, mesh: DeviceMesh | None = No
 
     Call it on all ranks alike, before or after `init_process_group` and DistributedDataParallel. The first training
     call makes the groups of ranks: neighboring ranks on one node, or with `mesh` those along its last dimension.
+
+    By default, each region tries some layouts in the first training steps, and keeps the fastest; that may be none at
+    all, which is plain DistributedDataParallel. With a Layout, or with the `layouts` of another run, it does not try.
     """
     if any(isinstance(child, _RegionMixin) for child in module.modules()):
         raise ConfigError("the module was passed to parallelize() before; call it once")
@@ -37,14 +50,46 @@ def parallelize(module: _Module, layout: Layout, *, mesh: DeviceMesh | None = No
         if child not in shared:
             reason = "it is bidirectional" if child.bidirectional else "it has one layer"
             _log.info("%s stays as it is (%s)", names[id(child)], reason)
-    regions = [Region(child, names[id(child)], layout, mesh) for child in shared]  # all are checked before one changes
-    for child, region in zip(shared, regions, strict=True):
-        child.__dict__[_REGION] = region
+    choice = _choice(layout, {names[id(child)]: child.num_layers for child in shared})
+    for child in shared:
+        child.__dict__[_REGION] = Region(child, names[id(child)], choice, mesh)
         plain, shared_class = type(child), _REGION_CLASSES[_torch_class(type(child))]
         # After a class of the user's own: its forward calls the region where it calls torch's.
         bases = (shared_class,) if issubclass(shared_class, plain) else (plain, shared_class)
         child.__class__ = type(f"Region{plain.__name__}", bases, {"__module__": plain.__module__})
     return module
+
+
+def layouts(module: nn.Module) -> dict[str, dict[int, dict[str, Any]]]:
+    """Return the layouts of the regions in `module`, by name and number of time steps: each is for so many and more.
+
+    They are plain values. Save them with a checkpoint, and pass them to `parallelize` to have the same layouts again.
+    With `layout="auto"`, those that are not decided yet are missing.
+    """
+    return {
+        region.name: {steps: asdict(layout) for steps, layout in sorted(region.choice.layouts(region).items())}
+        for child in module.modules()
+        if (region := child.__dict__.get(_REGION)) is not None
+    }
+
+
+def _choice(layout: Layout | LayoutTable | str, num_layers: Mapping[str, int]) -> Choice:
+    """Check a layout for regions with so many layers."""
+    if isinstance(layout, str):
+        if layout != "auto":
+            raise ConfigError(f'layout={layout!r} is not known; use "auto" or a Layout')
+        return Tuner()
+    if isinstance(layout, Layout):
+        for name, count in num_layers.items():
+            layout.check(name, count)
+        return FixedLayouts(layout)
+    if unknown := {*layout} ^ {*num_layers}:
+        raise ConfigError(f"layout names {sorted(layout)}, but the regions are {sorted(num_layers)}: {sorted(unknown)}")
+    table = {name: {steps: Layout(**values) for steps, values in layout[name].items()} for name in num_layers}
+    for name, count in num_layers.items():
+        for each in table[name].values():
+            each.check(name, count)
+    return FixedLayouts(table)
 
 
 class _RegionMixin(nn.RNNBase):
@@ -55,10 +100,10 @@ class _RegionMixin(nn.RNNBase):
     )
     def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: ANN401 - as nn.LSTM's
         plain = _torch_class(type(self)).forward
-        is_local = not (self.training and torch.is_grad_enabled()) or not dist.is_initialized()
-        region: Region = self.__dict__[_REGION]
-        if is_local or region.layout.num_stages == 1:
+        is_training = self.training and torch.is_grad_enabled()
+        if not is_training or not dist.is_initialized() or dist.get_world_size() == 1:
             return plain(self, input, hx)
+        region: Region = self.__dict__[_REGION]
         return region(self, input, hx, plain)
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401

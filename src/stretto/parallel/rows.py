@@ -5,11 +5,13 @@ Three rows of 4, 1 and 3 steps, in order of rows and in packed order; with two c
     a0 a1 a2 a3  b0  c0 c1 c2                 a0 c0 b0  a1 c1 | a2 c2  a3
 
 So a chunk is a slice, the rows that are alive at a step are the first ones, and a row that has ended takes part in no
-message and no arithmetic.
+message and no arithmetic. Most calls have even rows, all of one length: then packed order is plain [time, rows].
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,13 +24,15 @@ class Chunk:
 
     steps: slice  # of the packed order
     sizes: Tensor  # rows alive at each of its times, never more than before
-    num_rows: int  # alive at its beginning
-    rows: Tensor  # of each step
-    times: Tensor  # of each step
 
     @property
     def num_steps(self) -> int:
         return int(self.steps.stop - self.steps.start)
+
+    @cached_property
+    def num_rows(self) -> int:
+        """How many rows are alive at its beginning."""
+        return int(self.sizes[0])
 
     @cached_property
     def is_full(self) -> bool:
@@ -37,36 +41,106 @@ class Chunk:
 
 
 class Packing:
-    """The packed order of rows with these lengths."""
+    """The packed order of the rows of several ranks; `lengths` has those of the first rank first."""
 
-    def __init__(self, lengths: Tensor, order: Tensor | None = None) -> None:
-        self.lengths = lengths
-        self.order = torch.argsort(lengths, descending=True, stable=True) if order is None else order  # longest first
-        self.place = torch.argsort(self.order)  # of each row in that order
-        num_times = int(lengths.max()) if len(lengths) else 0
-        is_alive = lengths[self.order] > torch.arange(num_times)[:, None]  # [times, rows]
-        self.sizes = is_alive.sum(1)
-        self.times, place = is_alive.nonzero(as_tuple=True)
-        self.rows = self.order[place]
-        starts = lengths.cumsum(0) - lengths
-        self.index = starts[self.rows] + self.times  # packed order from order of rows: packed = values[index]
-        self.back = torch.argsort(self.index)  # order of rows from packed order
+    def __init__(self, lengths: Sequence[Tensor], order: Tensor | None = None) -> None:
+        self.num_rows = [len(each) for each in lengths]  # of each rank
+        self.lengths = torch.cat([*lengths])
+        self.num_times = int(self.lengths.max()) if len(self.lengths) else 0
+        self.is_even = order is None and bool((self.lengths == self.num_times).all())
+        # The longest row first.
+        self.order = torch.argsort(self.lengths, descending=True, stable=True) if order is None else order
+
+    @cached_property
+    def _is_alive(self) -> Tensor:  # [times, rows]
+        return self.lengths[self.order] > torch.arange(self.num_times)[:, None]
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """How many rows are alive at each time."""
+        return self._is_alive.sum(1)
+
+    @cached_property
+    def times_and_rows(self) -> tuple[Tensor, Tensor]:
+        """The time and the row of each step of packed order."""
+        times, place = self._is_alive.nonzero(as_tuple=True)
+        return times, self.order[place]
+
+    @cached_property
+    def _index(self) -> Tensor:
+        """Packed order from the order of rows: packed = values[index]."""
+        times, rows = self.times_and_rows
+        return (self.lengths.cumsum(0) - self.lengths)[rows] + times
+
+    @cached_property
+    def _back(self) -> Tensor:
+        return torch.argsort(self._index)
+
+    def pack(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return steps in packed order [steps, width] from the values of each rank (`Inputs.values`)."""
+        if self.is_even:
+            return torch.cat([*parts], 1).flatten(0, 1)
+        packed: Tensor = _Permute.apply(torch.cat([*parts]), self._index, self._back)  # type: ignore[no-untyped-call]
+        return packed
+
+    def unpack(self, steps: Tensor) -> list[Tensor]:
+        """Return the values of each rank from steps in packed order."""
+        if self.is_even:
+            return [*torch.split(steps.view(self.num_times, len(self.lengths), -1), self.num_rows, 1)]
+        values = _Permute.apply(steps, self._back, self._index)  # type: ignore[no-untyped-call]
+        return [*torch.split(values, self.num_steps)]
+
+    @property
+    def num_steps(self) -> list[int]:
+        """The number of steps of all rows of each rank."""
+        return [int(each.sum()) for each in torch.split(self.lengths, self.num_rows)]
+
+    def values_shape(self, rank: int, width: int) -> Sequence[int]:
+        """Return the shape of the values of a rank: [times, rows, width], or [steps, width] if rows are not even."""
+        return (self.num_times, self.num_rows[rank], width) if self.is_even else (self.num_steps[rank], width)
+
+    def state_shape(self, rank: int, width: int) -> Sequence[int]:
+        """Return the shape of a state tensor of a rank."""
+        return (self.num_rows[rank], width)
+
+    def sort_rows(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return a tensor [rows, width] of the ranks' rows, the longest row first."""
+        rows = torch.cat([*parts])
+        return rows if self.is_even else rows[self.order.to(rows.device)]
+
+    def unsort_rows(self, rows: Tensor) -> list[Tensor]:
+        """Return the rows of each rank from the rows with the longest one first."""
+        rows = rows if self.is_even else rows[torch.argsort(self.order).to(rows.device)]
+        return [*torch.split(rows, self.num_rows)]
 
     def chunks(self, count: int) -> list[Chunk]:
         """Cut time into at most `count` chunks of about the same number of times."""
         chunks, start = [], 0
-        for sizes in torch.split(self.sizes, max(1, -(-len(self.sizes) // count))):
+        for sizes in torch.tensor_split(self.sizes, min(count, len(self.sizes)) or 1):
             steps = slice(start, start + int(sizes.sum()))
-            chunks.append(Chunk(steps, sizes, int(sizes.max()), self.rows[steps], self.times[steps]))
+            chunks.append(Chunk(steps, sizes))
             start = steps.stop
         return chunks
 
 
-def unpack(packed: PackedSequence) -> tuple[Tensor, Packing]:
-    """Return the values of a PackedSequence in order of rows, [sum of lengths, width], and its packing."""
+class _Permute(torch.autograd.Function):
+    """`values[index]` for an index that has each number once; autograd's own backward would add, slowly."""
+
+    @staticmethod
+    def forward(ctx: Any, values: Tensor, index: Tensor, back: Tensor) -> Tensor:  # noqa: ANN401
+        ctx.back = back
+        return values.index_select(0, index.to(values.device))
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        (gradient,) = gradients
+        return gradient.index_select(0, ctx.back.to(gradient.device)), None, None
+
+
+def packing_of(packed: PackedSequence) -> Packing:
+    """Return the packing of one rank's PackedSequence."""
     num_rows = int(packed.batch_sizes[0]) if len(packed.batch_sizes) else 0
     order = torch.arange(num_rows) if packed.sorted_indices is None else packed.sorted_indices.cpu()
     lengths = torch.empty(num_rows, dtype=torch.int64)
     lengths[order] = (packed.batch_sizes[:, None] > torch.arange(num_rows)).sum(0)
-    packing = Packing(lengths, order)
-    return packed.data[packing.back.to(packed.data.device)], packing
+    return Packing([lengths], order)

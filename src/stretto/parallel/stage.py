@@ -10,7 +10,7 @@ from torch.utils.checkpoint import checkpoint
 
 from stretto.base.randomness import keep_mask, mix
 from stretto.blocks.cudnn_weights import flatten_layer
-from stretto.parallel.rows import Chunk
+from stretto.parallel.rows import Chunk, Packing
 from stretto.parallel.wavefront import State
 
 _CALLS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
@@ -44,12 +44,19 @@ class LayerDropout:
     """Dropout after a layer: a mask is a function of seed, layer, rank's row, time and feature."""
 
     p: float
-    seed: int
-    row_keys: Tensor  # of each row: rank and index there
+    packing: Packing
+    row_keys: Tensor  # of each row
+
+    @classmethod
+    def of_rows(cls, p: float, seeds: Sequence[int], packing: Packing) -> "LayerDropout":
+        """Return the dropout for the rows of some ranks, with the seed of each rank."""
+        keys = [torch.arange(count) + seed for seed, count in zip(seeds, packing.num_rows, strict=True)]
+        return cls(p, packing, mix(torch.cat(keys)))
 
     def __call__(self, steps: Tensor, layer: int, chunk: Chunk) -> Tensor:
-        keys = mix(mix(self.row_keys + self.seed) + layer)[chunk.rows] + chunk.times
-        kept = keep_mask(mix(keys).to(steps.device), steps.shape[1], 1.0 - self.p)
+        times, rows = (each[chunk.steps] for each in self.packing.times_and_rows)
+        keys = mix(mix(self.row_keys + layer)[rows] + times)
+        kept = keep_mask(keys.to(steps.device), steps.shape[1], 1.0 - self.p)
         return steps * kept / (1.0 - self.p)
 
 

@@ -36,6 +36,7 @@ def run_wavefront(
 ) -> tuple[Tensor, Tensor | None, State]:
     """Return the token, the last stage's output of all steps (None on others), and the final state of this stage."""
     rank, last = messages.rank, messages.size - 1
+    inputs = None if steps is None else torch.split(steps, [chunk.num_steps for chunk in chunks])
     outputs: list[Tensor] = []
     received: list[Tensor] = []
     for slot in range(-1, len(chunks) + last):
@@ -43,7 +44,7 @@ def run_wavefront(
         sends, takes = [], []
         if 0 <= own < len(chunks):
             chunk = chunks[own]
-            output, state = _run_chunk(stage, received[0] if steps is None else steps[chunk.steps], chunk, state)
+            output, state = _run_chunk(stage, received[0] if inputs is None else inputs[own], chunk, state)
             if rank < last:
                 sends.append((rank + 1, output))
             else:
