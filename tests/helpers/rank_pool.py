@@ -136,12 +136,13 @@ class RankPools:
     others are used, and restarted after some calls, which takes 0.3 s.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, max_calls: int = _MAX_CALLS) -> None:
+        self._max_calls = max_calls
         self._started: dict[int, RankPool] = {}
 
     def __getitem__(self, size: int) -> RankPool:
         ranks = self._started.get(size)
-        if ranks is None or not ranks.are_alive or ranks.num_calls >= _MAX_CALLS:
+        if ranks is None or not ranks.are_alive or ranks.num_calls >= self._max_calls:
             if ranks is not None:
                 ranks.close()
             self._started[size] = ranks = RankPool(size)
