@@ -499,6 +499,29 @@ class Tutorial(LastStep):
         return self.head(output.contiguous().view(-1, HIDDEN)).view(x.size(0), x.size(1), 5)
 
 
+class LanguageModel(Pattern):
+    """Time first; outputs and states are changed in place, and viewed as one row after the other."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, HIDDEN)
+        self.gru, self.rnn = nn.GRU(HIDDEN, HIDDEN, 4), nn.RNN(HIDDEN, HIDDEN, 4, nonlinearity="relu", batch_first=True)
+        self.head = nn.Linear(HIDDEN, VOCABULARY)
+
+    def inputs(self, rows: slice) -> tuple[Any, ...]:
+        return (symbols(rows),)
+
+    def forward(self, x: Tensor) -> Any:  # noqa: ANN401
+        embedded = self.embedding(x).transpose(0, 1).contiguous()
+        output, hidden = self.gru(embedded)
+        output += embedded
+        hidden *= 0.5
+        logits = self.head(output.view(-1, HIDDEN)).view(STEPS, -1 if len(x) else 0, VOCABULARY)
+        hidden[2:] = 0.0
+        upper, _ = self.rnn(output.transpose(0, 1), hidden)
+        return logits.transpose(0, 1), nn.functional.elu(upper, inplace=True)
+
+
 class LearnedState(LastStep):
     """The initial state is a parameter."""
 
@@ -599,6 +622,6 @@ PATTERNS: list[Callable[[], Pattern]] = [
     LastStep, OwnZeros, FinalState, EveryStep, ResidualStack, TwoHeads, Attention, Tagger, TiedWeights, SideInput,
     DictInput, Convolution, Autoencoder, Translation, DecodeLoop, Siamese, KeptState, Windows, Packed, PackedWithState,
     PackedGru, Projection, NoBias, Relu, Frozen, Mixed, InputGradient, FrozenBatchNorm, Sequential, AttentionLoop,
-    BidirectionalEncoder, WeightNorm, WeightDrop, OwnClass, Tutorial, LearnedState, AnyOrder, Teacher, Resets,
+    BidirectionalEncoder, WeightNorm, WeightDrop, OwnClass, Tutorial, LanguageModel, LearnedState, AnyOrder, Teacher, Resets,
     PackedSorted,
 ]  # fmt: skip
