@@ -115,6 +115,21 @@ def test_a_hand_written_ddp_script_and_its_successor_have_equal_losses_at_every_
     assert not (data / "ddp.pt").exists() and not (data / "ddp").exists(), "a second run would resume from them"
 
 
+def test_one_more_line_in_the_ddp_script_leaves_its_losses_as_they_are(data: Path, tmp_path: Path) -> None:
+    script = (FILES / "ddp_before.py").read_text()
+    line = "DistributedDataParallel(Model())"
+    assert script.count(line) == 1
+    shared = script.replace(line, "DistributedDataParallel(stretto.parallelize(Model(), Layout(2, 4)))")
+    shared = "import stretto\nfrom stretto.parallel import Layout\n" + shared
+    (tmp_path / "texts.jsonl").write_bytes((data / "texts.jsonl").read_bytes())
+    printed = []
+    for name, text in (("before", script), ("after", shared)):
+        (tmp_path / f"{name}.py").write_text(text)
+        printed.append(finish(start(tmp_path, f"{name}.py")))
+        (tmp_path / "ddp.pt").unlink(missing_ok=True)
+    assert printed[0] == printed[1] and printed[0].count("loss") == 4
+
+
 def test_the_successor_of_the_ddp_script_has_at_most_half_its_lines() -> None:
     before, after = (count_code_lines(FILES / f"ddp_{part}.py") for part in ("before", "after"))
     assert 2 * after <= before

@@ -622,6 +622,30 @@ PATTERNS: list[Callable[[], Pattern]] = [
     LastStep, OwnZeros, FinalState, EveryStep, ResidualStack, TwoHeads, Attention, Tagger, TiedWeights, SideInput,
     DictInput, Convolution, Autoencoder, Translation, DecodeLoop, Siamese, KeptState, Windows, Packed, PackedWithState,
     PackedGru, Projection, NoBias, Relu, Frozen, Mixed, InputGradient, FrozenBatchNorm, Sequential, AttentionLoop,
-    BidirectionalEncoder, WeightNorm, WeightDrop, OwnClass, Tutorial, LanguageModel, LearnedState, AnyOrder, Teacher, Resets,
-    PackedSorted,
+    BidirectionalEncoder, WeightNorm, WeightDrop, OwnClass, Tutorial, LanguageModel, LearnedState, AnyOrder, Teacher,
+    Resets, PackedSorted,
 ]  # fmt: skip
+
+ROWS = {2: (5, 4), 3: (3, 0, 6), 4: (2, 0, 3, 4)}  # of each rank
+
+
+def tensors(tree: Any) -> list[Tensor]:  # noqa: ANN401
+    """Return all tensors of a module's output, in order."""
+    if isinstance(tree, Tensor):
+        return [tree]
+    return [tensor for part in (tree.values() if isinstance(tree, dict) else tree) for tensor in tensors(part)]
+
+
+def loss_of(outputs: list[Tensor]) -> Tensor:
+    """Return a sum over rows, so that the losses of ranks add up to that of one device."""
+    return torch.stack([(output * output.cos()).sum() for output in outputs]).sum()
+
+
+def make(pattern: Any) -> Pattern:  # noqa: ANN401
+    torch.manual_seed(0)
+    module: Pattern = pattern().double()
+    return module
+
+
+def own_rows(rank: int, rows: tuple[int, ...]) -> slice:
+    return slice(sum(rows[:rank]), sum(rows[: rank + 1]))

@@ -3,36 +3,15 @@
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers.patterns import PATTERNS, Pattern, Unbatched
+from helpers.patterns import PATTERNS, ROWS, Unbatched, loss_of, make, own_rows, tensors
 from helpers.rank_pool import RankPools
 from stretto import World
 from stretto.parallel.layout import Layout
 from stretto.parallel.messages import Messages
 from stretto.parallel.module import parallelize
-
-ROWS = {2: (5, 4), 3: (3, 0, 6), 4: (2, 0, 3, 4)}  # of each rank
-
-
-def tensors(tree: Any) -> list[Tensor]:  # noqa: ANN401
-    """Return all tensors of a module's output, in order."""
-    if isinstance(tree, Tensor):
-        return [tree]
-    return [tensor for part in (tree.values() if isinstance(tree, dict) else tree) for tensor in tensors(part)]
-
-
-def loss_of(outputs: list[Tensor]) -> Tensor:
-    """Return a sum over rows, so that the losses of ranks add up to that of one device."""
-    return torch.stack([(output * output.cos()).sum() for output in outputs]).sum()
-
-
-def make(pattern: Any) -> Pattern:  # noqa: ANN401
-    torch.manual_seed(0)
-    module: Pattern = pattern().double()
-    return module
 
 
 def difference(one: Tensor, other: Tensor) -> float:
@@ -42,7 +21,7 @@ def difference(one: Tensor, other: Tensor) -> float:
 
 def compare(world: World, layout: Layout, patterns: list[Any], rows: tuple[int, ...]) -> dict[str, float]:
     """Return the largest difference of each pattern's outputs and gradients, on this rank."""
-    own = slice(sum(rows[: world.rank]), sum(rows[: world.rank + 1]))
+    own = own_rows(world.rank, rows)
     found: dict[str, float] = {}
     for pattern in patterns:
         whole = make(pattern)

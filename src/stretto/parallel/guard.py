@@ -18,7 +18,7 @@ from torch import Tensor
 from stretto.base.errors import MeshError
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
-_REMEDY = (
+REMEDY = (
     "every rank has to call the same regions in the same order, and one backward for each call: skip a step on all "
     "ranks or on none, use drop_last=True so that epochs end together, and evaluate with model.eval()"
 )
@@ -78,7 +78,7 @@ class Guard:
                 ranks_by_key.setdefault(other.key, []).append(rank)
             described = {calls[self._ranks.index(ranks[0])]: ranks for ranks in ranks_by_key.values()}
             told = "; ".join(f"{_name(ranks)} {self._describe(other)}" for other, ranks in described.items())
-            raise MeshError(f"ranks do different things: {told}; {_REMEDY}")
+            raise MeshError(f"ranks do different things: {told}; {REMEDY}")
         refusing = [rank for rank, other in zip(self._ranks, calls, strict=True) if other.is_refused]
         if refusing and not call.is_refused:
             name = self._names[call.region]
@@ -98,9 +98,13 @@ class Guard:
         """Return a vector of every rank."""
         boxes = [own if rank == self._own else own.new_empty(size) for rank, size in enumerate(sizes)]
         others = [rank for rank in range(len(sizes)) if rank != self._own]
-        takes = [(rank, dist.irecv(boxes[rank], group=self._group, group_src=rank)) for rank in others if sizes[rank]]
-        sends = [dist.isend(own, group=self._group, group_dst=rank) for rank in others if len(own)]
-        started, missing = time.monotonic(), []
+        started, missing, sends, takes = time.monotonic(), [], [], []
+        for rank in others:
+            try:
+                sends += [dist.isend(own, group=self._group, group_dst=rank)] if len(own) else []
+                takes += [(rank, dist.irecv(boxes[rank], group=self._group, group_src=rank))] if sizes[rank] else []
+            except RuntimeError:  # its connection is closed
+                missing.append(self._ranks[rank])
         for rank, work in takes:
             left = self._timeout - timedelta(seconds=time.monotonic() - started)
             try:
@@ -112,7 +116,7 @@ class Guard:
             seconds = f"{time.monotonic() - started:.0f} s"
             raise MeshError(
                 f"rank {self._ranks[self._own]} {self._describe(call)}, but {_name(missing)} did not come within "
-                f"{seconds}: lost, slow, or not in this call; {_REMEDY}"
+                f"{seconds}: lost, slow, or not in this call; {REMEDY}"
             )
         for send in sends:
             assert send is not None

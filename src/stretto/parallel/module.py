@@ -18,6 +18,7 @@ from stretto.parallel.tune import Tuner
 
 _log = logging.getLogger(__name__)
 _Module = TypeVar("_Module", bound=nn.Module)
+_BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)  # not the one that is synchronized
 _REGION = "_stretto_region"  # the attribute of a parallelized layer
 
 
@@ -50,9 +51,11 @@ def parallelize(
         if child not in shared:
             reason = "it is bidirectional" if child.bidirectional else "it has one layer"
             _log.info("%s stays as it is (%s)", names[id(child)], reason)
+    mixing = [name for name, child in module.named_modules() if isinstance(child, _BatchNorm)]
+    note = f"{mixing[0]}: each rank's own rows only, as with DDP; use nn.SyncBatchNorm" if mixing else ""
     choice = _choice(layout, {names[id(child)]: child.num_layers for child in shared})
     for child in shared:
-        child.__dict__[_REGION] = Region(child, names[id(child)], choice, mesh)
+        child.__dict__[_REGION] = Region(child, names[id(child)], choice, mesh, note if child is shared[0] else "")
         plain, shared_class = type(child), _REGION_CLASSES[_torch_class(type(child))]
         # After a class of the user's own: its forward calls the region where it calls torch's.
         bases = (shared_class,) if issubclass(shared_class, plain) else (plain, shared_class)

@@ -16,9 +16,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.utils.rnn import PackedSequence
 
+from stretto.base.errors import MeshError
+from stretto.base.reason import short_reason
 from stretto.parallel.groups import REGION_NAMES, Group, say
-from stretto.parallel.guard import DTYPES, Call
+from stretto.parallel.guard import DTYPES, REMEDY, Call
 from stretto.parallel.inputs import Inputs
 from stretto.parallel.layout import Layout, Layouts
 from stretto.parallel.messages import Shape
@@ -52,8 +55,11 @@ class Choice(Protocol):
 class Region:
     """How one nn.LSTM, nn.GRU or nn.RNN is computed by the ranks of a group."""
 
-    def __init__(self, rnn: nn.RNNBase, name: str, choice: Choice, mesh: DeviceMesh | None) -> None:
+    def __init__(
+        self, rnn: nn.RNNBase, name: str, choice: Choice, mesh: DeviceMesh | None = None, note: str = ""
+    ) -> None:
         self.name, self.choice, self.mesh = name, choice, mesh
+        self._note = note  # to be said once ranks are together
         self.costs = layer_costs(rnn)
         self.is_local = False  # for good: no message any more
         self._index = len(REGION_NAMES)
@@ -68,7 +74,7 @@ class Region:
         if self._world() is not dist.group.WORLD:  # the first call, or the process group was made anew
             assert dist.group.WORLD is not None
             self._world = weakref.ref(dist.group.WORLD)
-            self._group = self.choice.bind(self)
+            self._group = self._bind()
         if self._group is None or self.is_local:
             return self._run_alone(rnn, x, hx, plain)
         refused: Exception | None = None
@@ -86,6 +92,17 @@ class Region:
             return self._run_alone(rnn, x, hx, plain, own.seed)
         y, state = self._run_together(rnn, inputs, layout, self._group, calls)
         return inputs.as_output(y, state)
+
+    def _bind(self) -> Group | None:
+        try:
+            if self._note:
+                say(self._note)
+            return self.choice.bind(self)
+        except RuntimeError as error:
+            raise MeshError(
+                f"rank {dist.get_rank()} is at its first call of {self.name}, where all {dist.get_world_size()} ranks "
+                f"make their groups, but they did not all come ({short_reason(error)}); {REMEDY}"
+            ) from error
 
     def _stay_local_after_one_step_calls(self, longest: int) -> None:
         self._num_calls += 1
@@ -115,10 +132,12 @@ class Region:
 
     def _run_alone(self, rnn: nn.RNNBase, x: Any, hx: Any, plain: Forward, seed: int | None = None) -> Any:  # noqa: ANN401
         """Compute this rank's rows on this rank, with the dropout that a shared call would have."""
-        if not rnn.dropout:
-            return plain(rnn, x, hx)
-        inputs = Inputs(rnn, x, hx)
-        if not inputs.num_steps:
+        if isinstance(x, PackedSequence) and not len(x.batch_sizes):  # torch's class wants a row, DDP all gradients
+            y, state = plain(
+                rnn, x.data.view((0, 1, rnn.input_size) if rnn.batch_first else (1, 0, rnn.input_size)), hx
+            )
+            return PackedSequence(y.flatten(0, 1), *x[1:]), state
+        if not rnn.dropout or not (inputs := Inputs(rnn, x, hx)).num_steps:
             return plain(rnn, x, hx)
         packing = Packing([inputs.lengths])
         dropout = LayerDropout.of_rows(rnn.dropout, [_draw_seed(rnn) if seed is None else seed], packing)

@@ -227,6 +227,8 @@ def try_out(
 def _kept_memory(rnn: nn.RNNBase, inputs: Inputs, layers: range, num_rows: int, num_times: int) -> int:
     """Run layers over zeros, forward and backward; return the bytes on a GPU that are kept between them."""
     device, width = inputs.device, rnn.input_size if layers.start == 0 else rnn.proj_size or rnn.hidden_size
+    if not num_rows * num_times:
+        return 0
     chunk = Packing([torch.full((num_rows,), num_times)]).chunks(1)[0]
 
     def same(tensor: Tensor) -> Tensor:
