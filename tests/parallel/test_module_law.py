@@ -64,7 +64,7 @@ def count_messages(world: World, layout: Layout, patterns: list[Any]) -> dict[st
 @pytest.mark.parametrize(
     ("size", "layout"),
     [
-        (2, Layout(2, 3)),
+        (2, Layout(2, 3, spans=2)),
         (2, Layout(2, 5, recompute=True)),
         (3, Layout(3, 3)),
         (4, Layout(4, 3)),

@@ -17,15 +17,17 @@ def flatten_bf16(rnn: nn.RNNBase) -> None:
     """Move the weights of `rnn` into one buffer, if they are in bf16 on a GPU whose cuDNN supports it."""
     weights = [weight for weight in rnn._flat_weights if weight is not None]
     if weights[0].is_cuda and weights[0].dtype == torch.bfloat16:
-        _flatten(rnn, weights, rnn.input_size, rnn.num_layers)
+        _flatten(rnn, weights, rnn.input_size, rnn.num_layers, bidirectional=rnn.bidirectional)
 
 
-def flatten_layer(rnn: nn.RNNBase, layer: int, weights: Sequence[Tensor]) -> None:
-    """Move copies of the weights of one layer of `rnn`, on a GPU, into one buffer."""
-    _flatten(rnn, weights, rnn.input_size if layer == 0 else rnn.proj_size or rnn.hidden_size, 1)
+def flatten_layer(rnn: nn.RNNBase, input_size: int, weights: Sequence[Tensor]) -> None:
+    """Move copies of the weights of one layer of `rnn`, one way, on a GPU, into one buffer."""
+    _flatten(rnn, weights, input_size, 1, bidirectional=False)
 
 
-def _flatten(rnn: nn.RNNBase, weights: Sequence[Tensor], input_size: int, num_layers: int) -> None:
+def _flatten(
+    rnn: nn.RNNBase, weights: Sequence[Tensor], input_size: int, num_layers: int, *, bidirectional: bool
+) -> None:
     version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     if weights[0].dtype == torch.bfloat16 and (version or 0) < _CUDNN_WITH_BF16:
         return
@@ -34,5 +36,5 @@ def _flatten(rnn: nn.RNNBase, weights: Sequence[Tensor], input_size: int, num_la
     sizes = (rnn.hidden_size, rnn.proj_size, num_layers)
     with torch.no_grad(), torch.cuda.device_of(weights[0]):  # type: ignore[no-untyped-call]
         torch._cudnn_rnn_flatten_weight(
-            [*weights], num_weights, input_size, mode, *sizes, rnn.batch_first, rnn.bidirectional
+            [*weights], num_weights, input_size, mode, *sizes, rnn.batch_first, bidirectional
         )

@@ -22,17 +22,18 @@ class FixedLayouts:
         return {1: self._layouts} if isinstance(self._layouts, Layout) else self._layouts[region.name]
 
     def bind(self, region: Region) -> Group | None:
-        stages = {layout.num_stages for layout in self.layouts(region).values()} - {1}
-        if not stages:
+        counts = {region.num_ranks(layout) for layout in self.layouts(region).values()} - {1}
+        if not counts:
             return None
-        group = stage_group(max(stages), region.mesh) if len(stages) == 1 else whole_group(region.mesh)
-        for num_stages in sorted(stages):
-            if len(group.ranks) % num_stages:
+        field = "spans" if region.is_bidirectional else "stages"
+        group = stage_group(field, max(counts), region.mesh) if len(counts) == 1 else whole_group(region.mesh)
+        for count in sorted(counts):
+            if len(group.ranks) % count:
                 raise ConfigError(
-                    f"layout.stages={num_stages} of {region.name} does not divide the {len(group.ranks)} ranks of a "
-                    "node; use layouts of as many ranks"
+                    f"layout.{field}={count} of {region.name} does not divide the {len(group.ranks)} ranks of a "
+                    "node; use a number that does"
                 )
-            group.messages(num_stages)
+            group.messages(count)
         told = "; ".join(
             f"{layout}" + (f" from {steps} steps on" if steps > 1 else "")
             for steps, layout in sorted(self.layouts(region).items())

@@ -53,27 +53,26 @@ _groups: WeakKeyDictionary[dist.ProcessGroup, dict[object, Group]] = WeakKeyDict
 _nodes: WeakKeyDictionary[dist.ProcessGroup, list[str]] = WeakKeyDictionary()
 
 
-def stage_group(num_stages: int, mesh: DeviceMesh | None = None) -> Group:
+def stage_group(field: str, count: int, mesh: DeviceMesh | None = None) -> Group:
     """Return this rank's group of so many ranks: along the last dimension of `mesh`, or neighbors on one node."""
     if mesh is not None:
-        if mesh.size(-1) != num_stages:
+        if mesh.size(-1) != count:
             raise ConfigError(
-                f"layout.stages={num_stages}, but the last dimension of the mesh has {mesh.size(-1)} ranks; "
-                "make them equal"
+                f"layout.{field}={count}, but the last dimension of the mesh has {mesh.size(-1)} ranks; make them equal"
             )
         return whole_group(mesh)
     nodes = _all_nodes()
     size = len(nodes)
-    if size % num_stages:
-        raise ConfigError(f"layout.stages={num_stages} does not divide the {size} ranks; use a number that does")
-    divided = [[*range(start, start + num_stages)] for start in range(0, size, num_stages)]
+    if size % count:
+        raise ConfigError(f"layout.{field}={count} does not divide the {size} ranks; use a number that does")
+    divided = [[*range(start, start + count)] for start in range(0, size, count)]
     apart = next((ranks for ranks in divided if len({nodes[rank] for rank in ranks}) > 1), None)
     if apart is not None:
         raise ConfigError(
-            f"layout.stages={num_stages}, but ranks {apart[0]} to {apart[-1]} are on different nodes; use a number of "
-            "stages that divides the ranks of a node, or give a mesh whose last dimension has the stages"
+            f"layout.{field}={count}, but ranks {apart[0]} to {apart[-1]} are on different nodes; use a number that "
+            "divides the ranks of a node, or give a mesh whose last dimension has as many"
         )
-    return _group(num_stages, divided)
+    return _group(count, divided)
 
 
 def whole_group(mesh: DeviceMesh | None = None) -> Group:

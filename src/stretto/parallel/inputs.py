@@ -1,6 +1,7 @@
 """Inputs: what one call of an nn.LSTM, nn.GRU or nn.RNN is given, as a region needs it, and its output as torch's."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,8 +10,22 @@ from torch.nn.utils.rnn import PackedSequence
 
 from stretto.base.errors import MeshError
 from stretto.parallel.guard import DTYPES
+from stretto.parallel.layout import Layout
+from stretto.parallel.messages import Agree, Messages
 from stretto.parallel.rows import Packing, packing_of
 from stretto.parallel.stage import compute_dtype, state_widths
+
+
+@dataclass(frozen=True)
+class SharedCall:
+    """What the ranks that compute a call together know of it."""
+
+    layout: Layout
+    messages: Messages
+    packing: Packing  # of the rows of all of them
+    seeds: Sequence[int]  # of each rank's dropout
+    has_state: bool  # whether a rank has an initial state
+    before_backward: Agree
 
 
 class Inputs:
@@ -68,13 +83,13 @@ class Inputs:
             return values.view(len(self.lengths), self.longest, -1).transpose(0, 1) if is_even else values
         return data if is_even else data.transpose(0, 1).reshape(-1, data.shape[2])
 
-    def zero_state(self, num_rows: int, layers: range) -> list[Tensor]:
-        widths = state_widths(self._rnn)
-        return [self._data.new_zeros(num_rows, width, dtype=self.dtype) for _ in layers for width in widths]
+    def zeros(self, num_rows: int, widths: Sequence[int]) -> list[Tensor]:
+        """Return tensors of zeros [rows, width]."""
+        return [self._data.new_zeros(num_rows, width, dtype=self.dtype) for width in widths]
 
     def all_state(self) -> list[Tensor]:
-        """Return the state of all layers, layer by layer: tensors [rows, width]."""
-        return self.state or self.zero_state(len(self.lengths), range(self._rnn.num_layers))
+        """Return the state of all layers, layer by layer (and way by way): tensors [rows, width]."""
+        return self.state or self.zeros(len(self.lengths), state_widths(self._rnn) * len(self._rnn._all_weights))
 
     def _read_state(self, hx: Any) -> list[Tensor]:  # noqa: ANN401
         rnn, widths = self._rnn, state_widths(self._rnn)
@@ -84,13 +99,13 @@ class Inputs:
         state = []
         for part, width in zip(parts, widths, strict=True):
             part = part.unsqueeze(1) if self._is_unbatched else part
-            expected = (rnn.num_layers, len(self.lengths), width)
+            expected = (len(rnn._all_weights), len(self.lengths), width)
             if part.shape != expected:
                 raise RuntimeError(
                     f"{type(rnn).__name__}: expected a state of size {expected}, got {tuple(part.shape)}"
                 )
             state.append(part.to(self.dtype))
-        return [part[layer] for layer in range(rnn.num_layers) for part in state]
+        return [part[layer] for layer in range(len(rnn._all_weights)) for part in state]
 
     @property
     def _is_unbatched(self) -> bool:

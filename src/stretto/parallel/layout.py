@@ -1,7 +1,7 @@
 """Layout: how the work of a region is split over ranks and time; never what it computes."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stretto.base.errors import ConfigError
 from stretto.base.units import pluralize
@@ -9,16 +9,24 @@ from stretto.base.units import pluralize
 
 @dataclass(frozen=True)
 class Layout:
-    """How a region is split: `stages` is the number of stages, or the number of layers of each, as in `[2, 3, 3]`."""
+    """How regions are split: `stages` is the number of stages, or the number of layers of each, as in `[2, 3, 3]`.
+
+    Bidirectional layers can't be split into stages; `spans` is for them.
+    """
 
     stages: int | Sequence[int] = 1
-    chunks: int = 8  # of time
+    chunks: int = 8  # of time, in stages
     recompute: bool = False  # keep the inputs of each chunk only, and compute it again in the backward
+    spans: int = 1  # of time, each on a rank of its own
 
     def __post_init__(self) -> None:
         if not isinstance(self.stages, int):
             object.__setattr__(self, "stages", tuple(self.stages))
-        for name, values in (("stages", self.layers or (self.stages,)), ("chunks", (self.chunks,))):
+        for name, values in (
+            ("stages", self.layers or (self.stages,)),
+            ("chunks", (self.chunks,)),
+            ("spans", (self.spans,)),
+        ):
             if not all(isinstance(value, int) and value >= 1 for value in values):
                 raise ConfigError(f"layout.{name}={getattr(self, name)!r} has to be at least 1")
 
@@ -32,10 +40,14 @@ class Layout:
         return self.stages if isinstance(self.stages, int) else len(self.stages)
 
     def __str__(self) -> str:
-        if self.num_stages == 1:
-            return "local"
         recompute = ", recompute" if self.recompute else ""
-        return f"{self.num_stages} stages x {pluralize(self.chunks, 'chunk')}{recompute}"
+        stages = f"{self.num_stages} stages x {pluralize(self.chunks, 'chunk')}{recompute}"
+        parts = [stages] * (self.num_stages > 1) + [f"{self.spans} spans"] * (self.spans > 1)
+        return ", ".join(parts) or "local"
+
+    def num_ranks(self, *, is_bidirectional: bool) -> int:
+        """Return how many ranks share a region."""
+        return self.spans if is_bidirectional else self.num_stages
 
     def check(self, name: str, num_layers: int) -> None:
         """Raise ConfigError if a module with so many layers can't be split like this."""
@@ -61,9 +73,10 @@ Layouts = Mapping[int, Layout]
 
 
 def fit(layouts: Layouts, num_steps: int) -> Layout:
-    """Return the layout for calls of so many time steps; one with few steps per chunk is not worth its messages."""
+    """Return the layout for calls of so many time steps; with few steps per chunk or span, messages don't pay."""
     layout = layouts[max((key for key in layouts if key <= num_steps), default=min(layouts))]
-    return layout if num_steps >= 2 * layout.chunks else LOCAL
+    stages, chunks = (layout.stages, layout.chunks) if num_steps >= 2 * layout.chunks else (1, 1)
+    return replace(layout, stages=stages, chunks=chunks, spans=layout.spans if num_steps >= 2 * layout.spans else 1)
 
 
 def _balance(costs: Sequence[float], num_stages: int) -> tuple[int, ...]:

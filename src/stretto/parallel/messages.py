@@ -21,6 +21,10 @@ Shape = Sequence[int]
 Agree = Callable[[], None]
 
 
+def _nothing() -> None:
+    return None
+
+
 class Messages:
     """The messages of a group of ranks. Ranks are numbered within the group: 0 has the first stage."""
 
@@ -34,7 +38,7 @@ class Messages:
         return like.new_zeros((), requires_grad=torch.is_grad_enabled())
 
     def swap(
-        self, token: Tensor, give: Sequence[Sequence[Tensor]], take: Sequence[Sequence[Shape]], agree: Agree
+        self, token: Tensor, give: Sequence[Sequence[Tensor]], take: Sequence[Sequence[Shape]], agree: Agree = _nothing
     ) -> tuple[Tensor, list[list[Tensor]]]:
         """Give rank r the tensors `give[r]`, and take tensors of the shapes `take[r]` from it: one all-to-all.
 

@@ -46,14 +46,13 @@ def parallelize(
         raise ConfigError("the module was passed to parallelize() before; call it once")
     names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
     layers = [child for child in module.modules() if isinstance(child, _TORCH_CLASSES)]
-    shared = [child for child in layers if child.num_layers > 1 and not child.bidirectional]
+    shared = [child for child in layers if child.num_layers > 1 or child.bidirectional]
     for child in layers:
         if child not in shared:
-            reason = "it is bidirectional" if child.bidirectional else "it has one layer"
-            _log.info("%s stays as it is (%s)", names[id(child)], reason)
+            _log.info("%s stays as it is: it has one layer and one direction", names[id(child)])
     mixing = [name for name, child in module.named_modules() if isinstance(child, _BatchNorm)]
     note = f"{mixing[0]}: each rank's own rows only, as with DDP; use nn.SyncBatchNorm" if mixing else ""
-    choice = _choice(layout, {names[id(child)]: child.num_layers for child in shared})
+    choice = _choice(layout, {names[id(child)]: child for child in shared})
     for child in shared:
         child.__dict__[_REGION] = Region(child, names[id(child)], choice, mesh, note if child is shared[0] else "")
         plain, shared_class = type(child), _REGION_CLASSES[_torch_class(type(child))]
@@ -76,22 +75,23 @@ def layouts(module: nn.Module) -> dict[str, dict[int, dict[str, Any]]]:
     }
 
 
-def _choice(layout: Layout | LayoutTable | str, num_layers: Mapping[str, int]) -> Choice:
-    """Check a layout for regions with so many layers."""
+def _choice(layout: Layout | LayoutTable | str, layers: Mapping[str, nn.RNNBase]) -> Choice:
+    """Check a layout for these layers."""
     if isinstance(layout, str):
         if layout != "auto":
             raise ConfigError(f'layout={layout!r} is not known; use "auto" or a Layout')
         return Tuner()
     if isinstance(layout, Layout):
-        for name, count in num_layers.items():
-            layout.check(name, count)
+        for name, rnn in layers.items():
+            if not rnn.bidirectional:
+                layout.check(name, rnn.num_layers)
         return FixedLayouts(layout)
-    if unknown := {*layout} ^ {*num_layers}:
-        raise ConfigError(f"layout names {sorted(layout)}, but the regions are {sorted(num_layers)}: {sorted(unknown)}")
-    table = {name: {steps: Layout(**values) for steps, values in layout[name].items()} for name in num_layers}
-    for name, count in num_layers.items():
+    if {*layout} != {*layers}:
+        raise ConfigError(f"layout has {sorted(layout)}, but the regions of this module are {sorted(layers)}")
+    table = {name: {steps: Layout(**values) for steps, values in layout[name].items()} for name in layers}
+    for name, rnn in layers.items():
         for each in table[name].values():
-            each.check(name, count)
+            each.check(name, rnn.num_layers)
     return FixedLayouts(table)
 
 

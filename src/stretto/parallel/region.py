@@ -1,11 +1,7 @@
 """Region: a recurrent layer whose work is shared by several ranks, each with rows of its own.
 
-    my rows, all layers        all rows, my layers          my rows, all layers
-      rank 0  x0  --+  swap   stage 0  wavefront     swap  +-- y0
-      rank 1  x1  --+------->  stage 1  ........... ------>+-- y1
-      rank 2  x2  --+         stage 2                      +-- y2
-
-Everything here is differentiable, so the backward is the same from right to left.
+A call: the ranks compare what they are about to do (`guard`), choose a layout from that (`choice`, `tune`), and compute
+the layer alone, in stages or in spans. All of this is differentiable, so the backward is the same from end to start.
 """
 
 import weakref
@@ -22,12 +18,12 @@ from stretto.base.errors import MeshError
 from stretto.base.reason import short_reason
 from stretto.parallel.groups import REGION_NAMES, Group, say
 from stretto.parallel.guard import DTYPES, REMEDY, Call
-from stretto.parallel.inputs import Inputs
+from stretto.parallel.inputs import Inputs, SharedCall
 from stretto.parallel.layout import Layout, Layouts
-from stretto.parallel.messages import Shape
 from stretto.parallel.rows import Packing
-from stretto.parallel.stage import LayerDropout, RnnStage, enter, layer_costs, state_widths
-from stretto.parallel.wavefront import run_wavefront
+from stretto.parallel.spans import Sweep, run_spans
+from stretto.parallel.stage import LayerDropout, RnnStage
+from stretto.parallel.stages import run_stages
 
 Forward = Callable[..., Any]
 """The forward of torch's own class."""
@@ -60,7 +56,7 @@ class Region:
     ) -> None:
         self.name, self.choice, self.mesh = name, choice, mesh
         self._note = note  # to be said once ranks are together
-        self.costs = layer_costs(rnn)
+        self.num_layers, self.is_bidirectional = rnn.num_layers, rnn.bidirectional
         self.is_local = False  # for good: no message any more
         self._index = len(REGION_NAMES)
         REGION_NAMES.append(name)
@@ -88,10 +84,14 @@ class Region:
             raise refused
         layout = self.choice.choose(self, rnn, inputs, self._group, calls)
         self._stay_local_after_one_step_calls(max(call.longest for call in calls))
-        if layout.num_stages == 1:
+        if self.num_ranks(layout) == 1:
             return self._run_alone(rnn, x, hx, plain, own.seed)
         y, state = self._run_together(rnn, inputs, layout, self._group, calls)
         return inputs.as_output(y, state)
+
+    def num_ranks(self, layout: Layout) -> int:
+        """Return how many ranks share this region in a layout."""
+        return layout.num_ranks(is_bidirectional=self.is_bidirectional)
 
     def _bind(self) -> Group | None:
         try:
@@ -139,64 +139,30 @@ class Region:
             return PackedSequence(y.flatten(0, 1), *x[1:]), state
         if not rnn.dropout or not (inputs := Inputs(rnn, x, hx)).num_steps:
             return plain(rnn, x, hx)
-        packing = Packing([inputs.lengths])
+        packing, weights = Packing([inputs.lengths]), [getattr(rnn, name) for each in rnn._all_weights for name in each]
+        weights = [weight.to(inputs.dtype) for weight in weights]
         dropout = LayerDropout.of_rows(rnn.dropout, [_draw_seed(rnn) if seed is None else seed], packing)
-        weights = [getattr(rnn, name).to(inputs.dtype) for names in rnn._all_weights for name in names]
-        stage = RnnStage(rnn, range(rnn.num_layers), weights, dropout, recompute=False)
+        steps = packing.pack([inputs.values(is_even=packing.is_even)])
         with torch.autocast(inputs.device.type, enabled=False):
-            (chunk,) = packing.chunks(1)
-            steps = packing.pack([inputs.values(is_even=packing.is_even)])
-            y, after = stage(steps, chunk, tuple(packing.sort_rows([tensor]) for tensor in inputs.all_state()))
-        return inputs.as_output(packing.unpack(y)[0], [packing.unsort_rows(tensor)[0] for tensor in after])
+            y, state = run_layers(rnn, weights, dropout, packing, steps, inputs.all_state())
+        return inputs.as_output(packing.unpack(y)[0], state)
 
     def _run_together(
         self, rnn: nn.RNNBase, inputs: Inputs, layout: Layout, group: Group, all_calls: Sequence[Call]
     ) -> tuple[Tensor, list[Tensor]]:
         """Return the values of this rank's rows, and their state after all layers, layer by layer."""
-        messages, members = group.messages(layout.num_stages), group.members(layout.num_stages)
-        rank, last = messages.rank, messages.size - 1
-        calls, stages = all_calls[members.start : members.stop], layout.split(self.costs)
-        packing = self._pack(self._all_lengths(group, inputs, all_calls)[members.start : members.stop])
-        chunks = packing.chunks(layout.chunks)
-        input_width, output_width = rnn.input_size, rnn.proj_size or rnn.hidden_size
-        widths = state_widths(rnn)  # of the state of a layer
-        state_of = [slice(stage.start * len(widths), stage.stop * len(widths)) for stage in stages]
-
-        # From rows to stages. The first stage gets the steps, each stage the state of its layers.
-        has_state = any(call.has_state for call in calls)  # otherwise each stage begins with zeros of its own
-        own_state = inputs.all_state() if has_state else []
-        values = inputs.values(is_even=packing.is_even)
-        give = [[values] * (to == 0) + own_state[state_of[to]] for to in range(last + 1)]
-        take: list[list[Shape]] = [
-            [packing.values_shape(source, input_width)] * (rank == 0)
-            + [packing.state_shape(source, width) for width in widths * len(stages[rank])] * has_state
-            for source in range(last + 1)
-        ]
-        token, weights = enter(rnn, messages.token(values), stages[rank], inputs.dtype)
-        token, received = messages.swap(token, give, take, _nothing)
-        steps = packing.pack([parts.pop(0) for parts in received]) if rank == 0 else None
-        if has_state:
-            state = tuple(packing.sort_rows(parts) for parts in zip(*received, strict=True))
-        else:
-            state = tuple(inputs.zero_state(sum(packing.num_rows), stages[rank]))
-
-        seeds = [call.seed for call in calls]
-        dropout = LayerDropout.of_rows(rnn.dropout, seeds, packing) if rnn.dropout else None
-        stage = RnnStage(rnn, stages[rank], weights, dropout, recompute=layout.recompute)
-        with torch.autocast(inputs.device.type, enabled=False):
-            token, y, state = run_wavefront(stage, steps, state, chunks, messages, token, output_width)
-
-        # From stages to rows.
-        states = [packing.unsort_rows(tensor) for tensor in state]
-        outputs = [[]] * (last + 1) if y is None else [[part] for part in packing.unpack(y)]
-        give = [[*outputs[to], *(parts[to] for parts in states)] for to in range(last + 1)]
-        take = [
-            [packing.values_shape(rank, output_width)] * (source == last)
-            + [packing.state_shape(rank, width) for width in widths * len(stages[source])]
-            for source in range(last + 1)
-        ]
-        _, received = messages.swap(token, give, take, lambda: _agree_on_backward(group, calls[rank]))
-        return received[last].pop(0), [tensor for parts in received for tensor in parts]
+        members = group.members(self.num_ranks(layout))
+        lengths = self._all_lengths(group, inputs, all_calls)[members.start : members.stop]
+        calls, own = all_calls[members.start : members.stop], all_calls[group.rank]
+        call = SharedCall(
+            layout,
+            group.messages(len(members)),
+            self._pack(lengths),
+            [each.seed for each in calls],
+            any(each.has_state for each in calls),
+            lambda: _agree_on_backward(group, own),
+        )
+        return run_spans(rnn, inputs, call) if rnn.bidirectional else run_stages(rnn, inputs, call)
 
     def _all_lengths(self, group: Group, inputs: Inputs, calls: Sequence[Call]) -> list[Tensor]:
         if all(call.is_even for call in calls):
@@ -212,6 +178,25 @@ class Region:
         return packing
 
 
+def run_layers(
+    rnn: nn.RNNBase,
+    weights: Sequence[Tensor],
+    dropout: LayerDropout | None,
+    packing: Packing,
+    steps: Tensor,
+    state: Sequence[Tensor],
+) -> tuple[Tensor, list[Tensor]]:
+    """Compute all layers on one rank; return the steps, in packed order too, and the state."""
+    if rnn.bidirectional:
+        sweep = Sweep(rnn, weights, [packing], 0, 1, lambda token, sends, takes: (token, []))
+        sweep.dropouts = [dropout] if dropout else []
+        _, (y,), after = sweep.run(steps.new_zeros(()), [steps], state, (0, 1), (0, 1))
+        return y, after
+    stage = RnnStage(rnn, range(rnn.num_layers), weights, dropout, recompute=False)
+    y, new = stage(steps, packing.chunks(1)[0], tuple(packing.sort_rows([tensor]) for tensor in state))
+    return y, [packing.unsort_rows(tensor)[0] for tensor in new]
+
+
 def _agree_on_backward(group: Group, call: Call) -> None:
     group.guard.compare(Call(call.region, call.number, True, call.dtype, call.width))
 
@@ -223,4 +208,4 @@ def _draw_seed(rnn: nn.RNNBase) -> int:
 
 
 def _nothing() -> None:
-    """The backward's first message comes later: it is the last one of the forward."""
+    return None

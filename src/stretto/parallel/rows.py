@@ -43,11 +43,11 @@ class Chunk:
 class Packing:
     """The packed order of the rows of several ranks; `lengths` has those of the first rank first."""
 
-    def __init__(self, lengths: Sequence[Tensor], order: Tensor | None = None) -> None:
+    def __init__(self, lengths: Sequence[Tensor], order: Tensor | None = None, *, is_even: bool | None = None) -> None:
         self.num_rows = [len(each) for each in lengths]  # of each rank
         self.lengths = torch.cat([*lengths])
         self.num_times = int(self.lengths.max()) if len(self.lengths) else 0
-        self.is_even = order is None and bool((self.lengths == self.num_times).all())
+        self.is_even = order is None and bool((self.lengths == self.num_times).all()) if is_even is None else is_even
         # The longest row first.
         self.order = torch.argsort(self.lengths, descending=True, stable=True) if order is None else order
 
@@ -76,19 +76,52 @@ class Packing:
     def _back(self) -> Tensor:
         return torch.argsort(self._index)
 
+    def join(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the values of all ranks from those of each (`Inputs.values`)."""
+        return torch.cat([*parts], 1 if self.is_even else 0)
+
+    def unjoin(self, values: Tensor) -> list[Tensor]:
+        """Return the values of each rank."""
+        return [*(torch.split(values, self.num_rows, 1) if self.is_even else torch.split(values, self.num_steps))]
+
     def pack(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return steps in packed order [steps, width] from the values of each rank (`Inputs.values`)."""
-        if self.is_even:
-            return torch.cat([*parts], 1).flatten(0, 1)
-        packed: Tensor = _Permute.apply(torch.cat([*parts]), self._index, self._back)  # type: ignore[no-untyped-call]
-        return packed
+        """Return steps in packed order [steps, width] from the values of each rank."""
+        values = self.join(parts)
+        return values.flatten(0, 1) if self.is_even else permute(values, self._index, self._back)
 
     def unpack(self, steps: Tensor) -> list[Tensor]:
         """Return the values of each rank from steps in packed order."""
         if self.is_even:
-            return [*torch.split(steps.view(self.num_times, len(self.lengths), -1), self.num_rows, 1)]
-        values = _Permute.apply(steps, self._back, self._index)  # type: ignore[no-untyped-call]
-        return [*torch.split(values, self.num_steps)]
+            return self.unjoin(steps.view(self.num_times, len(self.lengths), steps.shape[-1]))
+        return self.unjoin(permute(steps, self._back, self._index))
+
+    def turn(self, steps: Tensor) -> Tensor:
+        """Return steps in packed order with the time of each row reversed: from its last step to its first."""
+        if self.is_even:
+            return steps.view(self.num_times, len(self.lengths), steps.shape[-1]).flip(0).flatten(0, 1)
+        return permute(steps, self._turned, self._turned)
+
+    @cached_property
+    def _turned(self) -> Tensor:
+        times, rows = self.times_and_rows
+        starts = self.lengths.cumsum(0) - self.lengths
+        return self._back[starts[rows] + self.lengths[rows] - 1 - times]
+
+    def slice(self, start: int, stop: int) -> "Packing":
+        """Return the packing of these rows' steps between two times."""
+        lengths = self.lengths.clamp(start, stop) - start
+        return Packing(torch.split(lengths, self.num_rows), is_even=self.is_even)
+
+    def deal(self, count: int) -> list["Packing"]:
+        """Return the packings of at most so many groups of neighboring rows."""
+        dealt = torch.tensor_split(self.lengths, min(count, len(self.lengths)))
+        return [Packing([lengths], is_even=self.is_even) for lengths in dealt]
+
+    def split_rows(self, values: Tensor, groups: Sequence["Packing"]) -> Sequence[Tensor]:
+        """Return the values of each group of neighboring rows, from those of all."""
+        if self.is_even:
+            return torch.split(values, [len(group.lengths) for group in groups], 1)
+        return torch.split(values, [sum(group.num_steps) for group in groups])
 
     @property
     def num_steps(self) -> list[int]:
@@ -123,8 +156,14 @@ class Packing:
         return chunks
 
 
+def permute(values: Tensor, index: Tensor, back: Tensor) -> Tensor:
+    """Return `values[index]`, for an index that has each number once; `back` is its inverse."""
+    permuted: Tensor = _Permute.apply(values, index, back)  # type: ignore[no-untyped-call]
+    return permuted
+
+
 class _Permute(torch.autograd.Function):
-    """`values[index]` for an index that has each number once; autograd's own backward would add, slowly."""
+    """Autograd's own backward of an index would add, slowly."""
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, index: Tensor, back: Tensor) -> Tensor:  # noqa: ANN401

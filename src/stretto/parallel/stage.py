@@ -46,6 +46,7 @@ class LayerDropout:
     p: float
     packing: Packing
     row_keys: Tensor  # of each row
+    start: int = 0  # the first time
 
     @classmethod
     def of_rows(cls, p: float, seeds: Sequence[int], packing: Packing) -> "LayerDropout":
@@ -53,9 +54,14 @@ class LayerDropout:
         keys = [torch.arange(count) + seed for seed, count in zip(seeds, packing.num_rows, strict=True)]
         return cls(p, packing, mix(torch.cat(keys)))
 
+    def deal(self, groups: Sequence[Packing], start: int) -> list["LayerDropout"]:
+        """Return the dropout of each group of neighboring rows, in a span that begins at this time."""
+        keys = torch.split(self.row_keys, [len(group.lengths) for group in groups])
+        return [LayerDropout(self.p, group, each, start) for group, each in zip(groups, keys, strict=True)]
+
     def __call__(self, steps: Tensor, layer: int, chunk: Chunk) -> Tensor:
         times, rows = (each[chunk.steps] for each in self.packing.times_and_rows)
-        keys = mix(mix(self.row_keys + layer)[rows] + times)
+        keys = mix(mix(self.row_keys + layer)[rows] + (times + self.start))
         kept = keep_mask(keys.to(steps.device), steps.shape[1], 1.0 - self.p)
         return steps * kept / (1.0 - self.p)
 
@@ -89,28 +95,31 @@ class RnnStage:
         after: list[Tensor] = []
         for index, layer in enumerate(self._layers):
             own = state[index * self._states_per_layer :][: self._states_per_layer]
-            steps, *new = self._run_layer(self._weights[index], steps, chunk, own)
+            steps, new = run_layer(self._rnn, self._weights[index], steps, chunk, own)
             after += new
             if self._dropout is not None and layer < self._rnn.num_layers - 1:
                 steps = self._dropout(steps, layer, chunk)
         return steps, tuple(after)
 
-    def _run_layer(self, weights: Sequence[Tensor], steps: Tensor, chunk: Chunk, state: State) -> list[Tensor]:
-        """Run one layer; return its steps, then its state."""
-        rnn, call = self._rnn, _CALLS[self._rnn.mode]
-        hx: Any = [tensor.unsqueeze(0) for tensor in state]
-        hx = hx if len(hx) == 2 else hx[0]
-        options = (rnn.bias, 1, 0.0, rnn.training, False)  # one layer, one direction
-        if chunk.is_full:  # on CPUs, torch's kernel for packed rows takes several times as long
-            y, *new = call(steps.view(len(chunk.sizes), chunk.num_rows, -1), hx, weights, *options, False)
-            y = y.reshape(chunk.num_steps, -1)
-        else:
-            y, *new = call(steps, chunk.sizes, hx, weights, *options)
-        return [y, *(tensor.squeeze(0) for tensor in new)]
+
+def run_layer(
+    rnn: nn.RNNBase, weights: Sequence[Tensor], steps: Tensor, chunk: Chunk, state: State
+) -> tuple[Tensor, State]:
+    """Run one layer, one way; return its steps and its state."""
+    call = _CALLS[rnn.mode]
+    hx: Any = [tensor.unsqueeze(0) for tensor in state]
+    hx = hx if len(hx) == 2 else hx[0]
+    options = (rnn.bias, 1, 0.0, rnn.training, False)  # one layer, one direction
+    if chunk.is_full:  # on CPUs, torch's kernel for packed rows takes several times as long
+        y, *new = call(steps.view(len(chunk.sizes), chunk.num_rows, -1), hx, weights, *options, False)
+        y = y.reshape(chunk.num_steps, -1)
+    else:
+        y, *new = call(steps, chunk.sizes, hx, weights, *options)
+    return y, tuple(tensor.squeeze(0) for tensor in new)
 
 
 def enter(rnn: nn.RNNBase, token: Tensor, layers: range, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the token and the weights of these layers, cast to `dtype` and laid out for cuDNN.
+    """Return the token and the weights of these layers (and ways), cast to `dtype` and laid out for cuDNN.
 
     All parameters of `rnn` enter with the token, so all get their gradients after the last message of the backward, the
     other ranks' layers zeros: at the same point of the program on every rank. DDP's buckets start there. If a rank's
@@ -143,7 +152,9 @@ class _Enter(torch.autograd.Function):
         weights = [weight.to(dtype, copy=True) for weight in weights]
         per_layer = len(rnn._all_weights[0])
         for index, layer in enumerate(layers):
-            flatten_layer(rnn, layer, weights[index * per_layer :][:per_layer])
+            is_first = layer < (2 if rnn.bidirectional else 1)
+            output_width = (rnn.proj_size or rnn.hidden_size) * (2 if rnn.bidirectional else 1)
+            flatten_layer(rnn, rnn.input_size if is_first else output_width, weights[index * per_layer :][:per_layer])
         return token.clone(), *weights
 
     @staticmethod

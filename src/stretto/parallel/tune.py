@@ -29,9 +29,9 @@ from stretto.parallel.groups import Group, say, whole_group
 from stretto.parallel.guard import Call
 from stretto.parallel.inputs import Inputs
 from stretto.parallel.layout import LOCAL, Layout, Layouts, fit
-from stretto.parallel.region import Region
+from stretto.parallel.region import Region, run_layers
 from stretto.parallel.rows import Packing
-from stretto.parallel.stage import RnnStage
+from stretto.parallel.stage import state_widths
 
 _WARM_UP = 2  # steps of the first trial: DistributedDataParallel makes its buckets anew in the second one
 _FIRST_ROUND, _SECOND_ROUND = 3, 4  # steps of a stretch
@@ -67,12 +67,12 @@ class Tuner:
                 "torch.use_deterministic_algorithms give a Layout, or the stretto.parallel.layouts of another run"
             )
         group = whole_group(region.mesh)
-        stage_counts = _stage_counts(group, region)
-        if not stage_counts:
-            say(f"{region.name}: local, since no number of stages divides the {len(group.ranks)} ranks of a node")
+        counts = _rank_counts(group, region)
+        if not counts:
+            say(f"{region.name}: local, since its work can't be divided among {len(group.ranks)} ranks of a node")
             return None
-        for num_stages in stage_counts:
-            group.messages(num_stages)
+        for count in counts:
+            group.messages(count)
         say(f"{region.name}: tries layouts on {len(group.ranks)} ranks in the first training steps")
         return group
 
@@ -196,53 +196,54 @@ def _stretches(candidates: Sequence[Layout], num_steps: int) -> list[tuple[Layou
     return [(candidate, index > 0) for candidate in candidates for index in range(num_steps)]
 
 
-def _stage_counts(group: Group, region: Region) -> list[int]:
-    num_ranks = len(group.ranks)
-    return [count for count in range(2, len(region.costs) + 1) if num_ranks % count == 0]
+def _rank_counts(group: Group, region: Region) -> list[int]:
+    most = len(group.ranks) if region.is_bidirectional else region.num_layers
+    return [count for count in range(2, most + 1) if len(group.ranks) % count == 0]
 
 
 def _candidates(group: Group, region: Region, num_times: int) -> list[Layout]:
     """Return the layouts to try: with more chunks, stages wait less for each other, but each chunk costs."""
-    layouts = [Layout(stages, stages * factor) for stages in _stage_counts(group, region) for factor in (2, 4, 8)]
+    counts = _rank_counts(group, region)
+    if region.is_bidirectional:
+        return [LOCAL, *(Layout(spans=count) for count in counts if 2 * count <= num_times)]
+    layouts = [Layout(count, count * factor) for count in counts for factor in (2, 4, 8)]
     return [LOCAL, *(layout for layout in layouts if 2 * layout.chunks <= num_times)]
 
 
 def try_out(
     region: Region, rnn: nn.RNNBase, inputs: Inputs, layout: Layout, group: Group, all_calls: Sequence[Call]
 ) -> bool:
-    """Compute a chunk of this rank's stage, without messages; return whether it works and all of them fit in memory."""
-    members = group.members(layout.num_stages)
-    calls, layers = all_calls[members.start : members.stop], layout.split(region.costs)[group.rank - members.start]
-    num_rows = sum(call.num_rows for call in calls)
-    num_times = -(-max(call.longest for call in calls) // layout.chunks)
+    """Compute a part of what this rank would, without messages; return whether it works, and all fits in memory."""
+    members = group.members(region.num_ranks(layout))
+    calls, count = all_calls[members.start : members.stop], layout.spans if region.is_bidirectional else layout.chunks
+    num_rows, num_times = sum(call.num_rows for call in calls), -(-max(call.longest for call in calls) // count)
+    share = 1.0 if region.is_bidirectional else count / len(members)  # how much of the work is a rank's
     try:
-        kept = _kept_memory(rnn, inputs, layers, num_rows, num_times) * layout.chunks
-        kept_alone = _kept_memory(rnn, inputs, range(rnn.num_layers), len(inputs.lengths), inputs.longest)
+        kept = _kept_memory(rnn, inputs, num_rows, num_times) * share
+        kept_alone = _kept_memory(rnn, inputs, len(inputs.lengths), inputs.longest)
     except RuntimeError:  # of cuDNN, or out of memory
         return False
     # Local steps have run: their peak is within the memory that there is.
     return inputs.device.type != "cuda" or kept <= kept_alone + _free_memory(inputs.device)
 
 
-def _kept_memory(rnn: nn.RNNBase, inputs: Inputs, layers: range, num_rows: int, num_times: int) -> int:
-    """Run layers over zeros, forward and backward; return the bytes on a GPU that are kept between them."""
-    device, width = inputs.device, rnn.input_size if layers.start == 0 else rnn.proj_size or rnn.hidden_size
+def _kept_memory(rnn: nn.RNNBase, inputs: Inputs, num_rows: int, num_times: int) -> int:
+    """Run all layers over zeros, forward and backward; return the bytes on a GPU that are kept between them."""
+    device, packing = inputs.device, Packing([torch.full((num_rows,), num_times)])
     if not num_rows * num_times:
         return 0
-    chunk = Packing([torch.full((num_rows,), num_times)]).chunks(1)[0]
 
     def same(tensor: Tensor) -> Tensor:
         return tensor
 
     # With hooks of our own for saved tensors, those around us (of torch.utils.checkpoint) see none.
     with torch.autograd.graph.saved_tensors_hooks(same, same), torch.autocast(device.type, enabled=False):
-        names = [name for layer in layers for name in rnn._all_weights[layer]]
+        names = [name for each in rnn._all_weights for name in each]
         weights = [getattr(rnn, name).detach().to(inputs.dtype).requires_grad_() for name in names]
-        steps = torch.zeros(num_rows * num_times, width, dtype=inputs.dtype, device=device, requires_grad=True)
+        (steps,) = inputs.zeros(num_rows * num_times, [rnn.input_size])
+        state = inputs.zeros(num_rows, state_widths(rnn) * len(rnn._all_weights))
         before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        y, _ = RnnStage(rnn, layers, weights, None, recompute=False)(
-            steps, chunk, tuple(inputs.zero_state(num_rows, layers))
-        )
+        y, _ = run_layers(rnn, weights, None, packing, steps.requires_grad_(), state)
         kept = torch.cuda.memory_allocated(device) - before if device.type == "cuda" else 0
         y.sum().backward()  # type: ignore[no-untyped-call]
     return kept

@@ -44,7 +44,7 @@ def run_wavefront(
         sends, takes = [], []
         if 0 <= own < len(chunks):
             chunk = chunks[own]
-            output, state = _run_chunk(stage, received[0] if inputs is None else inputs[own], chunk, state)
+            output, state = run_chunk(stage, received[0] if inputs is None else inputs[own], chunk, state)
             if rank < last:
                 sends.append((rank + 1, output))
             else:
@@ -55,7 +55,7 @@ def run_wavefront(
     return token, torch.cat(outputs) if outputs else None, state
 
 
-def _run_chunk(stage: Stage, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
+def run_chunk(stage: Stage, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
     """Run the stage on the rows that are alive; rows that have ended keep their state."""
     num_rows = chunk.num_rows
     if all(num_rows == len(tensor) for tensor in state):
