@@ -18,7 +18,7 @@ from pydantic import BaseModel
 # One page for each public namespace, with its title.
 PAGES = {
     "stretto": "stretto",
-    "stretto.parallel": "Layouts of regions",
+    "stretto.parallel": "Regions",
     "stretto.nn": "Blocks and losses",
     "stretto.data": "Data",
     "stretto.plan": "Plans and profiles",

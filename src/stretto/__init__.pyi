@@ -25,6 +25,7 @@ from stretto.mesh.join import world as world
 from stretto.mesh.world import World as World
 from stretto.parallel.mean import global_mean as global_mean
 from stretto.parallel.module import parallelize as parallelize
+from stretto.parallel.verify import verify as verify
 from stretto.planning.choose import choose_layout as choose_layout
 from stretto.train.evaluate import Evaluation as Evaluation
 from stretto.train.evaluate import evaluate as evaluate

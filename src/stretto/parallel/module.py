@@ -54,12 +54,23 @@ def parallelize(
     note = f"{mixing[0]}: each rank's own rows only, as with DDP; use nn.SyncBatchNorm" if mixing else ""
     choice = _choice(layout, {names[id(child)]: child for child in shared})
     for child in shared:
-        child.__dict__[_REGION] = Region(child, names[id(child)], choice, mesh, note if child is shared[0] else "")
-        plain, shared_class = type(child), _REGION_CLASSES[_torch_class(type(child))]
-        # After a class of the user's own: its forward calls the region where it calls torch's.
-        bases = (shared_class,) if issubclass(shared_class, plain) else (plain, shared_class)
-        child.__class__ = type(f"Region{plain.__name__}", bases, {"__module__": plain.__module__})
+        attach(child, Region(child, names[id(child)], choice, mesh, note if child is shared[0] else ""))
     return module
+
+
+def attach(rnn: nn.RNNBase, region: Region) -> None:
+    """Make a layer the region's, by its class."""
+    rnn.__dict__[_REGION] = region
+    plain, shared_class = type(rnn), _REGION_CLASSES[_torch_class(type(rnn))]
+    # After a class of the user's own: its forward calls the region where it calls torch's.
+    bases = (shared_class,) if issubclass(shared_class, plain) else (plain, shared_class)
+    rnn.__class__ = type(f"Region{plain.__name__}", bases, {"__module__": plain.__module__})
+
+
+def regions_of(module: nn.Module) -> dict[str, Region]:
+    """Return the regions in a module by the names of their layers."""
+    named = module.named_modules()
+    return {name: child.__dict__[_REGION] for name, child in named if isinstance(child, _RegionMixin)}
 
 
 def layouts(module: nn.Module) -> dict[str, dict[int, dict[str, Any]]]:
@@ -70,8 +81,7 @@ def layouts(module: nn.Module) -> dict[str, dict[int, dict[str, Any]]]:
     """
     return {
         region.name: {steps: asdict(layout) for steps, layout in sorted(region.choice.layouts(region).items())}
-        for child in module.modules()
-        if (region := child.__dict__.get(_REGION)) is not None
+        for region in regions_of(module).values()
     }
 
 

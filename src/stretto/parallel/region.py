@@ -64,6 +64,7 @@ class Region:
         self._world: Callable[[], dist.ProcessGroup | None] = _nothing  # that it is in
         self._num_calls = self._num_calls_of_one_step = 0
         self._packing: Packing | None = None  # of the last call
+        self.has_shared = False  # whether ranks have computed a call together
 
     def __call__(self, rnn: nn.RNNBase, x: Any, hx: Any, plain: Forward) -> Any:  # noqa: ANN401 - as nn.LSTM's
         """Do what `plain` does, alone or together with the ranks of the group."""
@@ -86,6 +87,7 @@ class Region:
         self._stay_local_after_one_step_calls(max(call.longest for call in calls))
         if self.num_ranks(layout) == 1:
             return self._run_alone(rnn, x, hx, plain, own.seed)
+        self.has_shared = True
         y, state = self._run_together(rnn, inputs, layout, self._group, calls)
         return inputs.as_output(y, state)
 

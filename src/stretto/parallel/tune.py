@@ -67,7 +67,7 @@ class Tuner:
                 "torch.use_deterministic_algorithms give a Layout, or the stretto.parallel.layouts of another run"
             )
         group = whole_group(region.mesh)
-        counts = _rank_counts(group, region)
+        counts = rank_counts(group, region)
         if not counts:
             say(f"{region.name}: local, since its work can't be divided among {len(group.ranks)} ranks of a node")
             return None
@@ -196,14 +196,15 @@ def _stretches(candidates: Sequence[Layout], num_steps: int) -> list[tuple[Layou
     return [(candidate, index > 0) for candidate in candidates for index in range(num_steps)]
 
 
-def _rank_counts(group: Group, region: Region) -> list[int]:
+def rank_counts(group: Group, region: Region) -> list[int]:
+    """Return by how many ranks of a group a region can be shared."""
     most = len(group.ranks) if region.is_bidirectional else region.num_layers
     return [count for count in range(2, most + 1) if len(group.ranks) % count == 0]
 
 
 def _candidates(group: Group, region: Region, num_times: int) -> list[Layout]:
     """Return the layouts to try: with more chunks, stages wait less for each other, but each chunk costs."""
-    counts = _rank_counts(group, region)
+    counts = rank_counts(group, region)
     if region.is_bidirectional:
         return [LOCAL, *(Layout(spans=count) for count in counts if 2 * count <= num_times)]
     layouts = [Layout(count, count * factor) for count in counts for factor in (2, 4, 8)]
