@@ -3,6 +3,8 @@
 import copy
 import io
 import pickle
+from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -20,23 +22,32 @@ from stretto.parallel.module import parallelize
 
 
 class Model(nn.Module):
-    def __init__(self, dropout: float = 0.0, *, checkpoints: bool = False) -> None:
+    def __init__(self, dropout: float = 0.0, *, checkpointed: str = "", use_reentrant: bool = False) -> None:
         super().__init__()
         self.embedding = nn.Embedding(20, 24)
         self.first = nn.LSTM(24, 24, 4, batch_first=True, dropout=dropout)
         self.second = nn.GRU(24, 24, 4, batch_first=True, dropout=dropout)
         self.head = nn.Linear(24, 20)
         self.head.weight = self.embedding.weight
-        self.checkpoints = checkpoints
+        self.checkpointed, self.use_reentrant = checkpointed, use_reentrant
 
     def forward(self, x: Tensor) -> Tensor:
-        embedded = self.embedding(x)
-        if self.checkpoints:
-            output = checkpoint(lambda each: self.first(each)[0], embedded, use_reentrant=False)
-        else:
-            output = self.first(embedded)[0]
+        return self._maybe_again("model", self._logits, x)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        output = self._maybe_again("block", self._block, self.embedding(x))
         logits: Tensor = self.head(output + self.second(output)[0])
         return logits
+
+    def _block(self, embedded: Tensor) -> Tensor:
+        return torch.tanh(self._maybe_again("layer", lambda each: self.first(each)[0], torch.tanh(embedded)))
+
+    def _maybe_again(self, name: str, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """Call a function, under torch.utils.checkpoint if it has this name."""
+        if name != self.checkpointed:
+            return function(x)
+        result: Tensor = checkpoint(function, x, use_reentrant=self.use_reentrant)
+        return result
 
 
 def make(layout: Layout | None, **options: Any) -> Model:  # noqa: ANN401
@@ -89,8 +100,25 @@ def test_steps_of_accumulation_and_clipping_equal_those_of_ddp(options: dict[str
     assert max(pools[2].run(differences, options, {}, LAYOUTS)) < 1e-9
 
 
-def test_a_region_in_a_checkpointed_call_is_computed_again_together(pools: RankPools) -> None:
-    assert max(pools[2].run(differences, {}, {"checkpoints": True}, LAYOUTS)) < 1e-9
+def checkpointed_differences(world: World, dropout: float) -> dict[str, float]:
+    """Train with and without torch.utils.checkpoint; return the largest difference of a parameter."""
+    torch.manual_seed(1)
+    batches = torch.randint(20, (3, 2, 4 * world.size, 12))
+    own = slice(4 * world.rank, 4 * world.rank + 4)
+    expected = train(make(Layout(2, 3), dropout=dropout), batches, world, own)
+    found = {}
+    for name, use_reentrant in [*product(["layer", "block"], [False, True]), ("model", False)]:
+        model = make(Layout(2, 3), dropout=dropout, checkpointed=name, use_reentrant=use_reentrant)
+        parameters = train(model, batches, world, own)
+        worst = max(float((one - other).abs().max()) for one, other in zip(parameters, expected, strict=True))
+        found[f"{name}, {'reentrant' if use_reentrant else 'not reentrant'}"] = worst
+    return found
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.4])
+def test_regions_in_checkpointed_calls_are_computed_again_together(dropout: float, pools: RankPools) -> None:
+    for found in pools[2].run(checkpointed_differences, dropout):
+        assert {name: value for name, value in found.items() if not value < 1e-9} == {}
 
 
 def test_dropout_is_the_same_in_every_layout_and_where_calls_stay_local(pools: RankPools) -> None:

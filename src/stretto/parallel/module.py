@@ -113,8 +113,7 @@ class _RegionMixin(nn.RNNBase):
     )
     def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: ANN401 - as nn.LSTM's
         plain = _torch_class(type(self)).forward
-        is_training = self.training and torch.is_grad_enabled()
-        if not is_training or not dist.is_initialized() or dist.get_world_size() == 1:
+        if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
             return plain(self, input, hx)
         region: Region = self.__dict__[_REGION]
         return region(self, input, hx, plain)

@@ -68,6 +68,8 @@ class Region:
 
     def __call__(self, rnn: nn.RNNBase, x: Any, hx: Any, plain: Forward) -> Any:  # noqa: ANN401 - as nn.LSTM's
         """Do what `plain` does, alone or together with the ranks of the group."""
+        if not torch.is_grad_enabled():  # a reentrant checkpoint calls it again with gradients, and together
+            return self._run_alone(rnn, x, hx, plain)
         if self._world() is not dist.group.WORLD:  # the first call, or the process group was made anew
             assert dist.group.WORLD is not None
             self._world = weakref.ref(dist.group.WORLD)
