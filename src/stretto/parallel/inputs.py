@@ -127,6 +127,6 @@ class Inputs:
                 output = y.view(num_times, 0, width)
             if self._is_unbatched:
                 output, hx = output.squeeze(1), tuple(part.squeeze(1) for part in hx)
-            elif self._rnn.batch_first:
-                output = output.transpose(0, 1)
+            elif self._rnn.batch_first:  # no view: if users change it in place, fully_shard loses its hooks
+                output = output.transpose(0, 1).clone(memory_format=torch.contiguous_format)
         return output, hx if count == 2 else hx[0]
