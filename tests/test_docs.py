@@ -137,7 +137,7 @@ def test_readme_has_no_figure_that_is_still_to_be_measured() -> None:
 
 
 def test_readme_shows_the_first_example_as_it_is() -> None:
-    (shown,) = snippets(ROOT / "README.md")
+    _, shown = snippets(ROOT / "README.md")
     example = (ROOT / "examples" / "01_first_model.py").read_text()
     assert example.endswith(shown)
     assert shown.count("\n") <= 30

@@ -217,3 +217,43 @@ def test_deterministic_algorithms_ask_for_a_fixed_layout(pools: RankPools) -> No
         pools[2].run(tune_deterministically)
     assert all('layout="auto" chooses by time' in text for text in failed.value.errors.values())
     assert len(failed.value.errors) == 2
+
+
+class TwoRegions(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(8, 8, 4)
+        self.both = nn.GRU(8, 4, 2, bidirectional=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.both(self.lstm(x)[0])[0]
+        return output
+
+
+def train_two(world: World, options: dict[str, Any]) -> tuple[float, list[str]]:
+    """Return the largest difference of a weight from plain DDP's after 80 steps of AdamW, and what was said."""
+    results = []
+    for is_shared in (False, True):
+        torch.manual_seed(0)
+        model = TwoRegions().double()
+        model = parallelize(model) if is_shared else model
+        wrapped = DistributedDataParallel(model, bucket_cap_mb=0.001, **options)
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        generator = torch.Generator().manual_seed(world.rank)
+        with lines() as said:
+            for _ in range(80):
+                optimizer.zero_grad()
+                wrapped(torch.randn(16, 2, 8, generator=generator, dtype=torch.float64)).square().mean().backward()
+                optimizer.step()
+        results.append(torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+    return float((results[0] - results[1]).abs().max()), said
+
+
+@pytest.mark.parametrize("options", [{"static_graph": True}, {"gradient_as_bucket_view": True}], ids=str)
+def test_regions_are_tuned_one_after_another_whatever_the_options_of_ddp(
+    options: dict[str, Any], pools: RankPools
+) -> None:
+    for difference, said in pools[2].run(train_two, options):
+        assert difference < 1e-12
+        names = [line.split(":")[0] for line in said if "chosen after" in line]
+        assert not said or names == ["lstm", "both"]

@@ -55,7 +55,7 @@ def find_mixing(module: nn.Module) -> str:
     """Return the first submodule that mixes rows; empty if there is none."""
     for name, child in module.named_modules():
         if isinstance(child, _BATCH_NORMS) and (child.training or child.running_mean is None):
-            return name
+            return str(name)
     return ""
 
 

@@ -21,7 +21,7 @@ from stretto.parallel.guard import DTYPES, REMEDY, Call
 from stretto.parallel.inputs import Inputs, SharedCall
 from stretto.parallel.layout import Layout, Layouts
 from stretto.parallel.rows import Packing
-from stretto.parallel.spans import Sweep, run_spans
+from stretto.parallel.spans import SpanSweep, run_spans
 from stretto.parallel.stage import LayerDropout, RnnStage
 from stretto.parallel.stages import run_stages
 
@@ -192,7 +192,7 @@ def run_layers(
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute all layers on one rank; return the steps, in packed order too, and the state."""
     if rnn.bidirectional:
-        sweep = Sweep(rnn, weights, [packing], 0, 1, lambda token, sends, takes: (token, []))
+        sweep = SpanSweep(rnn, weights, [packing], 0, 1, lambda token, sends, takes: (token, []))
         sweep.dropouts = [dropout] if dropout else []
         _, (y,), after = sweep.run(steps.new_zeros(()), [steps], state, (0, 1), (0, 1))
         return y, after

@@ -63,7 +63,7 @@ def run_spans(rnn: nn.RNNBase, inputs: Inputs, call: SharedCall) -> tuple[Tensor
     entering = [torch.cat(parts) for parts in zip(*received, strict=True)] or inputs.zeros(num_rows, in_widths)
 
     groups = spans[rank].deal(size)
-    sweep = Sweep(rnn, weights, groups, rank, size, messages.shift)
+    sweep = SpanSweep(rnn, weights, groups, rank, size, messages.shift)
     if rnn.dropout:
         sweep.dropouts = LayerDropout.of_rows(rnn.dropout, call.seeds, packing).deal(groups, bounds[rank])
     with torch.autocast(inputs.device.type, enabled=False):
@@ -113,7 +113,7 @@ def _of_ways(ways: Sequence[int], per_set: Sequence[_T], count: int) -> list[_T]
     return [item for index, item in enumerate(per_set) if index // count % 2 in ways]
 
 
-class Sweep:
+class SpanSweep:
     """All layers, both ways, of the groups of rows in one span: one slot after another."""
 
     def __init__(
