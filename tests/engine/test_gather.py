@@ -68,5 +68,7 @@ def test_a_part_of_a_model_is_not_written(tmp_path: Path) -> None:
 
 
 def test_an_engine_needs_a_stack() -> None:
-    with pytest.raises(ConfigError, match=r"model is of type Linear, not a stretto.nn.Stack; .*from_torch"):
+    with pytest.raises(
+        ConfigError, match=r"of type Linear, not a stretto.nn.Stack; train it as it is with stretto.parall"
+    ):
         make_engine(torch.nn.Linear(2, 3), torch.nn.MSELoss())  # type: ignore[arg-type]

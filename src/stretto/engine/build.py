@@ -127,8 +127,8 @@ def _make_stage_runs(stack: Stack, model: Stack, layout: Layout, parts: list[sli
 def _check_model_and_layout(model: object, layout: Layout) -> None:
     if not isinstance(model, Stack):
         raise ConfigError(
-            f"model is of type {type(model).__name__}, not a stretto.nn.Stack; build one from blocks, or convert a "
-            "module of torch with stretto.exchange.from_torch"
+            f"model is of type {type(model).__name__}, not a stretto.nn.Stack; train it as it is with "
+            "stretto.parallelize(model) and DistributedDataParallel, or build a Stack from blocks"
         )
     if layout.auto:
         raise ConfigError(
