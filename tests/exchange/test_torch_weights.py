@@ -94,8 +94,7 @@ MODULES: dict[str, Callable[[], nn.RNNBase]] = {
 def test_a_module_and_its_state_dict_give_one_block_per_layer_and_the_same_outputs(name: str) -> None:
     module = MODULES[name]().double().eval()
     x = torch.randn(7, 2, 4, dtype=torch.float64)
-    for source in (module, module.state_dict(), {"cell": module}):
-        stack = from_torch(source)
+    for stack in (from_torch(module), from_torch(module.state_dict()), from_torch({"cell": module}, module=module)):
         assert sum(isinstance(block, LSTM | GRU | Bidirectional) for block in stack) == module.num_layers
         assert torch.allclose(run_stack(stack, x), module(x)[0], rtol=0, atol=1e-12)
     assert sum(isinstance(block, Dropout) for block in from_torch(module)) == (name == "dropout between layers")
@@ -140,7 +139,7 @@ def test_layers_that_share_their_weight_still_do(device: str) -> None:
     with torch.device(device):
         embedding, head = nn.Embedding(9, 4), nn.Linear(4, 9)
     head.weight = embedding.weight
-    stack = from_torch({"embedding": embedding, "rest": nn.Sequential(nn.LSTM(4, 4), head)})
+    stack = from_torch([embedding, nn.Sequential(nn.LSTM(4, 4), head)])
     assert stack.tied_names() == {"blocks.2.module.weight": "blocks.0.module.weight"}
     assert stack.get_parameter("blocks.0.module.weight") is not embedding.weight
 
@@ -156,6 +155,39 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.lstm = nn.LSTM(3, 4)
+
+
+class Tagger(nn.Module):
+    """Layers in order, with something else before the head, if given."""
+
+    def __init__(self, before_head: Callable[[Tensor], Tensor] | None = None, *, last: bool = False) -> None:
+        super().__init__()
+        self.embedding, self.lstm, self.head = nn.Embedding(9, 4), nn.LSTM(4, 6, 2, batch_first=True), nn.Linear(6, 3)
+        self.before_head, self.last = before_head, last
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.lstm(self.embedding(x))[0]
+        y = y[:, -1] if self.last else y
+        result: Tensor = self.head(y if self.before_head is None else self.before_head(y))
+        return result
+
+    def layers(self) -> dict[str, nn.Module]:
+        return {"embedding": self.embedding, "lstm": self.lstm, "head": self.head}
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_a_dict_of_layers_is_taken_only_if_the_module_computes_the_same(device: str) -> None:
+    with torch.device(device):
+        plain, last, other = Tagger(), Tagger(last=True), Tagger(torch.relu)
+        assert [len(from_torch(module.layers(), module=module)) for module in (plain, last)] == [4, 4]
+    with pytest.raises(ConfigError, match="Tagger computes something else than its layers embedding, lstm, head in"):
+        from_torch(other.layers(), module=other)
+    with pytest.raises(ConfigError, match="don't say what is between them; give from_torch the module"):
+        from_torch(plain.layers())
+    two_inputs = nn.Bilinear(4, 4, 3, device=device)
+    with pytest.raises(ConfigError, match=r"can't call Bilinear with one input .*; train it as it is with stretto.par"):
+        from_torch(plain.layers(), module=two_inputs)
+    assert {parameter.device.type for parameter in plain.parameters()} == {device}
 
 
 class Own(Block):

@@ -1,5 +1,6 @@
 """from_torch: make a stack from torch modules, a state dict, or a file with a state dict."""
 
+import copy
 import re
 import zipfile
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,8 @@ from torch import Tensor, nn
 from stretto.base.bounded_read import check_expanded_size, parse_json
 from stretto.base.errors import ConfigError, DataError
 from stretto.base.reason import class_and_reason
+from stretto.base.trees import tensors_of
+from stretto.base.window import Rows
 from stretto.blocks.dropout import Dropout
 from stretto.blocks.pointwise import Pointwise
 from stretto.blocks.stack import Stack
@@ -26,7 +29,7 @@ _LAYER_KINDS: dict[type[nn.Module], LayerKind] = {getattr(nn, kind): kind for ki
 _RECURRENT_WEIGHT = re.compile(r"(weight_ih|weight_hh|weight_hr|bias_ih|bias_hh)_l\d+(_reverse)?")
 
 
-def from_torch(source: Modules | Weights | Path | str) -> Stack:
+def from_torch(source: Modules | Weights | Path | str, *, module: nn.Module | None = None) -> Stack:
     """Return a stack with the weights of torch layers, one block per layer: `nn.LSTM(4, 8, num_layers=2)` becomes two.
 
     `source` is a module (`nn.LSTM`, `nn.GRU`, an `nn.Sequential`), a list or dict of modules in the order they run, a
@@ -34,6 +37,9 @@ def from_torch(source: Modules | Weights | Path | str) -> Stack:
     entries must be tensors). Supported layers are Embedding, LSTM, GRU, Linear, LayerNorm and Dropout. A stack is
     time-major, whatever `batch_first` is. Modules on the meta device give a stack on the meta device, which
     `make_engine` or `stretto.nn.initialize` initializes from a seed.
+
+    A dict of layers needs the `module` that they are from: its outputs must equal those of the stack, on random inputs,
+    because all that its `forward` does between the layers would be lost.
     """
     if isinstance(source, Path | str):
         layers = _from_file(Path(source))
@@ -42,10 +48,54 @@ def from_torch(source: Modules | Weights | Path | str) -> Stack:
     elif not isinstance(source, Mapping):
         layers = _from_modules({str(index): module for index, module in enumerate(source)})
     elif all(isinstance(value, nn.Module) for value in source.values()):
-        layers = _from_modules({name: value for name, value in source.items() if isinstance(value, nn.Module)})
+        modules = {name: value for name, value in source.items() if isinstance(value, nn.Module)}
+        _check_outputs(modules, module)
+        layers = _from_modules(modules)
     else:
         layers = _from_weights(_check_tensors(source, "the state dict"), is_ordered=True)
     return stack_layers(layers)
+
+
+def _check_outputs(modules: dict[str, nn.Module], module: nn.Module | None) -> None:
+    """Raise if a module does more than run its layers in order, such as an activation between them."""
+    if module is None:
+        raise ConfigError(
+            f"the layers {', '.join(modules)} don't say what is between them; give from_torch the module that they are "
+            "from, too, as module=..., or train it as it is with stretto.parallelize"
+        )
+    modules, module = copy.deepcopy((modules, module))
+    with (
+        torch.device("cpu"),
+        torch.random.fork_rng([]),
+        torch.no_grad(),
+    ):  # also where a factory runs on the meta device
+        for each in (module, *modules.values()):
+            is_meta = any(parameter.is_meta for parameter in each.parameters())
+            each.to_empty(device="cpu") if is_meta else each.cpu()
+            for tensor in each.double().eval().state_dict().values():
+                if is_meta and tensor.is_floating_point():
+                    tensor.normal_()
+        layers = [child for each in modules.values() for child in each.modules()]
+        first = next(child for child in layers if type(child) in _LAYER_KINDS)
+        x = torch.randn(9, 16, next(first.parameters()).shape[-1], dtype=torch.float64)
+        if isinstance(first, nn.Embedding):
+            x = torch.randint(first.num_embeddings, (9, 16))
+        stack = stack_layers(_from_modules(modules)).eval()
+        y, _ = stack(x, stack.begin(Rows.of(16, 9, dtype=torch.float64)))
+        is_batch_first = any(isinstance(child, nn.RNNBase) and child.batch_first for child in layers)
+        try:
+            output = tensors_of(module(x.transpose(0, 1) if is_batch_first else x))[0].flatten()
+        except Exception as error:
+            raise ConfigError(
+                f"from_torch can't call {type(module).__name__} with one input ({class_and_reason(error)}); train it "
+                "as it is with stretto.parallelize"
+            ) from error
+    same = [each.flatten() for each in (y, y.transpose(0, 1), y[-1])]  # a loss may be of the last step only
+    if not any(output.shape == each.shape and torch.allclose(output, each) for each in same):
+        raise ConfigError(
+            f"{type(module).__name__} computes something else than its layers {', '.join(modules)} in order; a stack "
+            "would leave out what is between them, so train it as it is with stretto.parallelize"
+        )
 
 
 def _named_layers(module: nn.Module) -> dict[str, nn.Module]:
