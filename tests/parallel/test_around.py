@@ -116,7 +116,7 @@ def compile_wrapped(model: Model) -> Callable[..., Any]:
     return torch.compile(DistributedDataParallel(parallelize(model, LAYOUT)), backend="eager")
 
 
-WAYS = [
+WAYS: list[Callable[[Model], Callable[..., Any]]] = [
     shard_root, shard_layers, shard_before, replicate_module, parallelize_wrapped, parallelize_inside,
     compile_inside, compile_wrapped,
 ]  # fmt: skip

@@ -1,0 +1,114 @@
+"""Regions find the other ranks at the first training call, however and whenever these were started."""
+
+import os
+from datetime import timedelta
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.distributed_c10d import _set_pg_timeout
+from torch.multiprocessing.spawn import start_processes
+from torch.nn.parallel import DistributedDataParallel
+
+from helpers.rank_pool import RankPools, RanksFailedError
+from stretto import World
+from stretto.errors import ConfigError
+from stretto.launch.rank_environment import free_port
+from stretto.parallel.layout import Layout
+from stretto.parallel.messages import Messages
+from stretto.parallel.module import parallelize
+
+
+def make() -> nn.LSTM:
+    torch.manual_seed(0)
+    return nn.LSTM(3, 4, 2).double()
+
+
+def rows(rank: int) -> Tensor:
+    return torch.randn(8, 2, 3, generator=torch.Generator().manual_seed(rank), dtype=torch.float64)
+
+
+def gradients(model: nn.Module, called: nn.Module, *inputs: Tensor) -> list[Tensor]:
+    """Return the mean of the gradients over the inputs."""
+    model.zero_grad()
+    torch.stack([called(x)[0].square().sum() for x in inputs]).mean().backward()  # type: ignore[no-untyped-call]
+    return [parameter.grad.clone() for parameter in model.parameters() if parameter.grad is not None]
+
+
+def bind_with_three(world: World) -> str:
+    model = parallelize(make(), Layout(2, 3))
+    try:
+        model(rows(0))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_a_number_of_stages_that_does_not_divide_the_ranks_is_refused_on_all(pools: RankPools) -> None:
+    assert pools[3].run(bind_with_three) == ["layout.stages=2 does not divide the 3 ranks; use a number that does"] * 3
+
+
+def train_in_columns(world: World) -> tuple[list[int], float]:
+    """The stages of a mesh are ranks 0 and 2, and 1 and 3."""
+    mesh = DeviceMesh("cpu", torch.arange(4).view(2, 2).T)
+    found = []
+    with pytest.MonkeyPatch.context() as patch:
+        send = Messages.all_to_all
+
+        def noting(self: Messages, *arguments: object) -> list[Tensor]:
+            found.extend(dist.get_process_group_ranks(self.group))
+            return send(self, *arguments)  # type: ignore[arg-type]
+
+        patch.setattr(Messages, "all_to_all", noting)
+        plain, shared = make(), parallelize(make(), Layout(2, 3), mesh=mesh)
+        pairs = zip(
+            gradients(shared, DistributedDataParallel(shared), rows(world.rank)),
+            gradients(plain, plain, *(rows(rank) for rank in range(4))),
+            strict=True,
+        )
+        worst = max(float((one - other).abs().max()) for one, other in pairs)
+    return found[:2], worst
+
+
+def test_the_last_dimension_of_a_mesh_has_the_stages(pools: RankPools) -> None:
+    found = pools[4].run(train_in_columns)
+    assert [ranks for ranks, _ in found] == [[0, 2], [1, 3], [0, 2], [1, 3]]
+    assert max(worst for _, worst in found) < 1e-9
+
+
+def train_alone(world: World) -> None:
+    _set_pg_timeout(timedelta(seconds=2))
+    if world.is_rank_zero:
+        parallelize(make(), Layout(2, 3))(rows(0))
+
+
+def test_a_rank_that_trains_alone_from_the_first_call_is_told_where_it_waits(pools: RankPools) -> None:
+    with pytest.raises(RanksFailedError) as failed:
+        pools[2].run(train_alone)
+    assert failed.value.errors[0].startswith(
+        "rank 0 is at its first call of LSTM, where all 2 ranks make their groups, but they did not all come"
+    )
+
+
+def train_twice(rank: int, ports: list[int]) -> None:
+    """Train without a process group, with one, and with another one."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
+    torch.set_num_threads(1)
+    plain, shared = make(), parallelize(make(), Layout(2, 3))
+    for port in ports:
+        alone = zip(gradients(shared, shared, rows(rank)), gradients(plain, plain, rows(rank)), strict=True)
+        assert all(torch.equal(one, other) for one, other in alone)
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        dist.init_process_group(rank=rank, world_size=2)
+        found = gradients(shared, DistributedDataParallel(shared), rows(rank))
+        expected = gradients(plain, plain, rows(0), rows(1))
+        assert all(torch.allclose(one, other, atol=1e-9) for one, other in zip(found, expected, strict=True))
+        dist.destroy_process_group()
+
+
+def test_ranks_with_an_address_and_a_port_train_in_two_process_groups_one_after_the_other() -> None:
+    # As mp.spawn does, but from the fork server: once a test above has started it, it has imported torch.
+    start_processes(train_twice, ([free_port(), free_port()],), nprocs=2, start_method="forkserver")  # type: ignore[no-untyped-call]
