@@ -68,16 +68,24 @@ def losses_differ(world: World, first: int, last: int) -> tuple[dict[str, float]
     return found, num_chosen
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("size", [pytest.param(2, marks=pytest.mark.short), pytest.param(4, marks=pytest.mark.slow)])
-def test_losses_of_every_pattern_equal_those_of_one_device_while_candidates_change(size: int, pools: RankPools) -> None:
+@pytest.mark.parametrize(
+    ("size", "num_patterns"),
+    [
+        (2, 5),
+        pytest.param(2, len(PATTERNS), marks=pytest.mark.slow),
+        pytest.param(4, len(PATTERNS), marks=pytest.mark.slow),
+    ],
+)
+def test_losses_of_patterns_equal_those_of_one_device_while_candidates_change(
+    size: int, num_patterns: int, pools: RankPools
+) -> None:
     total = 0
-    for first in range(0, len(PATTERNS), 10):
-        differences = pools[size].run(losses_differ, first, first + 10)
+    for first in range(0, num_patterns, 10):
+        differences = pools[size].run(losses_differ, first, min(first + 10, num_patterns))
         for found, _ in differences:
             assert {name: value for name, value in found.items() if not value < 1e-9} == {}
         total += differences[0][1]
-    assert total >= 35  # calls of six steps have no candidates
+    assert total >= 0.85 * num_patterns  # calls of six steps have no candidates
 
 
 class Model(nn.Module):
