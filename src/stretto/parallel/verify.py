@@ -101,6 +101,7 @@ def verify(
     if not regions_of(module):
         raise ConfigError("no layer of the module is shared; call stretto.parallelize(module) before stretto.verify")
     plain, recorded, mixing = _run_alone(module, batch, loss)
+    _check_weights(plain)
     shared = _copy_of_parallelized(module, layout)
     actual, actual_loss = record_step(shared, batch, loss)
     expected, expected_loss = recorded or (actual, actual_loss)
@@ -152,6 +153,18 @@ def _run_alone(
         if reason:
             raise ConfigError(f"stretto.verify failed on rank {rank}, on one device: {reason}")
     return plain, recorded, next((name for _, name in answers if name), "")
+
+
+def _check_weights(plain: nn.Module) -> None:
+    """Raise on all ranks if they have different weights: each computes some layers for all."""
+    for name, parameter in plain.named_parameters() if dist.is_initialized() else ():
+        bounds = torch.stack([parameter.detach(), -parameter.detach()])
+        dist.all_reduce(bounds, dist.ReduceOp.MAX)
+        if not torch.equal(bounds[0], -bounds[1]):
+            raise ConfigError(
+                f"ranks have different weights in {name}; before stretto.verify, wrap the module in "
+                "DistributedDataParallel, which makes them equal, or seed all ranks alike"
+            )
 
 
 def _copy_of_parallelized(module: nn.Module, layout: Layout | None) -> nn.Module:
