@@ -16,6 +16,7 @@ from helpers.rank_pool import RankPools, RanksFailedError
 from stretto import World
 from stretto.errors import ConfigError
 from stretto.launch.rank_environment import free_port
+from stretto.parallel import groups
 from stretto.parallel.layout import Layout
 from stretto.parallel.messages import Messages
 from stretto.parallel.module import parallelize
@@ -112,3 +113,34 @@ def train_twice(rank: int, ports: list[int]) -> None:
 def test_ranks_with_an_address_and_a_port_train_in_two_process_groups_one_after_the_other() -> None:
     # As mp.spawn does, but from the fork server: once a test above has started it, it has imported torch.
     start_processes(train_twice, ([free_port(), free_port()],), nprocs=2, start_method="forkserver")  # type: ignore[no-untyped-call]
+
+
+def bind_with_a_norm_and_weights_of_its_own(world: World) -> str:
+    torch.manual_seed(world.rank)
+    module = nn.Sequential(nn.BatchNorm1d(3), nn.LSTM(3, 4, 2))
+    try:
+        parallelize(module, Layout(2, 2))(torch.randn(6, 3))
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_with_different_weights_are_refused(pools: RankPools) -> None:
+    for text in pools[2].run(bind_with_a_norm_and_weights_of_its_own):
+        assert text.startswith("ranks have different weights in 1.weight_ih_l0; wrap the module in Distributed")
+
+
+def hear_of_a_norm(world: World) -> list[str]:
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "say", said.append)
+        patch.setattr(groups, "_said", set())
+        for norm in (nn.BatchNorm1d(3), nn.BatchNorm1d(3).eval(), nn.SyncBatchNorm(3).eval()):
+            torch.manual_seed(0)
+            parallelize(nn.Sequential(norm, nn.LSTM(3, 4, 2)), Layout(2, 2))(torch.randn(6, 3))
+    return said
+
+
+def test_a_batch_norm_in_training_is_named(pools: RankPools) -> None:
+    for said in pools[2].run(hear_of_a_norm):
+        assert said == ["0: normalizes the rows of each rank by themselves, as with DDP; use nn.SyncBatchNorm"]

@@ -136,6 +136,16 @@ def say(text: str) -> None:
         _log.info(text)
 
 
+_said: set[str] = set()
+
+
+def say_once(text: str) -> None:
+    """Log a line on rank 0 if that is not done yet."""
+    if text not in _said:
+        _said.add(text)
+        say(text)
+
+
 def _timeout() -> timedelta:
     """Return the timeout of the user's process group."""
     assert dist.group.WORLD is not None

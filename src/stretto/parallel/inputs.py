@@ -128,5 +128,5 @@ class Inputs:
             if self._is_unbatched:
                 output, hx = output.squeeze(1), tuple(part.squeeze(1) for part in hx)
             elif self._rnn.batch_first:  # no view: if users change it in place, fully_shard loses its hooks
-                output = output.transpose(0, 1).clone(memory_format=torch.contiguous_format)
+                output = output.transpose(0, 1).clone()  # strides as torch's: masks of nn.Dropout follow memory
         return output, hx if count == 2 else hx[0]

@@ -1,6 +1,7 @@
 """parallelize: lets the ranks share the work of the recurrent layers inside anybody's module, in place."""
 
 import logging
+import weakref
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any, Literal, TypeVar
@@ -18,7 +19,7 @@ from stretto.parallel.tune import Tuner
 
 _log = logging.getLogger(__name__)
 _Module = TypeVar("_Module", bound=nn.Module)
-_BatchNorm = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)  # not the one that is synchronized
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)  # not the one that is synchronized
 _REGION = "_stretto_region"  # the attribute of a parallelized layer
 
 
@@ -50,12 +51,17 @@ def parallelize(
     for child in layers:
         if child not in shared:
             _log.info("%s stays as it is: it has one layer and one direction", names[id(child)])
-    mixing = [name for name, child in module.named_modules() if isinstance(child, _BatchNorm)]
-    note = f"{mixing[0]}: each rank's own rows only, as with DDP; use nn.SyncBatchNorm" if mixing else ""
+    root = weakref.ref(module)
     choice = _choice(layout, {names[id(child)]: child for child in shared})
     for child in shared:
-        attach(child, Region(child, names[id(child)], choice, mesh, note if child is shared[0] else ""))
+        attach(child, Region(child, names[id(child)], choice, mesh, lambda: _batch_norm_of(root())))
     return module
+
+
+def _batch_norm_of(module: nn.Module | None) -> str:
+    """Return the name of the first submodule that mixes the rows of a rank; empty if there is none."""
+    children = module.named_modules() if module is not None else ()
+    return next((name for name, child in children if isinstance(child, _BATCH_NORMS) and child.training), "")
 
 
 def attach(rnn: nn.RNNBase, region: Region) -> None:

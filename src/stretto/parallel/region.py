@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.nn.utils.rnn import PackedSequence
 
-from stretto.base.errors import MeshError
+from stretto.base.errors import ConfigError, MeshError
 from stretto.base.reason import short_reason
-from stretto.parallel.groups import REGION_NAMES, Group, say
+from stretto.parallel.groups import REGION_NAMES, Group, say, say_once
 from stretto.parallel.guard import DTYPES, REMEDY, Call
 from stretto.parallel.inputs import Inputs, SharedCall
 from stretto.parallel.layout import Layout, Layouts
@@ -52,15 +52,20 @@ class Region:
     """How one nn.LSTM, nn.GRU or nn.RNN is computed by the ranks of a group."""
 
     def __init__(
-        self, rnn: nn.RNNBase, name: str, choice: Choice, mesh: DeviceMesh | None = None, note: str = ""
+        self,
+        rnn: nn.RNNBase,
+        name: str,
+        choice: Choice,
+        mesh: DeviceMesh | None = None,
+        batch_norm: Callable[[], str] = str,  # the name of a submodule of the same module that mixes rows
     ) -> None:
-        self.name, self.choice, self.mesh = name, choice, mesh
-        self._note = note  # to be said once ranks are together
+        self.name, self.choice, self.mesh, self._batch_norm = name, choice, mesh, batch_norm
         self.num_layers, self.is_bidirectional = rnn.num_layers, rnn.bidirectional
         self.is_local = False  # for good: no message any more
         self._index = len(REGION_NAMES)
         REGION_NAMES.append(name)
         self._group: Group | None = None  # the ranks that compare their calls
+        self._is_checked = False  # whether they have the same weights
         self._world: Callable[[], dist.ProcessGroup | None] = _nothing  # that it is in
         self._num_calls = self._num_calls_of_one_step = 0
         self._packing: Packing | None = None  # of the last call
@@ -73,7 +78,7 @@ class Region:
         if self._world() is not dist.group.WORLD:  # the first call, or the process group was made anew
             assert dist.group.WORLD is not None
             self._world = weakref.ref(dist.group.WORLD)
-            self._group = self._bind()
+            self._group, self._is_checked = self._bind(), False
         if self._group is None or self.is_local:
             return self._run_alone(rnn, x, hx, plain)
         refused: Exception | None = None
@@ -85,6 +90,8 @@ class Region:
         calls = self._group.guard.compare(own)
         if refused is not None:
             raise refused
+        if not self._is_checked:
+            self._check_weights(rnn, self._group, own)
         layout = self.choice.choose(self, rnn, inputs, self._group, calls)
         self._stay_local_after_one_step_calls(max(call.longest for call in calls))
         if self.num_ranks(layout) == 1:
@@ -93,14 +100,26 @@ class Region:
         y, state = self._run_together(rnn, inputs, layout, self._group, calls)
         return inputs.as_output(y, state)
 
+    def _check_weights(self, rnn: nn.RNNBase, group: Group, call: Call) -> None:
+        """Raise on all ranks if they have different weights: each computes a part for the rows of all."""
+        names = [name for each in rnn._all_weights for name in each]
+        sums = torch.stack([getattr(rnn, name).detach().double().sum() for name in names])
+        for name, *values in zip(names, *group.guard.gather(sums.view(torch.int64).tolist(), call), strict=True):
+            if len({*values}) > 1:
+                raise ConfigError(
+                    f"ranks have different weights in {self.name}.{name}; wrap the module in DistributedDataParallel, "
+                    "which makes them equal, or seed all ranks alike before you build it"
+                )
+        self._is_checked = True
+
     def num_ranks(self, layout: Layout) -> int:
         """Return how many ranks share this region in a layout."""
         return layout.num_ranks(is_bidirectional=self.is_bidirectional)
 
     def _bind(self) -> Group | None:
         try:
-            if self._note:
-                say(self._note)
+            if norm := self._batch_norm():
+                say_once(f"{norm}: normalizes the rows of each rank by themselves, as with DDP; use nn.SyncBatchNorm")
             return self.choice.bind(self)
         except RuntimeError as error:
             raise MeshError(
