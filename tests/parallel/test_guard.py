@@ -7,8 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.algorithms.join import Join
+from torch.nn.parallel import DistributedDataParallel
 
-from helpers.rank_pool import RankPools
+from helpers.rank_pool import RankPools, RanksFailedError
 from stretto import World
 from stretto.errors import MeshError
 from stretto.parallel import groups
@@ -34,10 +36,11 @@ def go(world: World, case: str) -> str:
         patch.setattr(groups, "_timeout", lambda: timedelta(seconds=SECONDS))
         groups._groups.clear()
         torch.manual_seed(0)
-        model = parallelize(TwoLayers(), Layout(2, 2))
+        model = DistributedDataParallel(parallelize(TwoLayers(), Layout(2, 2)))
         x = torch.randn(6, 3, 3)
         is_other = world.rank == 1
-        model(x).sum().backward()  # a step that all take
+        for _ in range(2):  # steps that all take; in the second one, DistributedDataParallel makes its buckets anew
+            model(x).sum().backward()
         started = time.monotonic()
         try:
             run_case(model, x, case, is_other=is_other)
@@ -52,51 +55,50 @@ def go(world: World, case: str) -> str:
 
 
 def run_case(model: Any, x: Tensor, case: str, *, is_other: bool) -> None:  # noqa: ANN401
+    first, second = model.module.first, model.module.second
     match case:
         case "another region":
-            (model.second(torch.randn(6, 3, 4)) if is_other else model.first(x))[0].sum().backward()
+            (second(torch.randn(6, 3, 4)) if is_other else first(x))[0].sum().backward()
         case "a call more":
             if is_other:
-                model.first(x)
+                first(x)
             model(x).sum().backward()
         case "no call":
             if not is_other:
-                model(x)
-        case "a skipped backward":
+                first(x)
+        case "a skipped backward":  # of a loss that is not a number, usually
             loss = model(x).sum()
             if not is_other:
                 loss.backward()
             model(x)
         case "a loss without a region":
-            output, _ = model.first(x)
-            (output.detach() if is_other else output).sum()
-            loss = model.second(output.detach() if is_other else output)[0].sum()
-            loss.backward()
+            output, _ = first(x)
+            second(output.detach() if is_other else output)[0].sum().backward()
             model(x)
-        case "rank 0 alone":
+        case "an epoch that ends early":
             for _ in range(1 if is_other else 2):
                 model(x).sum().backward()
         case "another width":
-            model.first(torch.randn(6, 3, 3 + is_other))
+            first(torch.randn(6, 3, 3 + is_other))
         case "another dtype":
-            (model.double() if is_other else model).first(x.double() if is_other else x)
+            (first.double() if is_other else first)(x.double() if is_other else x)
 
 
 @pytest.mark.parametrize(
     ("case", "first", "second"),
     [
-        ("another region", r"rank 0 is at call 2 of first \(float32, width 3\); rank 1 is at call 2 of second", "same"),
-        ("a call more", r"rank 0 is at call 2 of second .*; rank 1 is at call 3 of first", "same"),
-        ("no call", r"rank 0 is at call 2 of first .*, but rank 1 did not come within 2 s", ""),
+        ("another region", r"rank 0 is at call 3 of first \(float32, width 3\); rank 1 is at call 3 of second", "same"),
+        ("a call more", r"rank 0 is at call 3 of second .*; rank 1 is at call 4 of first", "same"),
+        ("no call", r"rank 0 is at call 3 of first .*, but rank 1 did not come within 2 s", ""),
         (
             "a skipped backward",
-            r"rank 0 is at the backward of call 2 of second .*; rank 1 is at call 3 of first",
+            r"rank 0 is at the backward of call 3 of second .*; rank 1 is at call 4 of first",
             "same",
         ),
-        ("a loss without a region", r"rank 0 is at the backward of call 2 of first .*; rank 1 is at call 3 of", "same"),
-        ("rank 0 alone", r"rank 0 is at call 3 of first .*, but rank 1 did not come within 2 s", ""),
+        ("a loss without a region", r"rank 0 is at the backward of call 3 of first .*; rank 1 is at call 4 of", "same"),
+        ("an epoch that ends early", r"rank 0 is at call 4 of first .*, but rank 1 did not come within 2 s", ""),
         ("another width", r"rank 1 refused the input of first: its own message says why", "input.size"),
-        ("another dtype", r"rank 0 is at call 2 of first \(float32.*; rank 1 is at call 2 of first \(float64", "same"),
+        ("another dtype", r"rank 0 is at call 3 of first \(float32.*; rank 1 is at call 3 of first \(float64", "same"),
     ],
 )
 def test_ranks_that_do_different_things_are_told_apart(case: str, first: str, second: str, pools: RankPools) -> None:
@@ -110,3 +112,20 @@ def test_ranks_that_do_different_things_are_told_apart(case: str, first: str, se
 def assert_matches(text: str, pattern: str) -> None:
     with pytest.raises(ValueError, match=pattern or "^$"):
         raise ValueError(text)
+
+
+def join_epochs(world: World) -> None:
+    """Rank 1 has a step less. DistributedDataParallel's Join stands in for it in the all-reduces, not in regions."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(groups, "_timeout", lambda: timedelta(seconds=SECONDS))
+        model = DistributedDataParallel(parallelize(TwoLayers(), Layout(2, 2)))
+        with Join([model]):
+            for _ in range(2 - world.rank):
+                model(torch.randn(6, 3, 3)).sum().backward()
+
+
+def test_join_does_not_hide_an_epoch_that_ends_early(pools: RankPools) -> None:
+    with pytest.raises(RanksFailedError) as failed:
+        pools[2].run(join_epochs)
+    assert_matches(failed.value.errors[0], r"rank 0 is at call 2 of first .*, but rank 1 did not come within 2 s.*")
+    assert "drop_last=True" in failed.value.errors[0]
