@@ -104,7 +104,7 @@ def engine_step(shape: Shape, world: World, chunks: int) -> Step:
         return LossSum(y.square().sum(), torch.tensor(y.numel()))
 
     engine = make_engine(initialize(stack, seed=1), loss, stretto.Layout(stages=2, chunks=chunks), world)
-    optimizer = torch.optim.SGD(engine.parameters(), 1e-3)
+    optimizer = torch.optim.SGD(engine.stack.parameters(), 1e-3)
     x = torch.randn(shape.window, shape.rows, shape.hidden, generator=torch.Generator().manual_seed(1))
     lengths, fresh = torch.full((shape.rows,), shape.window), torch.ones(shape.rows, dtype=torch.bool)
     window = Window(shape.window, torch.arange(shape.rows), lengths, fresh, x, x)

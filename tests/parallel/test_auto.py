@@ -204,7 +204,9 @@ def test_the_layouts_of_one_run_are_those_of_another(pools: RankPools) -> None:
 
 
 def tune_without_an_optimizer(world: World) -> list[str]:
-    return train(parallelize(Model()), [32] * 201, optimizer=None)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tune, "_CALLS_WITHOUT_STEP", 30)
+        return train(parallelize(Model()), [32] * 31, optimizer=None)
 
 
 def test_without_an_optimizer_regions_become_local(pools: RankPools) -> None:

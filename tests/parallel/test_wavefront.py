@@ -14,7 +14,7 @@ class Recorder:
 
     def __init__(self, rank: int, size: int) -> None:
         self.rank, self.size = rank, size
-        self.slot = -1
+        self.slot = 0
 
     def shift(self, token: Tensor, sends: Any, takes: Any) -> tuple[Tensor, list[Tensor]]:  # noqa: ANN401
         self.slot += 1

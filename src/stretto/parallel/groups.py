@@ -26,10 +26,7 @@ class Group:
         self._divided = divided  # the ranks of all groups
         self.ranks = _own(divided)
         self.rank = self.ranks.index(dist.get_rank())
-        # Only members take part. (Others would split torch's NCCL communicator, if init_process_group got a device_id.)
-        host_group = dist.new_group(self.ranks, _timeout(), "gloo", use_local_synchronization=True)
-        assert isinstance(host_group, dist.ProcessGroup)
-        self.guard = Guard(host_group, _timeout(), REGION_NAMES)
+        self.guard = Guard(_new_group(divided, "gloo"), _timeout(), REGION_NAMES)
         self._messages: dict[int, Messages] = {}
 
     def messages(self, num_stages: int) -> Messages:
@@ -40,7 +37,7 @@ class Group:
                 for ranks in self._divided
                 for start in range(0, len(ranks), num_stages)
             ]
-            self._messages[num_stages] = Messages(_device_group(parts))
+            self._messages[num_stages] = Messages(_new_group(parts))
         return self._messages[num_stages]
 
     def members(self, num_stages: int) -> range:
@@ -78,7 +75,8 @@ def stage_group(field: str, count: int, mesh: DeviceMesh | None = None) -> Group
 def whole_group(mesh: DeviceMesh | None = None) -> Group:
     """Return the group of all ranks along the last dimension of `mesh`, or on this node (each alone if they differ)."""
     if mesh is not None:
-        return _group(mesh, mesh.mesh.reshape(-1, mesh.size(-1)).tolist())
+        # torch sorts the ranks of a group, too.
+        return _group(mesh, [sorted(ranks) for ranks in mesh.mesh.reshape(-1, mesh.size(-1)).tolist()])
     nodes = _all_nodes()
     by_node: dict[str, list[int]] = {}
     for rank, node in enumerate(nodes):
@@ -107,20 +105,21 @@ def _all_nodes() -> list[str]:
     return _nodes[dist.group.WORLD]
 
 
-def _device_group(divided: list[list[int]]) -> dist.ProcessGroup:
-    """Return this rank's group for messages between devices."""
+def _new_group(divided: list[list[int]], backend: str | None = None) -> dist.ProcessGroup:
+    """Return this rank's new group."""
     assert dist.group.WORLD is not None
-    own = _own(divided)
-    if dist.group.WORLD.bound_device_id is None:
-        group = dist.new_group(own, _timeout(), use_local_synchronization=True)
-    else:  # then groups are splits of the world, which all ranks make
-        group = next(group for group in [dist.new_group(ranks, _timeout()) for ranks in divided] if _is_in(group))
+    # If only the members make a group, torch names it by how many groups they have: that must be as many. Groups of
+    # the devices are splits of the world if init_process_group got a device_id; these are made by all ranks.
+    num_groups = [0] * dist.get_world_size()
+    dist.all_gather_object(num_groups, len(dist.distributed_c10d._world.pg_names))
+    is_split = dist.group.WORLD.bound_device_id is not None and backend is None
+    if len({*num_groups}) == 1 and not is_split:
+        group = dist.new_group(_own(divided), _timeout(), backend, use_local_synchronization=True)
+    else:
+        groups = [dist.new_group(ranks, _timeout(), backend) for ranks in divided]
+        group = groups[divided.index(_own(divided))]
     assert isinstance(group, dist.ProcessGroup)
     return group
-
-
-def _is_in(group: object) -> bool:
-    return isinstance(group, dist.ProcessGroup) and group.rank() >= 0
 
 
 def _own(divided: list[list[int]]) -> list[int]:

@@ -26,18 +26,20 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Call:
-    """What a rank is about to do. The first five fields must be alike on all ranks."""
+    """What a rank is about to do. The first five fields, and the layouts, must be alike on all ranks."""
 
     region: int  # index in the guard's names
     number: int  # of the call of this region
     is_backward: bool
     dtype: int  # index in DTYPES
     width: int
+    layouts: int = 0  # a checksum of those that may be chosen
     num_rows: int = 0
     num_steps: int = 0  # of all rows
     longest: int = 0  # steps
-    is_even: bool = True  # whether all rows have `longest` steps
+    is_dense: bool = True  # whether all rows have `longest` steps; else their lengths are gathered
     has_state: bool = False  # whether the call has an initial state
+    needs_grad: bool = True
     is_refused: bool = False  # whether this rank's input is refused; it raises its own error
     seed: int = 0  # of dropout for the rows of this rank
     optimizer_steps: int = 0  # that this rank has taken
@@ -79,6 +81,9 @@ class Guard:
             described = {calls[self._ranks.index(ranks[0])]: ranks for ranks in ranks_by_key.values()}
             told = "; ".join(f"{_name(ranks)} {self._describe(other)}" for other, ranks in described.items())
             raise MeshError(f"ranks do different things: {told}; {REMEDY}")
+        if len({other.layouts for other in calls}) > 1:
+            name = self._names[call.region]
+            raise MeshError(f"ranks have different layouts for {name}; give parallelize() the same one on all ranks")
         refusing = [rank for rank, other in zip(self._ranks, calls, strict=True) if other.is_refused]
         if refusing and not call.is_refused:
             name = self._names[call.region]

@@ -11,7 +11,7 @@ from torch.nn.utils.rnn import PackedSequence
 from stretto.base.errors import MeshError
 from stretto.parallel.guard import DTYPES
 from stretto.parallel.layout import Layout
-from stretto.parallel.messages import Agree, Messages
+from stretto.parallel.messages import Hook, Messages
 from stretto.parallel.rows import Packing, packing_of
 from stretto.parallel.stage import compute_dtype, state_widths
 
@@ -25,7 +25,8 @@ class SharedCall:
     packing: Packing  # of the rows of all of them
     seeds: Sequence[int]  # of each rank's dropout
     has_state: bool  # whether a rank has an initial state
-    before_backward: Agree
+    needs_grad: bool  # whether a rank needs a backward
+    before_backward: Hook
 
 
 class Inputs:
@@ -46,6 +47,10 @@ class Inputs:
             self._data = x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1) if rnn.batch_first else x
             rnn.check_input(self._data, None)
             self.lengths = torch.full((self._data.shape[1],), self._data.shape[0], dtype=torch.int64)
+        if self._data.device != (device := getattr(rnn, rnn._all_weights[0][0]).device):
+            raise RuntimeError(
+                f"{type(rnn).__name__}: the input is on {self._data.device}, the weights are on {device}"
+            )
         self.dtype = compute_dtype(rnn, self._data)
         if self.dtype not in DTYPES:
             raise MeshError(f"{type(rnn).__name__} can't be computed in {self.dtype}; use one of {DTYPES}")
@@ -62,9 +67,15 @@ class Inputs:
         return self._data.device
 
     @property
-    def is_even(self) -> bool:
-        """Whether the rows are known to have the same length, without looking at it."""
+    def is_dense(self) -> bool:
+        """Whether the rows are no PackedSequence, so that all have the same length."""
         return self._packing is None
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether a gradient can reach the input, the state or a weight."""
+        tensors = (self._data, *(self.state or ()), *self._rnn.parameters())
+        return any(tensor.requires_grad for tensor in tensors)
 
     @property
     def longest(self) -> int:
@@ -80,7 +91,7 @@ class Inputs:
         data = self._data.to(self.dtype)
         if self._packing is not None:
             values = self._packing.unpack(data)[0]
-            return values.view(len(self.lengths), self.longest, -1).transpose(0, 1) if is_even else values
+            return values.view(len(self.lengths), self.longest, data.shape[1]).transpose(0, 1) if is_even else values
         return data if is_even else data.transpose(0, 1).reshape(-1, data.shape[2])
 
     def zeros(self, num_rows: int, widths: Sequence[int]) -> list[Tensor]:
@@ -104,6 +115,8 @@ class Inputs:
                 raise RuntimeError(
                     f"{type(rnn).__name__}: expected a state of size {expected}, got {tuple(part.shape)}"
                 )
+            if self._packing is not None and self._x.sorted_indices is not None:
+                part = part.index_select(1, self._x.sorted_indices)
             state.append(part.to(self.dtype))
         return [part[layer] for layer in range(len(rnn._all_weights)) for part in state]
 
@@ -119,6 +132,8 @@ class Inputs:
         if self._packing is not None:
             data = self._packing.pack([y.transpose(0, 1).flatten(0, 1) if y.dim() == 3 else y])
             output = PackedSequence(data, self._x.batch_sizes, self._x.sorted_indices, self._x.unsorted_indices)
+            if self._x.unsorted_indices is not None:
+                hx = tuple(part.index_select(1, self._x.unsorted_indices) for part in hx)
         else:
             num_times, num_rows, width = self._data.shape[0], len(self.lengths), y.shape[-1]
             if y.dim() == 2:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 Shape = Sequence[int]
-Agree = Callable[[], None]
+Hook = Callable[[], None]
 
 
 def _nothing() -> None:
@@ -33,20 +33,24 @@ class Messages:
         self.rank, self.size = group.rank(), group.size()
         self._sends: list[tuple[dist.Work, Tensor]] = []  # under way, with what they send
 
-    def token(self, like: Tensor) -> Tensor:
+    def token(self, like: Tensor, *, needs_grad: bool) -> Tensor:
         """Return the beginning of a chain of messages."""
-        return like.new_zeros((), requires_grad=torch.is_grad_enabled())
+        return like.new_zeros((), requires_grad=needs_grad)
 
     def swap(
-        self, token: Tensor, give: Sequence[Sequence[Tensor]], take: Sequence[Sequence[Shape]], agree: Agree = _nothing
+        self,
+        token: Tensor,
+        give: Sequence[Sequence[Tensor]],
+        take: Sequence[Sequence[Shape]],
+        before_backward: Hook = _nothing,
     ) -> tuple[Tensor, list[list[Tensor]]]:
         """Give rank r the tensors `give[r]`, and take tensors of the shapes `take[r]` from it: one all-to-all.
 
-        `agree` is called before the message of the backward.
+        `before_backward` is called before the message of the backward.
         """
         shapes = [[tensor.shape for tensor in tensors] for tensors in give]
         tensors = [tensor for tensors in give for tensor in tensors]
-        token, *received = _Swap.apply(token, self, shapes, take, agree, *tensors)  # type: ignore[no-untyped-call]
+        token, *received = _Swap.apply(token, self, shapes, take, before_backward, *tensors)  # type: ignore[no-untyped-call]
         parts = iter(received)
         return token, [[next(parts) for _ in shapes] for shapes in take]
 
@@ -91,7 +95,7 @@ class Messages:
             dist.P2POp(dist.isend, tensor.contiguous(), group=self.group, group_peer=rank) for rank, tensor in sends
         ]
         works = dist.batch_isend_irecv(ops)
-        if len(works) < len(ops):  # NCCL has one for the batch; waiting for it blocks its stream only
+        if len(works) < len(ops):  # NCCL has one for a batch of several; waiting for it blocks its stream only
             for work in works:
                 work.wait()
             return received
@@ -125,10 +129,10 @@ class _Swap(torch.autograd.Function):
         messages: Messages,
         given: Sequence[Sequence[Shape]],
         taken: Sequence[Sequence[Shape]],
-        agree: Agree,
+        before_backward: Hook,
         *tensors: Tensor,
     ) -> tuple[Tensor, ...]:
-        ctx.messages, ctx.given, ctx.taken, ctx.agree = messages, given, taken, agree
+        ctx.messages, ctx.given, ctx.taken, ctx.before_backward = messages, given, taken, before_backward
         # For torch.utils.checkpoint: it computes a region again when a saved tensor is first read, up to the last one
         # that was saved. Both are this one, on every rank.
         ctx.save_for_backward(token)
@@ -143,7 +147,7 @@ class _Swap(torch.autograd.Function):
                 "copy.deepcopy makes an ordinary one"
             )
         token, *received = gradients
-        ctx.agree()
+        ctx.before_backward()
         return token, None, None, None, None, *ctx.messages.all_to_all(received, ctx.taken, ctx.given, token)
 
 

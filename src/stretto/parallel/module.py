@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from stretto.base.errors import ConfigError
-from stretto.parallel.choice import FixedLayouts
+from stretto.parallel.fixed import FixedLayouts
 from stretto.parallel.layout import Layout
 from stretto.parallel.region import Choice, Region
 from stretto.parallel.tune import Tuner
@@ -104,7 +104,7 @@ def _choice(layout: Layout | LayoutTable | str, layers: Mapping[str, nn.RNNBase]
         return FixedLayouts(layout)
     if {*layout} != {*layers}:
         raise ConfigError(f"layout has {sorted(layout)}, but the regions of this module are {sorted(layers)}")
-    table = {name: {steps: Layout(**values) for steps, values in layout[name].items()} for name in layers}
+    table = {name: {int(steps): Layout(**values) for steps, values in layout[name].items()} for name in layers}
     for name, rnn in layers.items():
         for each in table[name].values():
             each.check(name, rnn.num_layers)

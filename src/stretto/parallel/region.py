@@ -47,6 +47,9 @@ class Choice(Protocol):
     def layouts(self, region: "Region") -> Layouts:
         """Return what has been decided for a region."""
 
+    def checksum(self, region: "Region") -> int:
+        """Return a number that is another one for other choices."""
+
 
 class Region:
     """How one nn.LSTM, nn.GRU or nn.RNN is computed by the ranks of a group."""
@@ -77,8 +80,9 @@ class Region:
             return self._run_alone(rnn, x, hx, plain)
         if self._world() is not dist.group.WORLD:  # the first call, or the process group was made anew
             assert dist.group.WORLD is not None
+            self.is_local, self._is_checked, self._group = False, False, self._bind()
+            self._num_calls = self._num_calls_of_one_step = 0
             self._world = weakref.ref(dist.group.WORLD)
-            self._group, self._is_checked = self._bind(), False
         if self._group is None or self.is_local:
             return self._run_alone(rnn, x, hx, plain)
         refused: Exception | None = None
@@ -142,11 +146,13 @@ class Region:
             is_backward=False,
             dtype=DTYPES.index(inputs.dtype),
             width=rnn.input_size,
+            layouts=self.choice.checksum(self),
             num_rows=len(inputs.lengths),
             num_steps=inputs.num_steps,
             longest=inputs.longest,
-            is_even=inputs.is_even,
+            is_dense=inputs.is_dense,
             has_state=inputs.state is not None,
+            needs_grad=inputs.needs_grad,
             is_refused=is_refused,
             seed=_draw_seed(rnn),
             optimizer_steps=optimizer_steps,
@@ -183,12 +189,13 @@ class Region:
             self._pack(lengths),
             [each.seed for each in calls],
             any(each.has_state for each in calls),
+            any(each.needs_grad for each in calls),
             lambda: _agree_on_backward(group, own),
         )
         return run_spans(rnn, inputs, call) if rnn.bidirectional else run_stages(rnn, inputs, call)
 
     def _all_lengths(self, group: Group, inputs: Inputs, calls: Sequence[Call]) -> list[Tensor]:
-        if all(call.is_even for call in calls):
+        if all(call.is_dense for call in calls):
             return [torch.full((call.num_rows,), call.longest, dtype=torch.int64) for call in calls]
         return group.guard.gather_lengths(inputs.lengths, calls)
 
@@ -211,8 +218,7 @@ def run_layers(
 ) -> tuple[Tensor, list[Tensor]]:
     """Compute all layers on one rank; return the steps, in packed order too, and the state."""
     if rnn.bidirectional:
-        sweep = SpanSweep(rnn, weights, [packing], 0, 1, lambda token, sends, takes: (token, []))
-        sweep.dropouts = [dropout] if dropout else []
+        sweep = SpanSweep(rnn, weights, [packing], [dropout] if dropout else [])
         _, (y,), after = sweep.run(steps.new_zeros(()), [steps], state, (0, 1), (0, 1))
         return y, after
     stage = RnnStage(rnn, range(rnn.num_layers), weights, dropout, recompute=False)
@@ -221,7 +227,7 @@ def run_layers(
 
 
 def _agree_on_backward(group: Group, call: Call) -> None:
-    group.guard.compare(Call(call.region, call.number, True, call.dtype, call.width))
+    group.guard.compare(Call(call.region, call.number, True, call.dtype, call.width, call.layouts))
 
 
 def _draw_seed(rnn: nn.RNNBase) -> int:

@@ -43,13 +43,13 @@ class Chunk:
 class Packing:
     """The packed order of the rows of several ranks; `lengths` has those of the first rank first."""
 
-    def __init__(self, lengths: Sequence[Tensor], order: Tensor | None = None, *, is_even: bool | None = None) -> None:
+    def __init__(self, lengths: Sequence[Tensor], *, is_even: bool | None = None) -> None:
         self.num_rows = [len(each) for each in lengths]  # of each rank
         self.lengths = torch.cat([*lengths])
         self.num_times = int(self.lengths.max()) if len(self.lengths) else 0
-        self.is_even = order is None and bool((self.lengths == self.num_times).all()) if is_even is None else is_even
-        # The longest row first.
-        self.order = torch.argsort(self.lengths, descending=True, stable=True) if order is None else order
+        self.is_even = bool((self.lengths == self.num_times).all()) if is_even is None else is_even
+        self.order = torch.argsort(self.lengths, descending=True, stable=True)  # the longest row first
+        self._indices: dict[tuple[str, torch.device], Tensor] = {}  # copied to a device once
 
     @cached_property
     def _is_alive(self) -> Tensor:  # [times, rows]
@@ -67,14 +67,34 @@ class Packing:
         return times, self.order[place]
 
     @cached_property
-    def _index(self) -> Tensor:
-        """Packed order from the order of rows: packed = values[index]."""
-        times, rows = self.times_and_rows
-        return (self.lengths.cumsum(0) - self.lengths)[rows] + times
+    def _starts(self) -> Tensor:
+        """Where each row starts in values row by row."""
+        return self.lengths.cumsum(0) - self.lengths
 
-    @cached_property
-    def _back(self) -> Tensor:
-        return torch.argsort(self._index)
+    def _make_index(self, name: str) -> Tensor:
+        """Return an index; in the example above, with rows a, b, c and values a0 a1 a2 a3 b0 c0 c1 c2:"""
+        times, rows = self.times_and_rows
+        if name == "packed":  # 0 5 4 1 6 2 7 3: packed = values[index]
+            return self._starts[rows] + times
+        if name == "values":  # 0 3 5 7 2 1 4 6: values = packed[index]
+            return torch.argsort(self._make_index("packed"))
+        if name == "turned":  # 7 6 2 5 4 3 1 0: the packed step of the same row that is as far from its end
+            return self._make_index("values")[self._starts[rows] + self.lengths[rows] - 1 - times]
+        if name in ("times", "rows"):  # of each packed step
+            return times if name == "times" else rows
+        return torch.argsort(self.order) if name == "unsorted" else self.order
+
+    def index(self, name: str, device: torch.device) -> Tensor:
+        """Return an index on a device. The copy does not wait for the device."""
+        if (name, device) not in self._indices:
+            made = self._make_index(name)
+            made = made.pin_memory() if device.type == "cuda" else made
+            self._indices[name, device] = made.to(device, non_blocking=True)
+        return self._indices[name, device]
+
+    def _permute(self, tensor: Tensor, index: str, back: str) -> Tensor:
+        device = tensor.device
+        return permute(tensor, self.index(index, device), self.index(back, device))
 
     def join(self, parts: Sequence[Tensor]) -> Tensor:
         """Return the values of all ranks from those of each (`Inputs.values`)."""
@@ -87,25 +107,19 @@ class Packing:
     def pack(self, parts: Sequence[Tensor]) -> Tensor:
         """Return steps in packed order [steps, width] from the values of each rank."""
         values = self.join(parts)
-        return values.flatten(0, 1) if self.is_even else permute(values, self._index, self._back)
+        return values.flatten(0, 1) if self.is_even else self._permute(values, "packed", "values")
 
     def unpack(self, steps: Tensor) -> list[Tensor]:
         """Return the values of each rank from steps in packed order."""
         if self.is_even:
             return self.unjoin(steps.view(self.num_times, len(self.lengths), steps.shape[-1]))
-        return self.unjoin(permute(steps, self._back, self._index))
+        return self.unjoin(self._permute(steps, "values", "packed"))
 
     def turn(self, steps: Tensor) -> Tensor:
         """Return steps in packed order with the time of each row reversed: from its last step to its first."""
         if self.is_even:
             return steps.view(self.num_times, len(self.lengths), steps.shape[-1]).flip(0).flatten(0, 1)
-        return permute(steps, self._turned, self._turned)
-
-    @cached_property
-    def _turned(self) -> Tensor:
-        times, rows = self.times_and_rows
-        starts = self.lengths.cumsum(0) - self.lengths
-        return self._back[starts[rows] + self.lengths[rows] - 1 - times]
+        return self._permute(steps, "turned", "turned")
 
     def slice(self, start: int, stop: int) -> "Packing":
         """Return the packing of these rows' steps between two times."""
@@ -139,11 +153,11 @@ class Packing:
     def sort_rows(self, parts: Sequence[Tensor]) -> Tensor:
         """Return a tensor [rows, width] of the ranks' rows, the longest row first."""
         rows = torch.cat([*parts])
-        return rows if self.is_even else rows[self.order.to(rows.device)]
+        return rows if self.is_even else self._permute(rows, "sorted", "unsorted")
 
     def unsort_rows(self, rows: Tensor) -> list[Tensor]:
         """Return the rows of each rank from the rows with the longest one first."""
-        rows = rows if self.is_even else rows[torch.argsort(self.order).to(rows.device)]
+        rows = rows if self.is_even else self._permute(rows, "unsorted", "sorted")
         return [*torch.split(rows, self.num_rows)]
 
     def chunks(self, count: int) -> list[Chunk]:
@@ -168,18 +182,15 @@ class _Permute(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, values: Tensor, index: Tensor, back: Tensor) -> Tensor:  # noqa: ANN401
         ctx.back = back
-        return values.index_select(0, index.to(values.device))
+        return values.index_select(0, index)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
         (gradient,) = gradients
-        return gradient.index_select(0, ctx.back.to(gradient.device)), None, None
+        return gradient.index_select(0, ctx.back), None, None
 
 
 def packing_of(packed: PackedSequence) -> Packing:
-    """Return the packing of one rank's PackedSequence."""
+    """Return the packing of one rank's PackedSequence, whose rows are sorted."""
     num_rows = int(packed.batch_sizes[0]) if len(packed.batch_sizes) else 0
-    order = torch.arange(num_rows) if packed.sorted_indices is None else packed.sorted_indices.cpu()
-    lengths = torch.empty(num_rows, dtype=torch.int64)
-    lengths[order] = (packed.batch_sizes[:, None] > torch.arange(num_rows)).sum(0)
-    return Packing([lengths], order)
+    return Packing([(packed.batch_sizes[:, None] > torch.arange(num_rows)).sum(0)], is_even=False)

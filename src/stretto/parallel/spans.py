@@ -20,20 +20,19 @@ Rows of different lengths: a piece computes of each row the steps that it has in
 state on unchanged, so the reverse direction of a row that ends early starts on the rank that has its last step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from stretto.parallel.inputs import Inputs, SharedCall
-from stretto.parallel.messages import Shape
+from stretto.parallel.messages import Messages, Shape
 from stretto.parallel.rows import Chunk, Packing, permute
 from stretto.parallel.stage import LayerDropout, enter, run_layer, state_widths
 from stretto.parallel.wavefront import State, run_chunk
 
 Piece = tuple[int, int, int]  # layer, way (0 forward, 1 reverse), group
-Shift = Callable[[Tensor, Sequence[tuple[int, Tensor]], Sequence[tuple[int, Shape]]], tuple[Tensor, list[Tensor]]]
 _T = TypeVar("_T")
 
 
@@ -47,7 +46,8 @@ def run_spans(rnn: nn.RNNBase, inputs: Inputs, call: SharedCall) -> tuple[Tensor
     ways_out = ways_in[::-1]  # a way ends where the other one begins
 
     # From rows to spans. The state of a way enters where the way begins.
-    values, own_state = inputs.values(is_even=packing.is_even), inputs.all_state() if call.has_state else []
+    values = inputs.values(is_even=packing.is_even)  # before the weights enter, as in stages
+    own_state = inputs.all_state() if call.has_state else []
     own_parts, order = _cut(values, packing, spans, bounds, rank)
     in_widths = _of_ways(ways_in[rank], widths * num_sets, len(widths))
     give = [[own_parts[to], *_of_ways(ways_in[to], own_state, len(widths))] for to in range(size)]
@@ -56,16 +56,15 @@ def run_spans(rnn: nn.RNNBase, inputs: Inputs, call: SharedCall) -> tuple[Tensor
         + [packing.state_shape(source, width) for width in in_widths] * call.has_state
         for source in range(size)
     ]
-    token, weights = enter(rnn, messages.token(values), range(num_sets), inputs.dtype)
+    token, weights = enter(rnn, messages.token(values, needs_grad=call.needs_grad), range(num_sets), inputs.dtype)
     token, received = messages.swap(token, give, take)
     steps = spans[rank].join([parts.pop(0) for parts in received])
     num_rows = len(packing.lengths)
     entering = [torch.cat(parts) for parts in zip(*received, strict=True)] or inputs.zeros(num_rows, in_widths)
 
     groups = spans[rank].deal(size)
-    sweep = SpanSweep(rnn, weights, groups, rank, size, messages.shift)
-    if rnn.dropout:
-        sweep.dropouts = LayerDropout.of_rows(rnn.dropout, call.seeds, packing).deal(groups, bounds[rank])
+    dropout = LayerDropout.of_rows(rnn.dropout, call.seeds, packing) if rnn.dropout else None
+    sweep = SpanSweep(rnn, weights, groups, dropout.deal(groups, bounds[rank]) if dropout else [], rank, messages)
     with torch.autocast(inputs.device.type, enabled=False):
         packed = [group.pack([part]) for group, part in zip(groups, spans[rank].split_rows(steps, groups), strict=True)]
         token, outputs, leaving = sweep.run(token, packed, entering, ways_in[rank], ways_out[rank])
@@ -117,13 +116,19 @@ class SpanSweep:
     """All layers, both ways, of the groups of rows in one span: one slot after another."""
 
     def __init__(
-        self, rnn: nn.RNNBase, weights: Sequence[Tensor], groups: Sequence[Packing], rank: int, size: int, shift: Shift
+        self,
+        rnn: nn.RNNBase,
+        weights: Sequence[Tensor],  # layer by layer, way by way
+        groups: Sequence[Packing],
+        dropouts: Sequence[LayerDropout],  # of each group, or none
+        rank: int = 0,
+        messages: Messages | None = None,  # without, one rank has the whole time
     ) -> None:
-        self._rnn, self._groups, self._rank, self._size, self._shift = rnn, groups, rank, size, shift
+        self._rnn, self._groups, self._dropouts, self._rank, self._messages = rnn, groups, dropouts, rank, messages
+        self._size = messages.size if messages is not None else 1
         self._widths, per_set = state_widths(rnn), len(rnn._all_weights[0])
         self._weights = [weights[start : start + per_set] for start in range(0, len(weights), per_set)]
         self._chunks = [group.chunks(1)[0] for group in groups]
-        self.dropouts: Sequence[LayerDropout] = ()  # of each group
 
     def run(
         self,
@@ -153,7 +158,7 @@ class SpanSweep:
                     if source + (1, -1)[piece[1]] == self._rank and sizes[piece[2]]:
                         takes.append((source, (sizes[piece[2]], sum(self._widths))))
                         coming.append(piece)
-            token, received = self._shift(token, sends, takes)
+            token, received = self._messages.shift(token, sends, takes) if self._messages else (token, [])
             for piece, tensor in zip(coming, received, strict=True):
                 states[piece] = tuple(part.contiguous() for part in torch.split(tensor, [*self._widths], 1))
         whole = [torch.cat([outputs[layers[-1], way, group] for way in (0, 1)], 1) for group in range(len(sizes))]
@@ -182,7 +187,7 @@ class SpanSweep:
             x = inputs[group]
         else:
             x = torch.cat([outputs[layer - 1, each, group] for each in (0, 1)], 1)
-            x = self.dropouts[group](x, layer - 1, chunk) if self.dropouts else x
+            x = self._dropouts[group](x, layer - 1, chunk) if self._dropouts else x
         if not packing.num_times:
             return x.new_zeros(0, self._widths[0]), state
 

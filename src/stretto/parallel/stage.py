@@ -60,10 +60,10 @@ class LayerDropout:
         return [LayerDropout(self.p, group, each, start) for group, each in zip(groups, keys, strict=True)]
 
     def __call__(self, steps: Tensor, layer: int, chunk: Chunk) -> Tensor:
-        times, rows = (each[chunk.steps] for each in self.packing.times_and_rows)
-        keys = mix(mix(self.row_keys + layer)[rows] + (times + self.start))
-        kept = keep_mask(keys.to(steps.device), steps.shape[1], 1.0 - self.p)
-        return steps * kept / (1.0 - self.p)
+        device, keep = steps.device, 1.0 - self.p
+        times, rows = (self.packing.index(name, device)[chunk.steps] for name in ("times", "rows"))
+        keys = mix(mix(self.row_keys.to(device, non_blocking=True) + layer)[rows] + (times + self.start))
+        return steps * keep_mask(mix(keys), steps.shape[1], keep) / (keep or 1.0)
 
 
 class RnnStage:

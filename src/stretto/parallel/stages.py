@@ -28,7 +28,9 @@ def run_stages(rnn: nn.RNNBase, inputs: Inputs, call: SharedCall) -> tuple[Tenso
     input_width, output_width = rnn.input_size, rnn.proj_size or rnn.hidden_size
 
     # From rows to stages. Without a state on any rank, each stage begins with zeros of its own.
-    values, own_state = inputs.values(is_even=packing.is_even), inputs.all_state() if call.has_state else []
+    # (The values are made before the weights enter: fully_shard's backward hooks run in the opposite order.)
+    values = inputs.values(is_even=packing.is_even)
+    own_state = inputs.all_state() if call.has_state else []
     state_of = [slice(stage.start * len(widths), stage.stop * len(widths)) for stage in stages]
     give = [[values] * (to == 0) + own_state[state_of[to]] for to in range(last + 1)]
     take: list[list[Shape]] = [
@@ -36,7 +38,7 @@ def run_stages(rnn: nn.RNNBase, inputs: Inputs, call: SharedCall) -> tuple[Tenso
         + [packing.state_shape(source, width) for width in widths * len(stages[rank])] * call.has_state
         for source in range(last + 1)
     ]
-    token, weights = enter(rnn, messages.token(values), stages[rank], inputs.dtype)
+    token, weights = enter(rnn, messages.token(values, needs_grad=call.needs_grad), stages[rank], inputs.dtype)
     token, received = messages.swap(token, give, take)
     steps = packing.pack([parts.pop(0) for parts in received]) if rank == 0 else None
     if call.has_state:

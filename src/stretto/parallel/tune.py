@@ -16,7 +16,7 @@ exchange their medians; the slowest rank counts.
 import time
 import weakref
 from collections.abc import Sequence
-from statistics import median
+from statistics import median_low
 from typing import Any
 
 import torch
@@ -39,7 +39,7 @@ _NEAR, _FINALISTS = 1.15, 3  # candidates within 15 % of the fastest run again, 
 _WORTH = 0.97  # of local's time: what a region has to reach
 _QUIET_CALLS = 100  # after which a region that was always best alone needs no messages any more
 _MARKS = 100  # that a clock keeps
-_CALLS_WITHOUT_STEP = 200  # after which nobody expects an optimizer
+_CALLS_WITHOUT_STEP = 1000  # after which nobody expects an optimizer
 
 
 class Tuner:
@@ -57,6 +57,9 @@ class Tuner:
             steps: trial.decision for (each, steps), trial in self._trials.items() if each is region and trial.decision
         }
 
+    def checksum(self, region: Region) -> int:
+        return 0
+
     def progress(self) -> tuple[int, int]:
         return self._clock.num_steps, self._clock.num_timed_steps
 
@@ -66,6 +69,7 @@ class Tuner:
                 'layout="auto" chooses by time, and layouts differ in their last bits; with '
                 "torch.use_deterministic_algorithms give a Layout, or the stretto.parallel.layouts of another run"
             )
+        self._trials = {key: trial for key, trial in self._trials.items() if key[0] is not region}
         group = whole_group(region.mesh)
         counts = rank_counts(group, region)
         if not counts:
@@ -78,7 +82,8 @@ class Tuner:
 
     def choose(self, region: Region, rnn: nn.RNNBase, inputs: Inputs, group: Group, calls: Sequence[Call]) -> Layout:
         self._clock.start(inputs.device)
-        if calls[0].optimizer_steps != self._step:
+        # A checkpoint computes a call again in the backward: it gets the same layout again.
+        if calls[0].optimizer_steps != self._step and torch._C._current_graph_task_id() == -1:
             self._end_step(calls[0].optimizer_steps)
         longest = max(call.longest for call in calls)
         bucket = 1 << max(longest.bit_length() - 1, 0)  # the power of two below
@@ -168,12 +173,13 @@ class _Trial:
         """Read the times that are known by now."""
         while self._pending and self._pending[0][0] < clock.num_timed_steps:
             step, candidate, work = self._pending.pop(0)
-            self._seconds[candidate].append(clock.seconds(step) / max(work, 1))
+            seconds = clock.seconds(step)
+            self._seconds[candidate] += [seconds / max(work, 1)] if seconds is not None else []
 
     def medians(self, clock: "_Clock") -> list[int]:
         """Return the median time of each candidate on this rank, by work, as integers that are not small."""
         self.read(clock)
-        return [round(median(self._seconds[candidate]) * 1e15) for candidate in self._candidates]
+        return [round(median_low(self._seconds[each] or [1.0]) * 1e15) for each in self._candidates]
 
     def end_round(self, times: Sequence[int]) -> None:
         """Go on with the times of the slowest rank: decide, or let the fastest candidates run again."""
@@ -292,13 +298,15 @@ class _Clock:
     @property
     def num_timed_steps(self) -> int:
         """The number of steps whose time is known."""
+        self._num_timed = max(self._num_timed, self.num_steps - _MARKS)
         while self._num_timed < self.num_steps and self._marks[self._num_timed + 1].is_past():
             self._num_timed += 1
         return self._num_timed
 
-    def seconds(self, step: int) -> float:
-        """Return the time of the step after so many."""
-        return self._marks[step].seconds_until(self._marks[step + 1])
+    def seconds(self, step: int) -> float | None:
+        """Return the time of the step after so many; None if that is long ago."""
+        start, stop = self._marks.get(step), self._marks.get(step + 1)
+        return start.seconds_until(stop) if start and stop else None
 
 
 class _Mark:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from stretto.base.errors import ConfigError
 from stretto.base.reason import class_and_reason
 from stretto.base.trees import tensors_of
-from stretto.parallel.choice import FixedLayouts
+from stretto.parallel.fixed import FixedLayouts
 from stretto.parallel.groups import whole_group
 from stretto.parallel.layout import Layout
 from stretto.parallel.module import attach, regions_of

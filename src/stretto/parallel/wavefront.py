@@ -39,7 +39,7 @@ def run_wavefront(
     inputs = None if steps is None else torch.split(steps, [chunk.num_steps for chunk in chunks])
     outputs: list[Tensor] = []
     received: list[Tensor] = []
-    for slot in range(-1, len(chunks) + last):
+    for slot in range(len(chunks) + last):
         own, following = slot - rank, slot + 1 - rank  # the chunks of this slot and of the next one
         sends, takes = [], []
         if 0 <= own < len(chunks):
