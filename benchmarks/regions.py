@@ -240,7 +240,7 @@ def main() -> None:
         }
 
     for shape in SPEED if "speed" in parts else []:
-        chunks, rounds = ([8], 2) if options.quick else ([4, 6, 8, 12, 16], 9)
+        chunks, rounds = ([8], 2) if options.quick else ([6, 8, 12], 9)
         seconds = run(shape, chunks, ["one", "engine"], rounds)
         middle = {name: median(each) for name, each in seconds.items()}
         region, engine = (
