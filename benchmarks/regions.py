@@ -13,6 +13,7 @@ rounds; `auto` is compared by the ratios within each round, and `_low` and `_hig
 
 import argparse
 import random
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -216,14 +217,14 @@ def host_time(world: World, rounds: int) -> dict[str, tuple[float, float]]:
 SPEED = [Shape("32x256", 32, 256), Shape("8x512", 8, 512)]
 FEW = [Shape("2x512", 2, 512), Shape("1x512", 1, 512)]
 AUTO = [
-    *SPEED,
-    *FEW,
     Shape("H64", 32, 128, hidden=64),
     Shape("one_layer", 16, 128, layers=1),
     Shape("bidirectional", 16, 128, hidden=256, bidirectional=True),
     Shape("T20", 32, 20),
     Shape("vocabulary", 8, 64, hidden=256, vocabulary=33_000),
     Shape("packed", 16, 200, hidden=256, shortest=20),
+    *FEW,
+    *SPEED[::-1],
 ]
 
 
@@ -260,7 +261,7 @@ def main() -> None:
         region = min(value for name, value in middle.items() if name.startswith("region"))
         figures[f"region_over_ddp_{shape.name}"] = middle["ddp"] / region
         rows += _rows(shape, middle, middle["one"])
-    for shape in (AUTO[4:5] if options.quick else AUTO) if "auto" in parts else []:
+    for shape in (AUTO[:1] if options.quick else AUTO) if "auto" in parts else []:
         chunks = (
             []
             if shape.bidirectional or shape.layers == 1
@@ -275,6 +276,7 @@ def main() -> None:
             f"auto_{shape.name}_low": low,
             f"auto_{shape.name}_high": high,
         }
+        print(f"{shape.name}: auto is {ratio:.3f} of {fastest} ({low:.3f} to {high:.3f})", file=sys.stderr, flush=True)
         rows += _rows(shape, middle, middle["ddp"])
     if "auto" in parts:
         figures["auto_over_best_worst"] = min(
