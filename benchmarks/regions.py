@@ -169,10 +169,15 @@ def _keep(models: list[nn.Module], model: nn.Module) -> nn.Module:
 
 
 def _is_settled(model: nn.Module, step: Step) -> bool:
-    """Take a few steps, and say whether all that can be chosen has been."""
+    """Take a few steps, and say whether all that can be chosen has been; short steps go on until nothing is asked."""
+    started = time.perf_counter()
     for _ in range(10):
         step()
-    return all(layouts(model).values())
+    is_settled = all(layouts(model).values())
+    if is_settled and time.perf_counter() - started < 5:
+        for _ in range(60):
+            step()
+    return is_settled
 
 
 def interval(ratios: list[float]) -> tuple[float, float, float]:

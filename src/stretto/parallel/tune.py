@@ -37,7 +37,7 @@ _WARM_UP = 2  # steps of the first trial: DistributedDataParallel makes its buck
 _FIRST_ROUND, _SECOND_ROUND = 3, 4  # steps of a stretch
 _NEAR, _FINALISTS = 1.15, 3  # candidates within 15 % of the fastest run again, at most so many
 _WORTH = 0.97  # of local's time: what a region has to reach
-_QUIET_CALLS = 100  # after which a region that was always best alone needs no messages any more
+_QUIET_CALLS = 50  # after which a region that was always best alone needs no messages any more
 _MARKS = 100  # that a clock keeps
 _CALLS_WITHOUT_STEP = 1000  # after which nobody expects an optimizer
 
