@@ -7,7 +7,7 @@ of about the same number of time steps share a decision, so batches of different
 A trial has two rounds of stretches of steps. The first step of a stretch is not timed:
 
     round 1   local local local | 2 x 4 ... | 2 x 8 ... | 2 x 16 ...         every candidate
-    round 2   local ...  | 2 x 8 ... | 2 x 8 ... | local ...                 the fastest again, back and forth
+    round 2   2 x 8 ...  | local ... | local ... | 2 x 8 ...      the fastest and local again, back and forth
 
 The ranks of a group see the same calls, so they are at the same place of the same trial. At the end of a round they
 exchange their medians; the slowest rank counts.
@@ -186,9 +186,11 @@ class _Trial:
         time_of = dict(zip(self._candidates, times, strict=True))
         ranked = sorted(self._candidates, key=time_of.__getitem__)
         near = [candidate for candidate in ranked if time_of[candidate] <= _NEAR * time_of[ranked[0]]][:_FINALISTS]
-        if len(near) > 1 and not self._is_final:
-            self._is_final = True
-            self._plan, self._done = _stretches([*near, *reversed(near)], _SECOND_ROUND), 0
+        if near != [LOCAL] and not self._is_final:
+            # Local ran first, when memory and caches were cold: it runs again in any case, and only round 2 counts.
+            self._candidates, self._is_final = near + [LOCAL] * (LOCAL not in near), True
+            self._seconds = {candidate: [] for candidate in self._candidates}
+            self._plan, self._done = _stretches([*self._candidates, *reversed(self._candidates)], _SECOND_ROUND), 0
             return
         best = next((candidate for candidate in ranked if candidate != LOCAL), LOCAL)
         self.decision = best if time_of[best] <= _WORTH * time_of[LOCAL] else LOCAL
