@@ -34,7 +34,7 @@ from stretto.parallel.rows import Packing
 from stretto.parallel.stage import state_widths
 
 _WARM_UP = 2  # steps of the first trial: DistributedDataParallel makes its buckets anew in the second one
-_FIRST_ROUND, _SECOND_ROUND = 3, 4  # steps of a stretch
+_FIRST_ROUND, _SECOND_ROUND = 3, 6  # steps of a stretch
 _NEAR, _FINALISTS = 1.15, 3  # candidates within 15 % of the fastest run again, at most so many
 _WORTH = 0.97  # of local's time: what a region has to reach
 _QUIET_CALLS = 50  # after which a region that was always best alone needs no messages any more
