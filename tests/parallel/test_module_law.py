@@ -46,7 +46,7 @@ def count_messages(world: World, layout: Layout, patterns: list[Any]) -> dict[st
     count = 0
     send = Messages.all_to_all
 
-    def counting(self: Messages, *arguments: Any) -> Tensor:  # noqa: ANN401
+    def counting(self: Messages, *arguments: Any) -> list[Tensor]:  # noqa: ANN401
         nonlocal count
         count += 1
         return send(self, *arguments)

@@ -24,9 +24,10 @@ class FixedLayouts:
 
     def bind(self, region: Region) -> Group | None:
         counts = {region.num_ranks(layout) for layout in self.layouts(region).values()} - {1}
-        if not counts:
-            return None
         field = "spans" if region.is_bidirectional else "stages"
+        if not counts:
+            say(f"{region.name}: local, since its layout has one of {field}")
+            return None
         group = stage_group(field, max(counts), region.mesh) if len(counts) == 1 else whole_group(region.mesh)
         for count in sorted(counts):
             if len(group.ranks) % count:
@@ -36,7 +37,7 @@ class FixedLayouts:
                 )
             group.messages(count)
         told = "; ".join(
-            f"{layout}" + (f" from {steps} steps on" if steps > 1 else "")
+            region.describe(layout) + (f" from {steps} steps on" if steps > 1 else "")
             for steps, layout in sorted(self.layouts(region).items())
         )
         say(f"{region.name}: {told}")

@@ -121,7 +121,7 @@ class Guard:
             seconds = f"{time.monotonic() - started:.0f} s"
             raise MeshError(
                 f"rank {self._ranks[self._own]} {self._describe(call)}, but {_name(missing)} did not come within "
-                f"{seconds}: lost, slow, or not in this call; {REMEDY}"
+                f"{seconds}: it has ended, is slow, or is not in this call; {REMEDY}"
             )
         for send in sends:
             assert send is not None

@@ -30,7 +30,7 @@ LayoutTable = Mapping[str, Mapping[int, Mapping[str, Any]]]
 def parallelize(
     module: _Module, layout: Layout | LayoutTable | Literal["auto"] = "auto", *, mesh: DeviceMesh | None = None
 ) -> _Module:
-    """Let ranks share the work of each nn.LSTM, nn.GRU and nn.RNN in `module` that has several layers; return it.
+    """Let ranks share the work of each nn.LSTM, nn.GRU and nn.RNN of several layers or two ways in `module`; return it.
 
     Each rank keeps its own rows, as under DistributedDataParallel, and all weights. In training, the ranks of a group
     hand their rows to each other: each runs its layers over the rows of all of them, chunk by chunk of time. What the
@@ -102,6 +102,8 @@ def _choice(layout: Layout | LayoutTable | str, layers: Mapping[str, nn.RNNBase]
             if not rnn.bidirectional:
                 layout.check(name, rnn.num_layers)
         return FixedLayouts(layout)
+    if not isinstance(layout, Mapping):
+        raise ConfigError(f"layout is a {type(layout).__module__}.{type(layout).__name__}; use stretto.parallel.Layout")
     if {*layout} != {*layers}:
         raise ConfigError(f"layout has {sorted(layout)}, but the regions of this module are {sorted(layers)}")
     table = {name: {int(steps): Layout(**values) for steps, values in layout[name].items()} for name in layers}

@@ -6,6 +6,7 @@ the layer alone, in stages or in spans. All of this is differentiable, so the ba
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import torch
@@ -119,6 +120,10 @@ class Region:
     def num_ranks(self, layout: Layout) -> int:
         """Return how many ranks share this region in a layout."""
         return layout.num_ranks(is_bidirectional=self.is_bidirectional)
+
+    def describe(self, layout: Layout) -> str:
+        """Return what a layout means for this region."""
+        return str(replace(layout, stages=1) if self.is_bidirectional else replace(layout, spans=1))
 
     def _bind(self) -> Group | None:
         try:

@@ -194,7 +194,7 @@ class _Trial:
             return
         best = next((candidate for candidate in ranked if candidate != LOCAL), LOCAL)
         self.decision = best if time_of[best] <= _WORTH * time_of[LOCAL] else LOCAL
-        gain = f"{time_of[LOCAL] / time_of[best]:.2f}x of DDP"
+        gain = f"{time_of[LOCAL] / time_of[best]:.2f} times as fast as DDP"
         choice = f"{best}, {gain}" if self.decision == best else f"local, as DDP; {best} is {gain}"
         self.summary = f"{choice}, chosen after {self._num_steps} steps"
 
