@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import (
     AllgatherOptions,
     AllreduceOptions,
+    AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
     GradBucket,
@@ -23,6 +24,7 @@ from torch._C._distributed_c10d import (
 )
 
 __all__ = [
+    "AllToAllOptions",
     "AllgatherOptions",
     "AllreduceOptions",
     "BarrierOptions",

@@ -25,6 +25,7 @@ from torch import Tensor
 from stretto.mesh.c10d import (
     AllgatherOptions,
     AllreduceOptions,
+    AllToAllOptions,
     BarrierOptions,
     BroadcastOptions,
     ReduceOptions,
@@ -157,6 +158,21 @@ class StrictProcessGroup(dist.ProcessGroup):
     ) -> StrictWork:
         options = options or AllgatherOptions()
         return self._post(lambda: self._gloo.allgather(outputs, inputs, options).wait(), outputs[0])
+
+    def alltoall_base(  # type: ignore[override]
+        self,
+        output: Tensor,
+        input: Tensor,
+        output_sizes: list[int],
+        input_sizes: list[int],
+        options: AllToAllOptions | None = None,
+    ) -> StrictWork:
+        return self._post(
+            lambda: self._gloo.alltoall_base(
+                output, input, output_sizes, input_sizes, options or AllToAllOptions()
+            ).wait(),
+            [output],
+        )
 
     def barrier(self, options: BarrierOptions | None = None) -> StrictWork:  # type: ignore[override]
         return self._post(lambda: self._gloo.barrier(options or BarrierOptions()).wait(), [])

@@ -7,6 +7,7 @@ from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
+from torch.distributed.constants import default_pg_timeout
 from torch.distributed.device_mesh import DeviceMesh
 
 from stretto.base.errors import ConfigError
@@ -148,6 +149,9 @@ def say_once(text: str) -> None:
 def _timeout() -> timedelta:
     """Return the timeout of the user's process group."""
     assert dist.group.WORLD is not None
-    backend = dist.group.WORLD._get_backend(torch.device("cuda" if dist.get_backend() == "nccl" else "cpu"))
+    try:
+        backend = dist.group.WORLD._get_backend(torch.device("cuda" if dist.get_backend() == "nccl" else "cpu"))
+    except RuntimeError:  # a process group written in Python has none
+        return default_pg_timeout
     timeout: timedelta = backend.options._timeout
     return timeout
