@@ -17,18 +17,26 @@ from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from typing import Any
 
+import pytest
 import torch
 
 from stretto.base.errors import StrettoError
 from stretto.launch.rank_environment import free_port
-from stretto.mesh.join import world
+from stretto.mesh.join import BACKEND_VARIABLE, world
 from stretto.mesh.secret import SECRET_VARIABLE, new_secret
+from stretto.mesh.strict import STRICT
 from stretto.mesh.world import TIMEOUT, World
 
 # Making an optimizer imports `torch._dynamo`, which takes another two seconds.
 _IMPORTED = ["torch._dynamo", "stretto.planning.choose", "stretto.train.run"]
 
 _MAX_CALLS = 10
+
+# A string, since this is imported before `-m strict` is read.
+NEEDS_GLOO = pytest.mark.skipif(
+    f"os.environ.get({BACKEND_VARIABLE!r}) == {STRICT!r}",
+    reason="the strict backend has no device mesh, no timeouts, and no batches of messages",
+)
 
 
 class RanksFailedError(AssertionError):

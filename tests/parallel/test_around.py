@@ -16,7 +16,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-from helpers.rank_pool import RankPools
+from helpers.rank_pool import NEEDS_GLOO, RankPools
 from stretto import World
 from stretto.parallel.layout import Layout
 from stretto.parallel.module import parallelize
@@ -151,6 +151,7 @@ def count_swaps(patch: pytest.MonkeyPatch) -> list[None]:
     return counted
 
 
+@NEEDS_GLOO
 def test_steps_equal_those_of_plain_ddp(pools: RankPools) -> None:
     for found in pools[2].run(compare_ways):
         assert {name: value for name, value in found.items() if not value < 1e-9} == {}
@@ -182,6 +183,7 @@ def save_and_load(world: World, folder: Path) -> float:
     return difference(plain.state_dict(), values(model))
 
 
+@NEEDS_GLOO
 def test_a_distributed_checkpoint_loads_into_the_plain_module(pools: RankPools, tmp_path: Path) -> None:
     assert pools[2].run(save_and_load, tmp_path) == [0.0, 0.0]
 

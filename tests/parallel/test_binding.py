@@ -12,7 +12,7 @@ from torch.distributed.distributed_c10d import _set_pg_timeout
 from torch.multiprocessing.spawn import start_processes
 from torch.nn.parallel import DistributedDataParallel
 
-from helpers.rank_pool import RankPools, RanksFailedError
+from helpers.rank_pool import NEEDS_GLOO, RankPools, RanksFailedError
 from stretto import World
 from stretto.errors import ConfigError
 from stretto.launch.rank_environment import free_port
@@ -73,6 +73,7 @@ def train_in_columns(world: World) -> tuple[list[int], float]:
     return found[:2], worst
 
 
+@NEEDS_GLOO
 def test_the_last_dimension_of_a_mesh_has_the_stages(pools: RankPools) -> None:
     found = pools[4].run(train_in_columns)
     assert [ranks for ranks, _ in found] == [[0, 2], [1, 3], [0, 2], [1, 3]]
@@ -85,6 +86,7 @@ def train_alone(world: World) -> None:
         parallelize(make(), Layout(2, 3))(rows(0))
 
 
+@NEEDS_GLOO
 def test_a_rank_that_trains_alone_from_the_first_call_is_told_where_it_waits(pools: RankPools) -> None:
     with pytest.raises(RanksFailedError) as failed:
         pools[2].run(train_alone)

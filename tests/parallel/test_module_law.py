@@ -6,9 +6,12 @@ import pytest
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
+from helpers.one_queue import run_in_one_queue
 from helpers.patterns import PATTERNS, ROWS, Unbatched, loss_of, make, own_rows, tensors
-from helpers.rank_pool import RankPools
+from helpers.rank_pool import RankPool, RankPools
 from stretto import World
+from stretto.mesh.join import BACKEND_VARIABLE
+from stretto.mesh.strict import STRICT
 from stretto.parallel.layout import Layout
 from stretto.parallel.messages import Messages
 from stretto.parallel.module import parallelize
@@ -28,9 +31,11 @@ def compare(world: World, layout: Layout, patterns: list[Any], rows: tuple[int, 
         expected = tensors(whole(*whole.inputs(slice(0, sum(rows)))))
         loss_of(expected).backward()  # type: ignore[no-untyped-call]
         shared = parallelize(make(pattern), layout)
-        wrapped = DistributedDataParallel(shared, bucket_cap_mb=0.001)  # many buckets
-        outputs = tensors(wrapped(*shared.inputs(own)))
-        loss_of(outputs).backward()  # type: ignore[no-untyped-call]
+        wrapped = DistributedDataParallel(shared, bucket_cap_mb=0.004)  # many buckets, from the second step on
+        for _ in range(2):
+            shared.zero_grad()
+            outputs = tensors(wrapped(*shared.inputs(own)))
+            loss_of(outputs).backward()  # type: ignore[no-untyped-call]
         differences = [difference(one, other[own]) for one, other in zip(outputs, expected, strict=True)]
         for one, other in zip(shared.parameters(), whole.parameters(), strict=True):
             assert (one.grad is None) == (other.grad is None)
@@ -64,17 +69,21 @@ def count_messages(world: World, layout: Layout, patterns: list[Any]) -> dict[st
 @pytest.mark.parametrize(
     ("size", "layout"),
     [
-        (2, Layout(2, 3, spans=2)),
-        (2, Layout(2, 5, recompute=True)),
-        (3, Layout(3, 3)),
-        (4, Layout(4, 3)),
-        (4, Layout(2, 3)),  # two replicas
+        (2, Layout(2, 5, recompute=True, spans=2)),
+        (3, Layout(3, 3, spans=3)),
+        (4, Layout(4, 3, spans=4)),
+        (4, Layout(2, 3, spans=2)),  # two replicas
     ],
     ids=str,
 )
-def test_patterns_compute_the_same_on_several_ranks(size: int, layout: Layout, pools: RankPools) -> None:
-    for found in pools[size].run(compare, layout, PATTERNS, ROWS[size]):
+def test_patterns_compute_the_same_and_no_operation_waits_for_a_later_one(
+    size: int, layout: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(BACKEND_VARIABLE, STRICT)
+    pool = RankPool(size)
+    for found in run_in_one_queue(pool, compare, layout, PATTERNS, ROWS[size]):
         assert {name: value for name, value in found.items() if not value < 1e-9} == {}
+    pool.close()
 
 
 def test_rows_without_a_dimension_of_rows_are_shared(pools: RankPools) -> None:
