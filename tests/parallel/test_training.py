@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import parametrizations
 from torch.utils.checkpoint import checkpoint
 
 from helpers.one_queue import run_in_one_queue
@@ -187,6 +188,23 @@ def test_copies_and_pickles_are_ordinary_modules() -> None:
         with torch.no_grad():
             nn.init.zeros_(other.first.get_parameter("weight_hh_l2"))  # its own weights
             assert not torch.equal(other(x), model(x))
+
+
+def copy_parametrized(world: World) -> bool:
+    """Copy a module with weight norm, whose copies keep their class, and train the copy on one rank."""
+    model = nn.LSTM(3, 4, 2)
+    parametrizations.weight_norm(model, "weight_hh_l1")
+    parallelize(model, Layout(2, 3))
+    DistributedDataParallel(model)(torch.randn(6, 2, 3))[0].sum().backward()
+    copied = copy.deepcopy(model)
+    if world.is_rank_zero:
+        copied.zero_grad()
+        copied(torch.randn(6, 2, 3))[0].sum().backward()
+    return all(torch.equal(one, other) for one, other in zip(copied.parameters(), model.parameters(), strict=True))
+
+
+def test_a_copy_of_a_parametrized_layer_computes_alone(pools: RankPools) -> None:
+    assert pools[2].run(copy_parametrized) == [True, True]
 
 
 def mixed_precision(world: World) -> tuple[str, float]:

@@ -76,7 +76,7 @@ def attach(rnn: nn.RNNBase, region: Region) -> None:
 def regions_of(module: nn.Module) -> dict[str, Region]:
     """Return the regions in a module by the names of their layers."""
     named = module.named_modules()
-    return {name: child.__dict__[_REGION] for name, child in named if isinstance(child, _RegionMixin)}
+    return {name: region for name, child in named if (region := child.__dict__.get(_REGION)) is not None}
 
 
 def layouts(module: nn.Module) -> dict[str, dict[int, dict[str, Any]]]:
@@ -123,8 +123,8 @@ class _RegionMixin(nn.RNNBase):
         plain = _torch_class(type(self)).forward
         if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
             return plain(self, input, hx)
-        region: Region = self.__dict__[_REGION]
-        return region(self, input, hx, plain)
+        region: Region | None = self.__dict__[_REGION]
+        return plain(self, input, hx) if region is None else region(self, input, hx, plain)
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401
         state = dict(self.__getstate__())  # type: ignore[no-untyped-call]

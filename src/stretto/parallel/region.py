@@ -117,6 +117,9 @@ class Region:
                 )
         self._is_checked = True
 
+    def __deepcopy__(self, memo: object) -> None:
+        """A copied layer has no region: copies are ordinary. (Those with torch's parametrizations keep their class.)"""
+
     def num_ranks(self, layout: Layout) -> int:
         """Return how many ranks share this region in a layout."""
         return layout.num_ranks(is_bidirectional=self.is_bidirectional)
