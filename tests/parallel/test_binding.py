@@ -132,6 +132,22 @@ def test_ranks_with_different_weights_are_refused(pools: RankPools) -> None:
         assert text.startswith("ranks have different weights in 1.weight_ih_l0; wrap the module in Distributed")
 
 
+def bind_with_dropped_weights(world: World) -> bool:
+    """Weights that are set before each call, and are others on each rank, as in AWD-LSTM."""
+    model, name = make(), "weight_hh_l1"
+    raw = nn.Parameter(model.get_parameter(name).detach())
+    del model._parameters[name]
+    parallelize(model, Layout(2, 3))
+    torch.manual_seed(world.rank)
+    setattr(model, name, nn.functional.dropout(raw))
+    model(rows(world.rank))[0].sum().backward()
+    return raw.grad is not None
+
+
+def test_weights_that_are_not_parameters_may_differ(pools: RankPools) -> None:
+    assert pools[2].run(bind_with_dropped_weights) == [True, True]
+
+
 def hear_of_a_norm(world: World) -> list[str]:
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:

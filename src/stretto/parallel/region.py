@@ -107,9 +107,10 @@ class Region:
 
     def _check_weights(self, rnn: nn.RNNBase, group: Group, call: Call) -> None:
         """Raise on all ranks if they have different weights: each computes a part for the rows of all."""
-        names = [name for each in rnn._all_weights for name in each]
-        sums = torch.stack([getattr(rnn, name).detach().double().sum() for name in names])
-        for name, *values in zip(names, *group.guard.gather(sums.view(torch.int64).tolist(), call), strict=True):
+        # Parameters only: what a module sets before each call, such as dropped weights, may differ.
+        parameters = dict(rnn.named_parameters())
+        sums = torch.tensor([float(each.detach().double().sum()) for each in parameters.values()], dtype=torch.float64)
+        for name, *values in zip(parameters, *group.guard.gather(sums.view(torch.int64).tolist(), call), strict=True):
             if len({*values}) > 1:
                 raise ConfigError(
                     f"ranks have different weights in {self.name}.{name}; wrap the module in DistributedDataParallel, "
