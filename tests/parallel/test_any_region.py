@@ -45,7 +45,8 @@ class Rows:
         else:
             rows = [draw(*((*batch, self.num_steps) if rnn.batch_first else (self.num_steps, *batch)), rnn.input_size)]
             x = rows[0]
-        state = [draw(rnn.num_layers, *batch, width) for width in state_widths(rnn)] if self.has_state else []
+        sets = rnn.num_layers * (2 if rnn.bidirectional else 1)
+        state = [draw(sets, *batch, width) for width in state_widths(rnn)] if self.has_state else []
         return x, state, rows + state
 
 
@@ -95,7 +96,8 @@ def cases(draw: st.DrawFn) -> Case:
     counts = draw(st.lists(st.integers(1, 2), min_size=num_ranks, max_size=num_ranks))
     is_listed = draw(st.booleans())
     num_layers = sum(counts) if is_listed else draw(st.integers(num_ranks, 5))
-    layout = Layout(counts if is_listed else num_ranks, draw(st.integers(1, 4)), recompute=draw(st.booleans()))
+    stages, chunks, recompute = counts if is_listed else num_ranks, draw(st.integers(1, 4)), draw(st.booleans())
+    layout = Layout(stages, chunks, recompute, spans=num_ranks)
     mode = draw(st.sampled_from(["LSTM", "LSTM", "GRU", "TANH", "RELU"]))
     hidden = draw(st.integers(1, 5))
     options = {
@@ -103,6 +105,7 @@ def cases(draw: st.DrawFn) -> Case:
         "hidden_size": hidden,
         "bias": draw(st.booleans()),
         "batch_first": draw(st.booleans()),
+        "bidirectional": draw(st.booleans()),
     }
     if mode == "LSTM" and hidden > 1 and draw(st.booleans()):
         options["proj_size"] = draw(st.integers(1, hidden - 1))
