@@ -18,6 +18,7 @@ from stretto.mesh.world import World
 
 SOURCE = Path(stretto.__file__).parent
 C10D_NAMES = (
+    "AllToAllOptions",
     "AllgatherOptions",
     "AllreduceOptions",
     "BarrierOptions",
@@ -43,6 +44,8 @@ PRIVATE_NAMES = {
         "dist.distributed_c10d._abort_process_group",
         *(f"torch._C._distributed_c10d.{name}" for name in C10D_NAMES),
     },
+    "parallel/groups.py": {"dist.distributed_c10d._world", "dist.distributed_c10d._world.pg_names"},
+    "parallel/tune.py": {"torch._C", "torch._C._current_graph_task_id"},
 }
 
 
