@@ -95,6 +95,6 @@ def test_an_example_started_by_its_own_command_has_the_losses_of_one_rank(
 def test_the_page_shows_lines_of_each_example() -> None:
     pattern = r"^<!-- examples/parallelize/(\w+)\.py -->\n```py\n(.*?)^```"
     pieces = re.findall(pattern, PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    assert {name for name, _ in pieces} == {*NAMES} and len(pieces) == PAGE.read_text().count("```py\n")
+    assert {name for name, _ in pieces} == {*NAMES}
     for name, code in pieces:
         assert code in (EXAMPLES / f"{name}.py").read_text(), name
