@@ -5,7 +5,7 @@ import time
 from urllib.parse import quote
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from stretto.base.redact import redact, without_secrets
@@ -20,6 +20,7 @@ TEMPLATES = st.sampled_from(
 )
 
 
+@example("https", "Zq707qZ", None, "", "Zq7@7qZ", "{}")  # an `@` in the query is not the end of the login
 @given(PREFIXES, SECRETS, st.none() | SECRETS, PATHS, st.none() | SECRETS, TEMPLATES)
 def test_no_user_password_or_query_is_left_in_a_text(
     prefix: str, user: str, password: str | None, path: str, query: str | None, template: str

@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 # In the schemes that are left out, what is before the `@` is a container or a repository.
-_LOGIN = re.compile(r"\b(?!(?:abfss?|az|github|oci|wasbs?):)(\w+://)[^\s/]*@")
+_LOGIN = re.compile(r"\b(?!(?:abfss?|az|github|oci|wasbs?):)(\w+://)[^\s/?#]*@")
 # A match includes all of its URL even if nothing is removed: else the time would be quadratic in the text's length.
 _REST = r"(?:\S*[^\s\"'),;:.\]}])?"  # without the punctuation after the URL
 _FRAGMENT = re.compile(rf"(https?://[^\s#]*)(?:#{_REST})?")  # in other URLs, `#` may be part of a file's name
