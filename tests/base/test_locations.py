@@ -73,11 +73,15 @@ def test_a_path_that_can_not_exist_is_refused() -> None:
         ("https://host/a/b", "https://me:pw@host/a/", "https://me:pw@host/a/b"),
         ("https://another:user@host/a/b", "https://me:pw@host/a", "https://me:pw@host/a/b"),
         ("https://another:user@host/a/", "https://me:pw@host/a", "https://me:pw@host/a/"),
-        ("https://another?@host/a", "https://host/a", "https://host/a"),
     ],
 )
 def test_a_url_is_opened_with_the_secrets_that_the_user_has_typed(location: str, allowed: str, opened: str) -> None:
     assert check_location(location, "config.toml", ["s3://other", allowed]) == opened
+
+
+def test_an_at_sign_in_a_query_does_not_name_the_host() -> None:
+    with pytest.raises(ConfigError, match=r"^config\.toml refers to 'https://another', which is outside the folder"):
+        check_location("https://another?@host/a", "config.toml", ["https://host/a"])
 
 
 def test_an_error_about_a_url_with_a_password_says_that_it_is_needed() -> None:

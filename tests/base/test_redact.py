@@ -61,7 +61,7 @@ def test_fragments_and_logins_of_similar_schemes_are_removed(url: str) -> None:
 @pytest.mark.parametrize("unit", ["a://", "a://?", "https://#", "a://b@/ ", "a://?) ", "@", "#", "/", ")", "a", "a "])
 def test_a_long_hostile_text_takes_less_than_half_a_second(unit: str) -> None:
     for start, end in [("https://", "x"), ("a://?", "x"), ("https://b@", "?")]:
-        text = start + unit * (1_000_000 // len(unit)) + end
+        text = start + unit * (200_000 // len(unit)) + end
         begin = time.process_time()
         without_secrets(text)
         assert time.process_time() - begin < 0.5, (start, end)
