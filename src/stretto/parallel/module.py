@@ -54,14 +54,16 @@ def parallelize(
     root = weakref.ref(module)
     choice = _choice(layout, {names[id(child)]: child for child in shared})
     for child in shared:
-        attach(child, Region(child, names[id(child)], choice, mesh, lambda: _batch_norm_of(root())))
+        attach(child, Region(child, names[id(child)], choice, mesh, lambda: mixing_of(root())))
     return module
 
 
-def _batch_norm_of(module: nn.Module | None) -> str:
+def mixing_of(module: nn.Module | None) -> str:
     """Return the name of the first submodule that mixes the rows of a rank; empty if there is none."""
-    children = module.named_modules() if module is not None else ()
-    return next((name for name, child in children if isinstance(child, _BATCH_NORMS) and child.training), "")
+    for name, child in module.named_modules() if module is not None else ():
+        if isinstance(child, _BATCH_NORMS) and (child.training or child.running_mean is None):
+            return str(name)
+    return ""
 
 
 def attach(rnn: nn.RNNBase, region: Region) -> None:

@@ -19,8 +19,6 @@ WHOLE = "the module's own forward"  # in place of a submodule's name
 LossFunction = Callable[[Any, Any], Any]
 Calls = list[tuple[str, list[Tensor]]]  # of submodules: name and outputs, in the order in which they return
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
-
 
 def copy_in_float64(module: nn.Module) -> nn.Module:
     """Return a plain copy without gradients; its recurrent layers are in training mode, and without dropout."""
@@ -49,14 +47,6 @@ def record_step(module: nn.Module, batch: Any, loss: LossFunction) -> tuple[Call
             raise ConfigError(f"the loss is {float(value)} in {value.dtype}; it has to be finite and in torch.float64")
         value.backward()  # type: ignore[no-untyped-call]
     return calls, value.detach()
-
-
-def find_mixing(module: nn.Module) -> str:
-    """Return the first submodule that mixes rows; empty if there is none."""
-    for name, child in module.named_modules():
-        if isinstance(child, _BATCH_NORMS) and (child.training or child.running_mean is None):
-            return str(name)
-    return ""
 
 
 def compare(actual: Calls, expected: Calls) -> tuple[float, str, float]:

@@ -17,7 +17,7 @@ from stretto.base.trees import tensors_of
 from stretto.parallel.fixed import FixedLayouts
 from stretto.parallel.groups import whole_group
 from stretto.parallel.layout import Layout
-from stretto.parallel.module import attach, regions_of
+from stretto.parallel.module import attach, mixing_of, regions_of
 from stretto.parallel.recording import (
     TOLERANCE,
     WHOLE,
@@ -26,7 +26,6 @@ from stretto.parallel.recording import (
     compare,
     copy_in_float64,
     difference,
-    find_mixing,
     record_step,
 )
 from stretto.parallel.region import Region
@@ -101,7 +100,6 @@ def verify(
     if not regions_of(module):
         raise ConfigError("no layer of the module is shared; call stretto.parallelize(module) before stretto.verify")
     plain, recorded, mixing = _run_alone(module, batch, loss)
-    _check_weights(plain)
     shared = _copy_of_parallelized(module, layout)
     actual, actual_loss = record_step(shared, batch, loss)
     expected, expected_loss = recorded or (actual, actual_loss)
@@ -139,7 +137,7 @@ def _run_alone(
         # Torch runs no LSTM over no packed rows; a region does, and this rank's part of the gradient is zero.
         with suppress(*(() if has_rows else (RuntimeError, IndexError))):
             recorded = record_step(plain, batch, loss)
-        mixing = find_mixing(module)
+        mixing = mixing_of(module)
     except Exception as raised:  # noqa: BLE001 - the other ranks have to know first
         error = raised
     answers = _gather(("" if error is None else class_and_reason(error), mixing))
@@ -153,18 +151,6 @@ def _run_alone(
         if reason:
             raise ConfigError(f"stretto.verify failed on rank {rank}, on one device: {reason}")
     return plain, recorded, next((name for _, name in answers if name), "")
-
-
-def _check_weights(plain: nn.Module) -> None:
-    """Raise on all ranks if they have different weights: each computes some layers for all."""
-    for name, parameter in plain.named_parameters() if dist.is_initialized() else ():
-        bounds = torch.stack([parameter.detach(), -parameter.detach()])
-        dist.all_reduce(bounds, dist.ReduceOp.MAX)
-        if not torch.equal(bounds[0], -bounds[1]):
-            raise ConfigError(
-                f"ranks have different weights in {name}; before stretto.verify, wrap the module in "
-                "DistributedDataParallel, which makes them equal, or seed all ranks alike"
-            )
 
 
 def _copy_of_parallelized(module: nn.Module, layout: Layout | None) -> nn.Module:
