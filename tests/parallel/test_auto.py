@@ -72,16 +72,16 @@ def losses_differ(world: World, first: int, last: int) -> tuple[dict[str, float]
     ("size", "num_patterns"),
     [
         (2, 5),
-        pytest.param(2, len(PATTERNS), marks=pytest.mark.slow),
-        pytest.param(4, len(PATTERNS), marks=pytest.mark.slow),
+        pytest.param(2, len(PATTERNS), marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
+        pytest.param(4, len(PATTERNS), marks=[pytest.mark.slow, pytest.mark.timeout(3600)]),
     ],
 )
 def test_losses_of_patterns_equal_those_of_one_device_while_candidates_change(
     size: int, num_patterns: int, pools: RankPools
 ) -> None:
     total = 0
-    for first in range(0, num_patterns, 10):
-        differences = pools[size].run(losses_differ, first, min(first + 10, num_patterns))
+    for first in range(0, num_patterns, 5):
+        differences = pools[size].run(losses_differ, first, min(first + 5, num_patterns), seconds=600)
         for found, _ in differences:
             assert {name: value for name, value in found.items() if not value < 1e-9} == {}
         total += differences[0][1]
