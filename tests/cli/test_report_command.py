@@ -5,19 +5,18 @@ from pathlib import Path
 
 import pytest
 
-from helpers.html_page import ParsedPage, assert_self_contained
+from helpers.html_page import assert_self_contained
 from stretto.cli.main import main
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    for name in ("one", "two"):
-        folder = tmp_path / "runs" / name
-        folder.mkdir(parents=True)
-        (folder / "config.toml").write_text('[data]\ntrain = "gone"\n')
-        line = {"kind": "step", "step": 1, "loss": 2.0, "num_targets": 5, "compute_seconds": 0.1}
-        (folder / "log.jsonl").write_text(json.dumps(line) + "\n")
+    folder = tmp_path / "runs" / "one"
+    folder.mkdir(parents=True)
+    (folder / "config.toml").write_text('[data]\ntrain = "gone"\n')
+    line = {"kind": "step", "step": 1, "loss": 2.0, "num_targets": 5, "compute_seconds": 0.1}
+    (folder / "log.jsonl").write_text(json.dumps(line) + "\n")
     return tmp_path / "runs"
 
 
@@ -26,10 +25,6 @@ def test_the_command_writes_a_page_and_prints_where(runs: Path, capsys: pytest.C
     assert "the page is runs/one/report.html" in capsys.readouterr().out
     assert_self_contained((runs / "one" / "report.html").read_text())
     assert main(["report", "runs/one"]) == 0, "a page is made again"
-    capsys.readouterr()
-    assert main(["report", "runs/one", "--compare", "runs/two", "--out", "both.html"]) == 0
-    assert "both.html" in capsys.readouterr().out
-    assert ParsedPage(Path("both.html").read_text()).sections == ["curves", "results", "configuration"]
 
 
 @pytest.mark.parametrize(
@@ -47,8 +42,6 @@ def test_the_command_writes_a_page_and_prints_where(runs: Path, capsys: pytest.C
         (["runs/one", "--out", "runs"], "--out=runs is a folder"),
         (["runs/one", "--out", "runs/one/log.jsonl"], "--out=runs/one/log.jsonl exists and is not an HTML page"),
         (["runs/one", "--out", "/dev/null"], "--out=/dev/null exists and is not an HTML page"),
-        (["runs/one", "--compare", "runs/none"], "runs/none does not exist"),
-        (["runs/one", "--compare", *["runs/two"] * 8], "9 runs can't be compared on one page; give 2 to 8"),
         (["runs/one", "--output", "x"], "--output is not an option of `stretto report`; did you mean --out?"),
     ],
 )

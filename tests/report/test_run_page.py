@@ -11,22 +11,19 @@ from typing import Any
 import pytest
 
 from helpers.html_page import ParsedPage, assert_self_contained
-from helpers.stores import write_tokens
 from stretto import CheckpointManager, Run
 from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
-from stretto.data import Corpus, Sequences
+from stretto.data import Corpus
 from stretto.errors import ConfigError, DivergedError
 from stretto.plan.schedule import stage_schedule
-from stretto.plan.serialize import timeline_to_dict
 from stretto.plan.simulator import simulate
 from stretto.plan.trace import RankTrace, Trace, TraceEvent
 from stretto.report import render_run
 from stretto.report.record_reader import read_record
-from stretto.report.sequence_lengths import read_lengths
 
-SECTIONS = ["curves", "configuration", "timeline", "balance", "lengths", "failures", "checkpoints", "results"]
+SECTIONS = ["curves", "configuration", "timeline", "balance", "failures", "checkpoints", "results"]
 
 
 def config_of(folder: Path, data: str, **sections: dict[str, object]) -> RunConfig:
@@ -97,40 +94,6 @@ def test_each_chart_is_drawn_once_with_a_view_per_x_axis(finished: Path) -> None
     assert sum("data-y" in attributes for _, attributes in page.elements) == 5, "loss, rate, norm, speed, accuracy"
     for name in ("by-steps", "by-seconds", "by-targets"):
         assert sum(tag == "g" and attributes.get("class") == name for tag, attributes in page.elements) == 5
-
-
-def test_rows_of_unequal_length_have_a_histogram_and_padding(tmp_path: Path) -> None:
-    rows = [[index % 7 for index in range(3 + number % 40)] for number in range(200)]
-    data = write_tokens(tmp_path / "data", [rows], 7, [[number % 2 for number in range(200)]])
-    options: dict[str, dict[str, object]] = {
-        "data": {"train": data.location, "valid": None, "budget": 256},
-        "train": {"steps": 12},
-    }
-    config = parse_config({**options, "model": {"hidden": 8, "layers": 1}, "run": {"folder": tmp_path / "run"}})
-    page = ParsedPage(render_run(train(config)))
-    assert "200 sequences" in page.text and "the longest has 42" in page.text and "were padding" in page.text
-    assert any(label.startswith("Sequence lengths in the training data: 200 sequences") for label in page.labels())
-    assert any(label.startswith("Padding of each batch") for label in page.labels())
-    assert "no validation data; inputs: tokens (7 in the vocabulary), targets: class_per_row" in page.text
-
-
-def test_lengths_of_a_large_store_are_sampled_evenly(tmp_path: Path) -> None:
-    shards = [[[0] * (1 + number % 50) for number in range(3000)] for _ in range(2)]
-    sequences = write_tokens(tmp_path / "data", shards, 2)
-    few, all_of_them = read_lengths(sequences, max_samples=1000), read_lengths(sequences)
-    assert len(all_of_them.values) == 6000 and 500 < len(few.values) <= 1000
-    assert few.values.mean() == pytest.approx(all_of_them.values.mean(), rel=0.1)
-
-
-def test_the_page_says_if_the_data_is_missing_or_has_changed(tmp_path: Path, byte_corpus: Corpus) -> None:
-    gone = write_log(tmp_path / "gone", [step(1)])
-    assert "gone, was not found" in ParsedPage(render_run(gone)).text
-    folder = train(config_of(tmp_path / "run", byte_corpus.location, train={"steps": 2}))
-    other = write_tokens(tmp_path / "other", [[[0, 1]]], 2)
-    text = (folder / "config.toml").read_text().replace(byte_corpus.location, other.location)
-    (folder / "config.toml").write_text(text)
-    assert "has changed since it was used for training" in ParsedPage(render_run(folder)).text
-    assert isinstance(other, Sequences)
 
 
 def test_a_resumed_run_says_which_checkpoint_it_resumed_from(byte_corpus: Corpus, tmp_path: Path) -> None:
@@ -234,55 +197,6 @@ def write_trace(folder: Path, replicas: int, stages: int, chunks: int) -> None:
     (folder / "trace.json").write_text(Trace.of(10, rows).to_json())
 
 
-def test_the_planned_step_is_drawn_below_the_measured_one(tmp_path: Path) -> None:
-    config = '[data]\ntrain = "gone"\n[layout]\nstages = 2\nchunks = 4\nblocks = [2, 2]\n'
-    lines = [step(1), {"kind": "plan", "step": 23, "predicted": 0.1, "measured": 0.15}]
-    folder = write_log(tmp_path / "run", lines, config=config)
-    layout = parse_config({"data": {"train": "gone"}, "layout": {"stages": 2, "chunks": 4, "blocks": [2, 2]}}).layout
-    best = {
-        "layout": layout.model_dump(mode="json", exclude={"auto", "elastic"}), "seconds": 0.1, "bubble": 0.2,
-        "memory": 1e9, "stages": [{"blocks": [0, 2], "busy": 0.04}, {"blocks": [2, 4], "busy": 0.04}],
-    }  # fmt: skip
-    (folder / "plan.json").write_text(json.dumps({"advice": "use <2> stages", "best": [best]}))
-    write_trace(folder, 1, 2, 4)
-    page = ParsedPage(render_run(folder))
-    assert "plan" in page.sections
-    for words in ("use <2> stages", "100 ms", "150 ms", "1.50", "F3", "B0"):
-        assert words in page.text
-    assert any(label.startswith("Step of one replica, planned: 2 rows") for label in page.labels())
-    assert "a backward twice as long as its forward" in page.text
-    timeline = simulate([stage_schedule(stage, 2, 1, 4) for stage in range(2)], lambda stage, action: 0.01)
-    plan = {"advice": "", "best": [best], "timeline": timeline_to_dict(layout, timeline)}
-    (folder / "plan.json").write_text(json.dumps(plan))
-    assert "the plan's own simulation" in ParsedPage(render_run(folder)).text
-
-
-def test_the_layouts_that_were_tried_are_listed_the_fastest_first(tmp_path: Path) -> None:
-    folder = write_log(tmp_path / "run", [step(1)])
-    layouts = {"seconds": {"stages": 2, "chunks": 4}, "first": {"replicas": 2}, "none": {"stages": 2}}
-    measured = {"seconds": 0.3, "first": 0.1, "none": None}
-    trials = [
-        {"layout": layout, "predicted": 0.2, "measured": measured[name], "steps": 14, "note": "out of <memory>"}
-        for name, layout in layouts.items()
-    ]
-    (folder / "plan.json").write_text(json.dumps({"best": [], "trials": trials}))
-    text = ParsedPage(render_run(folder)).text
-    assert "Layouts that were tried before the choice" in text and "out of <memory>" in text
-    assert 0 < text.index("2 replicas") < text.index("2 stages x 4 chunks")
-    (folder / "plan.json").write_text(json.dumps({"best": [], "trials": [{"layout": 3}]}))
-    assert "Layouts that were tried" not in ParsedPage(render_run(folder)).text
-
-
-def test_a_run_whose_layout_was_tried_is_compared_with_the_trial(tmp_path: Path) -> None:
-    event = {"kind": "plan", "step": 23, "predicted": 0.1, "measured": 0.156, "tried": 0.12}
-    folder = write_log(tmp_path / "run", [step(1), event])
-    trial = {"layout": {"stages": 2}, "predicted": 0.1, "measured": 0.12}
-    (folder / "plan.json").write_text(json.dumps({"best": [], "trials": [trial]}))
-    text = ParsedPage(render_run(folder)).text
-    assert "1.30" in text and "1.56" not in text, "not compared with the prediction"
-    assert "The planned time per step is that of the trial" in text
-
-
 def test_the_page_of_512_ranks_stays_small(tmp_path: Path) -> None:
     lines: list[dict[str, Any]] = [step(number) for number in range(1, 30)]
     busy = [1 + math.sin(rank) / 4 for rank in range(512)]
@@ -334,7 +248,6 @@ def test_markup_in_names_stays_text(tmp_path: Path) -> None:
     ]  # fmt: skip
     config = f"[data]\ntrain = '{hostile}'\n[model]\nfactory = '{hostile}'\n"
     folder = write_log(tmp_path / hostile.replace("/", "\\"), lines, config=config)
-    (folder / "plan.json").write_text(json.dumps({"advice": hostile, "best": [hostile]}))
     (folder / "data_spec.json").write_text(json.dumps({"task": {"targets": hostile}}))
     (folder / "trace.json").write_text(hostile)
     (folder / "nonfinite").mkdir()
@@ -370,11 +283,11 @@ def test_files_and_lines_that_are_too_large_are_left_out(tmp_path: Path) -> None
     with (folder / "log.jsonl").open("r+b") as log:
         log.seek(MAX_READ_BYTES + 1, os.SEEK_END)  # a hole in the file: one long line of zeros
         log.write(b"\n" + json.dumps(step(2)).encode() + b"\n")
-    for name in ("plan.json", "data_spec.json", "trace.json"):
+    for name in ("data_spec.json", "trace.json"):
         (folder / name).touch()
         os.truncate(folder / name, MAX_READ_BYTES + 1)
     record = read_record(folder)
-    assert (record.steps.last_step, record.num_unreadable_lines, record.plan) == (2, 1, None)
+    assert (record.steps.last_step, record.num_unreadable_lines) == (2, 1)
     assert "trace.json is larger than 128 MiB" in ParsedPage(render_run(folder)).text
 
 
@@ -390,7 +303,7 @@ def test_the_page_says_why_a_config_is_refused(tmp_path: Path) -> None:
         assert problem in page.text and "some sections of this page need it" in page.text and "5.0000" in page.text
 
 
-@pytest.mark.parametrize("name", ["plan.json", "data_spec.json", "trace.json", "config.toml"])
+@pytest.mark.parametrize("name", ["data_spec.json", "trace.json", "config.toml"])
 def test_a_file_that_is_nested_too_deeply_does_not_end_the_report(name: str, tmp_path: Path) -> None:
     folder = write_log(tmp_path / "run", [step(1)])
     (folder / name).write_text(("a = " if name == "config.toml" else "") + "[" * 100_000)

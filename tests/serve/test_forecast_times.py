@@ -26,12 +26,11 @@ def test_the_forecast_of_a_file_names_the_times_in_its_format(
     assert main(["init", "load.csv", *options]) == 0
     assert main(["train", "run.toml", "--train.steps", "1"]) == 0
     capsys.readouterr()
-    assert main(["forecast", "runs/load", "--data", "load.csv", "--out", "next.csv", "--html", "next.html"]) == 0
+    assert main(["forecast", "runs/load", "--data", "load.csv", "--out", "next.csv"]) == 0
     assert "31.12.2025 15:00" in capsys.readouterr().out
     rows = list(csv.DictReader(Path("next.csv").read_text().splitlines()))
     assert list(rows[0]) == ["series", "step", "time", "load"] and len(rows) == 6
     assert [row["time"] for row in rows] == ["31.12.2025 15:00", "31.12.2025 16:00", "31.12.2025 17:00"] * 2
-    assert "31.12.2025 15:00 to 31.12.2025 17:00" in Path("next.html").read_text()
     # A store has no times.
     assert Path(f"data/load/valid/{INDEX}").exists()
     assert main(["forecast", "runs/load", "--out", "stored.csv"]) == 0

@@ -12,7 +12,7 @@ runs/book/
     nonfinite/             batches whose loss or gradient was not finite
     sinks.json             what trackers (sinks) need to resume; their own files are in tensorboard/, mlflow/ and wandb/
     predictions.jsonl      what `stretto predict` writes, unless --out names another file
-    report.html            what `stretto report` writes; with --compare, compare.html
+    report.html            what `stretto report` writes
 """
 
 import os
@@ -35,7 +35,6 @@ NONFINITE = "nonfinite"
 SINK_STATE = "sinks.json"
 PREDICTIONS = "predictions.jsonl"
 REPORT = "report.html"
-COMPARISON = "compare.html"
 BEST = "@best"  # after the location of a run: its checkpoint with the best validation loss or metric
 
 

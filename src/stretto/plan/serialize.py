@@ -1,18 +1,15 @@
 """A plan as plain values for JSON, and its layout as TOML."""
 
-import json
-from collections.abc import Mapping
 from typing import Any
 
 from stretto.config.layout import Layout
 from stretto.config.toml import dump_section
-from stretto.plan.actions import Action, ActionKind
 from stretto.plan.advice import advise, describe_baseline, describe_configured
 from stretto.plan.predict import Prediction
 from stretto.plan.profile import Profile
 from stretto.plan.search import Plan
-from stretto.plan.timeline import TimedAction, Timeline
-from stretto.plan.trial import Trial, parse_trials
+from stretto.plan.timeline import Timeline
+from stretto.plan.trial import Trial
 
 # If a timeline has more actions than this, none of them is written, to keep the file small.
 _MAX_ACTIONS = 10_000
@@ -68,14 +65,6 @@ def trial_to_dict(trial: Trial) -> dict[str, Any]:
     return {**trial.model_dump(mode="json"), "layout": _layout_to_dict(trial.layout)}
 
 
-def trials_from_plan(plan_values: Mapping[str, Any]) -> tuple[Trial, ...]:
-    """Return the trials in a plan's JSON values; an empty tuple if they are not valid."""
-    try:
-        return parse_trials(json.dumps(plan_values.get("trials", [])))
-    except ValueError:
-        return ()
-
-
 def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
     """Return a timeline as JSON values: the layout, and a text `stage kind micro_batch chunk start stop` per action.
 
@@ -90,40 +79,8 @@ def timeline_to_dict(layout: Layout, timeline: Timeline) -> dict[str, Any]:
     return {"layout": _layout_to_dict(layout), "actions": actions}
 
 
-def timeline_from_plan(plan_values: Mapping[str, Any], layout: Layout) -> Timeline | None:
-    """Return the timeline in a plan's JSON values; None if they have no valid one for this layout."""
-    try:
-        values = plan_values["timeline"]
-        if not is_same_layout(values["layout"], layout):
-            return None
-        timed_actions = tuple(map(_parse_action, values["actions"]))
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
-    num_columns = layout.stages * layout.spans
-    if not timed_actions or any(not 0 <= timed.stage < num_columns for timed in timed_actions):
-        return None
-    return Timeline(num_columns, timed_actions)
-
-
-def _parse_action(line: str) -> TimedAction:
-    stage, kind, micro_batch, chunk, start, stop, *runs = line.split(" ")
-    action = Action(ActionKind(kind), int(micro_batch), int(chunk), *map(int, runs))
-    return TimedAction(int(stage), action, float(start), float(stop))
-
-
 def _layout_to_dict(layout: Layout) -> dict[str, Any]:
     return layout.model_dump(mode="json", exclude={"auto", "elastic"})  # these don't affect how a step is split
-
-
-def is_same_layout(values: object, layout: Layout, *, compares_blocks: bool = True) -> bool:
-    """Return whether the JSON values of a plan's layout, which an older version may have written, are this layout."""
-    try:
-        written = Layout.model_validate(values)
-    except ValueError:
-        return False
-    if compares_blocks:
-        return _layout_to_dict(written) == _layout_to_dict(layout)
-    return _layout_to_dict(written) | {"blocks": ()} == _layout_to_dict(layout) | {"blocks": ()}
 
 
 def layout_toml(layout: Layout) -> str:

@@ -1,4 +1,3 @@
-from stretto.report.compare_page import render_comparison as render_comparison
 from stretto.report.run_page import render_run as render_run
 
 __all__: list[str]

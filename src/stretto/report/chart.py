@@ -10,7 +10,6 @@ text is not stretched. Lines and columns are drawn in a nested viewport, which i
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 from stretto.report.downsampled_series import Floats
@@ -108,22 +107,6 @@ def line_chart(
         legend([(line.name, f"key {line.css_class}") for line in shown if line.name]),
         _plot(y, height, f"{title}. {description}", views, data_y=plot_data),
     )
-
-
-def histogram_chart(
-    title: str, edges: Sequence[float], counts: Sequence[float], *, x: Scale, median: float, x_label: str, unit: str
-) -> Html:
-    """Return a histogram with one bar between each pair of adjacent edges, and a mark at the median."""
-    y = linear(0.0, max(counts) or 1.0, 4)
-    parts = list(_x_axis(x, x_label, _SMALL))
-    for (low, high), count in zip(pairwise(edges), counts, strict=True):
-        top = _TOP + _SMALL * (1 - y.fraction(count))
-        tooltip = f"{format_short(low)} to {format_short(high)}: {format_short(count)} {unit}"
-        parts.append(box(x.fraction(low), x.fraction(high), top, _TOP + _SMALL - top, "c0", tooltip))
-    parts.append(_draw_mark(x, median, f"median: {median:,.0f}", _SMALL))
-    x_range = f"{format_short(edges[0])} to {format_short(edges[-1])} {x_label}"
-    label = f"{title}: {format_short(sum(counts))} {unit} from {x_range}"
-    return join(heading(title, unit), _plot(y, _SMALL, label, parts))
 
 
 def stacked_column_chart(title: str, unit: str, x_label: str, parts: Sequence[StackedPart], num_items: int) -> Html:

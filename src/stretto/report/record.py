@@ -1,4 +1,4 @@
-"""Record: what a run's config, log and plan say about it, with one history per kind of log line."""
+"""Record: what a run's config and log say about it, with one history per kind of log line."""
 
 import math
 from collections import deque
@@ -216,7 +216,6 @@ class Record:
     raw_config: JsonObject  # the sections of config.toml
     config: RunConfig | None  # None if config.toml is missing, invalid or from another version
     data_spec: JsonObject  # the content of data_spec.json; its task names the inputs and targets
-    plan: JsonObject | None  # the content of plan.json
     has_weights: bool  # whether the run has written its final weights
     nonfinite_files: Sequence[str]  # saved batches that gave non-finite values
     launches: list[JsonObject] = field(default_factory=list)  # log lines of the kind "start"
@@ -225,7 +224,6 @@ class Record:
     evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
     saves: SaveHistory = field(default_factory=SaveHistory)
     ranks: RankMeans = field(default_factory=RankMeans)
-    plan_events: deque[JsonObject] = field(default_factory=lambda: deque(maxlen=10))  # log lines of the kind "plan"
     corruptions: list[JsonObject] = field(default_factory=list)  # the first MAX_LISTED lines of this kind
     num_weight_checks: int = 0  # comparisons of weights in which all copies were the same
     last_weight_check: JsonObject = field(default_factory=dict)  # the last log line of the kind "weights"
@@ -255,8 +253,6 @@ class Record:
             case "weights":
                 self.num_weight_checks += max(0, read_int(line, "num_checks"))
                 self.last_weight_check = line
-            case "plan":
-                self.plan_events.append(line)
 
     @property
     def name(self) -> str:

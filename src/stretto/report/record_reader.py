@@ -9,7 +9,7 @@ from stretto.base.bounded_read import parse_json
 from stretto.base.errors import ConfigError, DataError, StrettoError
 from stretto.base.log_segments import list_segments, segment_lines
 from stretto.base.redact import redact
-from stretto.base.run_folder import CONFIG, DATA_SPEC, LOG, PLAN, RunFolder
+from stretto.base.run_folder import CONFIG, DATA_SPEC, LOG, RunFolder
 from stretto.config.toml import parse_config, read_toml
 from stretto.report.record import JsonObject, Record
 
@@ -25,8 +25,7 @@ def read_record(folder: Path | str, on_progress: ProgressCallback = lambda fract
     if not files.log.is_file() and not files.config.is_file():
         problem = "is a file" if folder.is_file() else f"does not contain a run ({CONFIG} and {LOG} are missing)"
         raise ConfigError(f"{folder} {problem}; give the folder of a run (run.folder in its config)")
-    data_spec, plan = _read_object(files, DATA_SPEC), _read_object(files, PLAN)
-    record = Record(folder, {}, None, data_spec, plan or None, files.is_finished, files.nonfinite_batches())
+    record = Record(folder, {}, None, _read_object(files, DATA_SPEC), files.is_finished, files.nonfinite_batches())
     try:
         record.raw_config = redact(read_toml(files.config))  # reports are shared
         record.config = parse_config(dict(record.raw_config), str(files.config))

@@ -8,12 +8,9 @@ from stretto.report.checkpoint_inventory import read_checkpoint_inventory
 from stretto.report.classes import classes_section
 from stretto.report.curves import curves
 from stretto.report.failures import checkpoints_section, failures_section
-from stretto.report.forecast_page import forecast_section
 from stretto.report.markup import Html, tag
 from stretto.report.page import definition_list, note, page, section
-from stretto.report.plan_comparison import plan_comparison_section
 from stretto.report.record_reader import ProgressCallback, read_record
-from stretto.report.sequence_lengths import lengths_section
 from stretto.report.step_timeline import step_section
 from stretto.report.summary import configuration_section, final_metrics, summary_tiles
 
@@ -32,18 +29,14 @@ def render_run(
     """
     record = read_record(folder, on_progress)
     inventory = read_checkpoint_inventory(record, allowed_locations)
-    data_digest = None if inventory.newest is None else inventory.newest.run_info.data
     has_steps = record.steps.series.num_rows > 0
     charts = curves({record.name: record}) if has_steps else note("The log has no steps yet.")
     # The keys are the anchor of each section and the text of the link to it.
     sections: dict[tuple[str, str], Html | None] = {
         ("curves", "Curves"): section("curves", "Training curves", charts),
-        ("forecasts", "Forecasts"): forecast_section(record),
         ("configuration", "Configuration"): configuration_section(record, inventory),
         ("timeline", "Timeline"): step_section(record),
         ("balance", "Load balance"): balance_section(record),
-        ("lengths", "Lengths"): lengths_section(record, data_digest),
-        ("plan", "Plan"): plan_comparison_section(record),
         ("failures", "Failures"): failures_section(record, inventory),
         ("checkpoints", "Checkpoints"): checkpoints_section(record.saves, inventory),
         ("classes", "Classes"): classes_section(record),

@@ -34,7 +34,6 @@ class SeriesForecast:
     # NaN where the value one season earlier is missing
     values: NDArray[np.float32]
     quantiles: tuple[float, ...] = ()
-    history: NDArray[np.float32] | None = None  # the known values of these channels, `[start, channels]`
     # The time of each predicted time step, as the data writes it; empty unless the data is a file with regular times.
     times: tuple[str, ...] = ()
 
@@ -80,13 +79,12 @@ def forecast(
             (values,) = source.read(source.step_ranges([row]))
             series = extend_series(values, transform, steps, f"series {number}", data_spec.channels.names)
             predicted = _roll_forward(trained, transform, series, steps)
-            history = series.values[: series.num_known, list(transform.target_channels)]
             predicted = predicted if quantiles else predicted[..., 0]
             times = next(all_times, [])
             # Each row has a time, or can't be prepared; a wrong time would be worse than none.
             after = times_after(times, series.num_known, steps) if len(times) == len(values) else []
             texts = tuple(format_timestamp(time, origin.time_format) for time in after)
-            yield SeriesForecast(number, series.num_known, names, predicted, quantiles, history, texts)
+            yield SeriesForecast(number, series.num_known, names, predicted, quantiles, texts)
 
 
 def _check_steps(steps: int, transform: ForecastTransform, *, has_quantiles: bool) -> None:

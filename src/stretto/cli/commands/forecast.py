@@ -1,11 +1,11 @@
 """The command `stretto forecast`.
 
 Forecast the values after the end of each series, in the units of its data. Print the forecast for the first series,
-with --out write the forecasts for all series to a CSV file, and with --html draw those of the first series. With a file
-as --data that has the time column of the run's data, each forecast has its time.
+and with --out write the forecasts for all series to a CSV file. With a file as --data that has the time column of the
+run's data, each forecast has its time.
 
 example:
-  stretto forecast runs/load --data load.csv --out tomorrow.csv --html tomorrow.html
+  stretto forecast runs/load --data load.csv --out tomorrow.csv
 """
 
 import argparse
@@ -28,21 +28,18 @@ def add_arguments(parser: Parser) -> None:
     add("--by", metavar="COLUMN", help="column that identifies the series, if it has another name in the run's data")
     add("--steps", type=int, metavar="N", help="number of time steps to forecast (default: the run's data.horizon)")
     add("--out", type=Path, metavar="FILE.csv", help="write the forecasts for all series to this file")
-    add("--html", type=Path, metavar="FILE.html", help="write a page with pictures of the first series' forecasts")
 
 
 def run(options: argparse.Namespace) -> None:
     """Forecast, and print and write the values."""
-    for option, path in (("--out", options.out), ("--html", options.html)):
-        if path is not None:
-            refuse_existing(option, path)
+    if options.out is not None:
+        refuse_existing("--out", options.out)
     from stretto.cli.run_data import find_data
     from stretto.cli.run_model import load_run_model
-    from stretto.cli.views.prediction_view import ForecastFiles, forecast_and_show
+    from stretto.cli.views.prediction_view import forecast_and_show
 
     trained = load_run_model(options, options.device)
     data = options.data or find_data(options.run, trained.config, ["valid", "train"], options.allowed_locations)
     if data is None:
         raise ConfigError(f"{options.run} was trained on data.factory; choose the data with --data=DATA")
-    files = ForecastFiles(options.out, options.html)
-    forecast_and_show(trained, data, options.steps, files, options.by)
+    forecast_and_show(trained, data, options.steps, options.out, options.by)

@@ -1,11 +1,11 @@
 """The command `stretto report`.
 
-Make an HTML page about a run: curves, step timeline, load balance, sequence lengths, failures, checkpoints, and the
-plan beside the measurements. With --compare, the page compares several runs. It opens from disk and needs no network.
+Make an HTML page about a run: curves, step timeline, load balance, failures and checkpoints. It opens from disk and
+needs no network.
 
 example:
   stretto report runs/first
-  stretto report runs/first --compare runs/second runs/third --out three.html
+  stretto report runs/first --out first.html
 """
 
 import argparse
@@ -13,38 +13,33 @@ from pathlib import Path
 
 from stretto.base.disk import explain_write_errors, write_atomic
 from stretto.base.errors import ConfigError
-from stretto.base.run_folder import COMPARISON, REPORT
+from stretto.base.run_folder import REPORT
 from stretto.cli.parser import Parser, add_location_argument
 
 _DOCTYPE = b"<!doctype html>"
 
 
 def add_arguments(parser: Parser) -> None:
-    parser.usage = "stretto report RUN [--out FILE] [--compare RUN ...] [--allow-location FOLDER]"
+    parser.usage = "stretto report RUN [--out FILE] [--allow-location FOLDER]"
     add = parser.add_argument
     add("run", type=Path, metavar="RUN", help="a run's folder; the run may still be running")
-    add("--out", type=Path, metavar="FILE", help="page to write (default: report.html or compare.html in RUN)")
-    add("--compare", type=Path, nargs="+", default=[], metavar="RUN", help="write a page comparing RUN with these runs")
+    add("--out", type=Path, metavar="FILE", help="page to write (default: report.html in RUN)")
     add_location_argument(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Write the page and print where it is."""
-    out = options.out or options.run / (COMPARISON if options.compare else REPORT)
+    out = options.out or options.run / REPORT
     with explain_write_errors(f"--out={out}"):
         _check_out(options.run, out)
     from stretto.base.units import format_bytes
     from stretto.cli.views.console import make_console
     from stretto.cli.views.progress import show_fraction
-    from stretto.report.compare_page import render_comparison
     from stretto.report.run_page import render_run
 
     console = make_console()
     with show_fraction(console, "reading the log", stays=False) as on_progress:
-        if options.compare:
-            page = render_comparison([options.run, *options.compare], on_progress)
-        else:
-            page = render_run(options.run, on_progress, allowed_locations=options.allowed_locations)
+        page = render_run(options.run, on_progress, allowed_locations=options.allowed_locations)
     content = page.encode("utf-8", "backslashreplace")  # a path that is not UTF-8 has lone surrogates
     with explain_write_errors(f"--out={out}"):
         write_atomic(out, content)

@@ -2,9 +2,7 @@
 
 import csv
 import math
-from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
@@ -12,14 +10,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from stretto.base.disk import explain_write_errors, write_atomic
+from stretto.base.disk import explain_write_errors
 from stretto.base.units import pluralize
 from stretto.cli.views.console import make_console
 from stretto.cli.views.progress import show_fraction
 from stretto.cli.views.result_views import class_table
 from stretto.mesh.world import World
-from stretto.report.forecast_chart import ForecastCurve
-from stretto.report.forecast_page import render_forecast
 from stretto.serve.forecasting import SeriesForecast, forecast
 from stretto.serve.metrics import compute_metrics
 from stretto.serve.naive_scores import find_naive_scores
@@ -30,7 +26,6 @@ from stretto.train.metrics.class_table import ClassTable
 from stretto.train.trained_model import TrainedModel
 
 _MAX_STEPS, _MAX_COLUMNS = 12, 8  # how much of a forecast is printed; the file has all of it
-_MAX_DRAWN, _HISTORY_HORIZONS = 16, 4  # series in the pictures, and how many horizons of known values
 
 
 def predict_and_show(
@@ -69,22 +64,12 @@ def _show_metrics(console: Console, trained: TrainedModel, out: Path) -> None:
             console.print(f"  {name.replace('_', ' ')} {metric:,.4f}")
 
 
-@dataclass(frozen=True)
-class ForecastFiles:
-    """Where to write forecasts; None: nowhere."""
-
-    csv: Path | None  # all series
-    html: Path | None  # pictures of the first ones
-
-
 def forecast_and_show(
-    trained: TrainedModel, data: Path | str, steps: int | None, files_to_write: ForecastFiles, by: str | None = None
+    trained: TrainedModel, data: Path | str, steps: int | None, out: Path | None, by: str | None = None
 ) -> None:
-    """Call `forecast`; print the forecast of the first series, and write the files."""
+    """Call `forecast`; print the forecast of the first series, and write all of them to `out` if it is given."""
     console = make_console()
-    out = files_to_write.csv
     num_series = 0
-    drawn: list[SeriesForecast] = []
     with ExitStack() as files:
         writer, has_times = None, False
         for series_forecast in forecast(trained, data, steps, by=by):
@@ -98,12 +83,7 @@ def forecast_and_show(
                     writer.writerow([series_forecast.series, *step, *map(_csv_cell, values)])
             if not num_series:
                 _show_first(console, series_forecast)
-            if num_series < _MAX_DRAWN:
-                drawn.append(series_forecast)
             num_series += 1
-    if files_to_write.html is not None:
-        _write_pictures(files_to_write.html, drawn, str(data))
-        console.print(f"{files_to_write.html}: {len(drawn):,} series drawn; open it in a browser")
     if out is not None:
         console.print(f"{out}: {num_series:,} series")
     elif num_series > 1:
@@ -128,23 +108,6 @@ def _show_first(console: Console, first: SeriesForecast) -> None:
 
 def _time_at(item: SeriesForecast, index: int) -> str:
     return item.times[index] if item.times else ""
-
-
-def _write_pictures(path: Path, forecasts: Sequence[SeriesForecast], title: str) -> None:
-    curves = []
-    for item in forecasts:
-        assert item.history is not None
-        num_shown = min(len(item.history), _HISTORY_HORIZONS * len(item.values))
-        table, width = item.table.T.tolist(), len(item.quantiles) or 1
-        for index, channel in enumerate(item.channels):
-            known = item.history[len(item.history) - num_shown :, index].tolist()
-            columns = table[index * width : (index + 1) * width]
-            curve = ForecastCurve(channel, known, item.start - num_shown, item.start, columns, item.quantiles)
-            title_parts = [channel, *([] if len(forecasts) == 1 else [f"series {item.series}"])]
-            title_parts += [f"{item.times[0]} to {item.times[-1]}"] if item.times else []
-            curves.append((", ".join(title_parts), curve))
-    with explain_write_errors(f"--html={path}"):
-        write_atomic(path, render_forecast(curves, title).encode("utf-8", "backslashreplace"))
 
 
 def _open_csv(path: Path) -> TextIO:
