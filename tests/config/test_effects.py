@@ -61,7 +61,6 @@ def test_a_field_has_an_effect_only_if_it_is_used() -> None:
     used = {
         "data": {"train": "s3://me:secret@bucket/train?key=secret", "valid": "https://host/valid", "cache": "/cache"},
         "model": {"factory": "net.py:make", "loss": "losses:mine"},
-        "run": {"notice_command": "curl 'http://host/?token=secret'\n\x1b[2J"},
         "save": {"to": "../elsewhere"},
         "metrics": {"names": ["accuracy", "a.py:one", "b.c:two"]},
         "logging": {

@@ -164,33 +164,6 @@ def test_hosts_can_leave_and_join(faults_data: Path, tmp_path: Path) -> None:
     check_lineage(tmp_path / "run")
 
 
-def test_a_host_that_will_be_taken_away_leaves_and_the_other_continues(faults_data: Path, tmp_path: Path) -> None:
-    command = f"sh -c 'test -e {tmp_path}/notice-$NAME_OF_HOST'"
-    options: dict[str, object] = {
-        **OPTIONS,
-        "run.notice_command": command,
-        "run.notice_seconds": 0.2,
-        "save.every": 10**6,
-    }
-    run = TrainProcess(tmp_path / "run", faults_data, (2, 1), options)
-    storage = LocalStorage(tmp_path / "run" / "checkpoints")
-    with two_hosts(tmp_path) as hosts:
-        first, second = (start(hosts, name, run) for name in hosts.names)
-        run.process = first
-        run.await_step(60)
-        (tmp_path / f"notice-{hosts.names[1]}").touch()
-        finish(second, 60)
-        assert await_claim(storage, 2).num_ranks == 1
-        # There was no other save: without the notice, it would begin again.
-        saved = int(str(read_claims(storage)[2].resumed_from).split("-")[1])
-        assert saved >= 60
-        run.await_step(saved + 60)
-        first.send_signal(signal.SIGTERM)
-        finish(first, 60)
-    assert [claim.num_ranks for claim in read_claims(storage).values()] == [2, 1]
-    check_lineage(tmp_path / "run")
-
-
 def test_pods_on_two_hosts_end_together_and_resume_when_they_are_started_again(
     faults_data: Path, tmp_path: Path
 ) -> None:

@@ -40,7 +40,6 @@ from stretto.nn import (
     initialize,
 )
 from stretto.prepare.tokenizer import open_tokenizer
-from stretto.train.notice import NoticeWatch
 from stretto.train.row_loss_check import check_row_loss
 
 
@@ -1223,12 +1222,6 @@ ERROR_SECTIONS = (
                 "What a pod writes into its own files ends with it, so the run could not resume.",
                 "Pass `--volume` with a claim that all pods share, and set `run.folder` to a folder in it.",
                 "stretto manifest jobset run.toml --image stretto:1 --gpus-per-node 0",
-            ),
-            ErrorCase(
-                "notice_command=<command> is not a program that can be run; fix its path",
-                "The command that asks whether this machine will be taken away does not exist on it.",
-                "Install the program, or correct `run.notice_command`.",
-                lambda: NoticeWatch("no-such-program", lambda: None),
             ),
             ErrorCase(
                 "the environment has RANK but no <variable>; start the ranks with torchrun, which sets both",

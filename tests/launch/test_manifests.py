@@ -175,7 +175,7 @@ def test_the_pods_of_a_job_set_are_nodes_of_one_job() -> None:
 
 
 def test_the_config_in_the_pods_is_the_config_that_was_given(tmp_path: Path) -> None:
-    original = config(run={"folder": "/runs/first", "notice_command": "sh -c 'exit 1'"})
+    original = config(run={"folder": "/runs/first", "timeout": 99})
     documents = list(yaml.safe_load_all(dump_yaml(make_job_set(original, job()))))
     (tmp_path / "run.toml").write_text(documents[0]["data"]["run.toml"])
     assert load_config(tmp_path / "run.toml") == original

@@ -13,7 +13,6 @@ EFFECTS = {
     "model.loss": _RUNS_CODE,
     "metrics.names": _RUNS_CODE,
     "data.factory": _RUNS_CODE,
-    "run.notice_command": "starts a program on each node, again and again",
     "data.train": _READS_URL,
     "data.valid": _READS_URL,
     "data.cache": "writes data and profiles to a folder",

@@ -145,11 +145,6 @@ class RunSettings(StrictModel):
     """How long `stretto train` waits, after SIGTERM, for the ranks that it has launched to save; then it kills them.
     Set it to a little less than what your cluster leaves between SIGTERM and SIGKILL. `stretto manifest` gives pods 10
     seconds more than this. torchrun and srun have settings of their own."""
-    notice_command: str | None = None
-    """A command that the first rank of each node runs every `notice_seconds`, without a shell. If it exits with 0, the
-    node will be taken away soon, as clouds announce for spot machines: the run saves and stops, as after SIGTERM."""
-    notice_seconds: float = Field(5.0, gt=0, allow_inf_nan=False)
-    """Seconds between two calls of `notice_command`, which is killed after 10 seconds."""
 
 
 class SaveConfig(StrictModel):

@@ -12,7 +12,6 @@ from stretto.train.metrics.error_rate import edit_distance as edit_distance
 from stretto.train.metrics.metric_totals import Metrics as Metrics
 from stretto.train.metrics.sum_metric import MetricFunction as MetricFunction
 from stretto.train.node_report import NodeReport as NodeReport
-from stretto.train.notice import NoticeWatch as NoticeWatch
 from stretto.train.plan_check import PlanReport as PlanReport
 from stretto.train.rank_monitor import RankMonitor as RankMonitor
 from stretto.train.rank_monitor import RankReport as RankReport

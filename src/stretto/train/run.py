@@ -31,7 +31,6 @@ from stretto.train.events import EvaluationReport, Event, PreemptedError, RanksC
 from stretto.train.live_recovery import LiveRecovery
 from stretto.train.log import CORRUPTION, LogWriter, has_line, open_log_writer
 from stretto.train.node_report import NodeReport
-from stretto.train.notice import watch_notice
 from stretto.train.plan_check import PlanCheck, planned_seconds
 from stretto.train.rank_monitor import RankMonitor
 from stretto.train.run_table import run_table
@@ -148,7 +147,7 @@ class Run:
     ) -> Generator[Event]:
         """Train to the end and yield reports; `on_window` is called with the fraction of an evaluation that is done.
 
-        On SIGTERM or SIGUSR1, or if `run.notice_command` says so, the run saves after the current step and raises
+        On SIGTERM or SIGUSR1, the run saves after the current step and raises
         PreemptedError. On Ctrl-C, it saves too and raises KeyboardInterrupt; `on_first_interrupt` is called at once, in
         a signal handler. A second Ctrl-C raises KeyboardInterrupt at once.
         """
@@ -163,7 +162,6 @@ class Run:
                 self.checkpoints,
                 on_preemption_signal(lambda: self.trainer.request(Request.STOP)),
                 on_interrupt(interrupt),
-                watch_notice(self.config.run, self.world, lambda: self.trainer.request(Request.STOP)),
                 use_tf32(self.config.run.tf32),
             ):
                 if self._recovery is not None:
