@@ -127,7 +127,8 @@ def measure(world: World, rows: int, window: int, all_chunks: list[int], rounds:
 
 def main() -> None:
     quick = parse_quick("Where the time of a region goes.")
-    pools, rows, figures = PausedPools(), [], {}
+    pools, rows = PausedPools(), []
+    figures: dict[str, float] = {}
     for shape in SHAPES[2:] if quick else SHAPES:
         all_chunks = [8] if quick else [8, 12, 16]
         by_rank = pools.run(shape, 2, measure, *shape, all_chunks, 3 if quick else 11, seconds=3600)
@@ -144,7 +145,7 @@ def main() -> None:
         rows += [
             [name, str(chunks), part, f"{1e3 * value:.1f}", f"{value / whole:.3f}"] for part, value in table.items()
         ]
-    figures["region_over_bare"] = figures.get("region_over_bare_32x256", figures["region_over_bare_2x512"])
+    figures["region_over_bare"] = figures[f"region_over_bare_{name}" if quick else "region_over_bare_32x256"]
     pools.close()
     columns = ["rows x steps", "chunks", "part", "milliseconds", "of the region"]
     show("4 LSTM layers of 512 in two stages on two gloo ranks, fp32", columns, rows, figures)
