@@ -27,6 +27,7 @@ LEVELS = {
     "report": 4,
     "serve": 5,
     "launch": 5,
+    "planner": 4,
     "planning": 6,
     "cli": 7,
 }

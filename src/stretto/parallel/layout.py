@@ -68,6 +68,15 @@ class Layout:
 LOCAL = Layout()
 """Each rank computes its own rows, without messages."""
 
+
+def candidates(rank_counts: Sequence[int], num_times: int, *, is_bidirectional: bool) -> list[Layout]:
+    """Return the layouts to try: with more chunks, stages wait less for each other, but each chunk costs."""
+    if is_bidirectional:
+        return [LOCAL, *(Layout(spans=count) for count in rank_counts if 2 * count <= num_times)]
+    layouts = [Layout(count, count * factor) for count in rank_counts for factor in (2, 4, 8)]
+    return [LOCAL, *(layout for layout in layouts if 2 * layout.chunks <= num_times)]
+
+
 Layouts = Mapping[int, Layout]
 """The layout of calls by their number of time steps: each layout is for calls of so many steps and more."""
 

@@ -28,7 +28,7 @@ from stretto.base.errors import ConfigError
 from stretto.parallel.groups import Group, say, whole_group
 from stretto.parallel.guard import Call
 from stretto.parallel.inputs import Inputs
-from stretto.parallel.layout import LOCAL, Layout, Layouts, fit
+from stretto.parallel.layout import LOCAL, Layout, Layouts, candidates, fit
 from stretto.parallel.region import Region, run_layers
 from stretto.parallel.rows import Packing
 from stretto.parallel.stage import state_widths
@@ -88,7 +88,8 @@ class Tuner:
         longest = max(call.longest for call in calls)
         bucket = 1 << max(longest.bit_length() - 1, 0)  # the power of two below
         if (region, bucket) not in self._trials:
-            self._trials[region, bucket] = _Trial(_candidates(group, region, bucket), _WARM_UP * (not self._trials))
+            tried = candidates(rank_counts(group, region), bucket, is_bidirectional=region.is_bidirectional)
+            self._trials[region, bucket] = _Trial(tried, _WARM_UP * (not self._trials))
         trial = self._trials[region, bucket]
         if trial.decision is None and self._subject is None:
             self._subject = trial
@@ -208,15 +209,6 @@ def rank_counts(group: Group, region: Region) -> list[int]:
     """Return by how many ranks of a group a region can be shared."""
     most = len(group.ranks) if region.is_bidirectional else region.num_layers
     return [count for count in range(2, most + 1) if len(group.ranks) % count == 0]
-
-
-def _candidates(group: Group, region: Region, num_times: int) -> list[Layout]:
-    """Return the layouts to try: with more chunks, stages wait less for each other, but each chunk costs."""
-    counts = rank_counts(group, region)
-    if region.is_bidirectional:
-        return [LOCAL, *(Layout(spans=count) for count in counts if 2 * count <= num_times)]
-    layouts = [Layout(count, count * factor) for count in counts for factor in (2, 4, 8)]
-    return [LOCAL, *(layout for layout in layouts if 2 * layout.chunks <= num_times)]
 
 
 def try_out(

@@ -7,6 +7,7 @@ example:
   stretto plan run.toml --devices 8
   stretto plan run.toml --try 5
   stretto plan run.toml --devices 4096 --nodes 512 --hardware H100 --html plan.html
+  stretto plan my_model.py:build --rows 8 --steps 256 --devices 4 --hardware A100
 """
 
 import argparse
@@ -29,7 +30,9 @@ if TYPE_CHECKING:
 def add_arguments(parser: Parser) -> None:
     parser.usage = (
         "stretto plan RUN.toml [--devices N] [--nodes N] [--memory 24GB] [--profile FILE | --hardware A100|H100] "
-        "[--try N] [options] [--section.field VALUE ...]"
+        "[--try N] [options] [--section.field VALUE ...]\n       "
+        "stretto plan FILE.py:NAME --rows N --steps N --devices N --hardware A100|H100|L40S [--precision bf16] "
+        "[--link NAME]"
     )
     add = parser.add_argument
     add("--devices", type=int, metavar="N", help="total number of devices (default: those of this machine)")
@@ -46,11 +49,21 @@ def add_arguments(parser: Parser) -> None:
     )  # fmt: skip
     add("--json", type=Path, metavar="FILE", help="write the plan as JSON")
     add("--html", type=Path, metavar="FILE", help="write the plan as an HTML page")
+    module = parser.add_argument_group("a module for `parallelize`, which FILE.py:NAME builds (nothing is measured)")
+    module.add_argument("--rows", type=float, metavar="N", help="rows of each device; 0.5 is one row on two devices")
+    module.add_argument("--steps", type=int, metavar="N", help="time steps of a row")
+    module.add_argument("--precision", default="bf16", metavar="NAME", help="fp32, tf32 or bf16 (default: bf16)")
+    module.add_argument(
+        "--link", metavar="NAME", help="nvlink3, nvlink4, pcie4 or network (default: what --hardware has in a node)"
+    )
     add_config_options(parser)
 
 
 def run(options: argparse.Namespace) -> None:
     """Measure if necessary, search, and print the plan."""
+    if ":" in str(options.config):
+        _plan_module(options)
+        return
     config = load_run_config(options)
     _check_hardware(options)
     _check_num_tried(options)
@@ -101,6 +114,29 @@ def run(options: argparse.Namespace) -> None:
         _write("--html", options.html, plan_page(plan, profile, workload, timeline, str(options.config)))
     if paths := [str(path) for path in (options.json, options.html) if path]:
         console.print(f"\nthe plan is in {' and '.join(paths)}", soft_wrap=True)
+
+
+def _plan_module(options: argparse.Namespace) -> None:
+    """Print the layouts of the recurrent layers of a user's module."""
+    needed = {name: getattr(options, name) for name in ("rows", "steps", "devices", "hardware")}
+    if missing := [f"--{name}" for name, value in needed.items() if value is None]:
+        raise ConfigError(
+            f"{options.config} is a module, and needs {', '.join(missing)} too; see `stretto plan --help`"
+        )
+    import torch
+
+    from stretto.cli.views.console import make_console
+    from stretto.cli.views.module_plan import show_module_plan
+    from stretto.planner.plan import plan_layouts
+    from stretto.train.user_code import load_object
+
+    build = load_object("module", str(options.config))
+    with torch.device("meta"):
+        module = build() if callable(build) else build
+    if not isinstance(module, torch.nn.Module):
+        raise ConfigError(f"{options.config} gave a {type(module).__name__}; it has to build a torch.nn.Module")
+    plans = plan_layouts(module, **needed, precision=options.precision, link=options.link)
+    show_module_plan(make_console(is_wrapped=True), module, plans)
 
 
 def _check_hardware(options: argparse.Namespace) -> None:
