@@ -119,8 +119,19 @@ def engine_step(shape: Shape, world: World, chunks: int) -> Step:
     return step
 
 
-def measure(world: World, shape: Shape, chunks: list[int], names: list[str], rounds: int) -> dict[str, list[float]]:
-    """Run the contenders alternately; return the seconds of each, as its slowest rank needs, round by round."""
+def run_on_two(
+    pools: PausedPools, shape: Shape, fixed: dict[str, Layout], names: list[str], rounds: int
+) -> dict[str, list[float]]:
+    """Run the contenders on two ranks; return the seconds of each, as its slowest rank needs, round by round."""
+    by_rank = pools.run(shape.name, 2, measure, shape, fixed, names, rounds, seconds=3600)
+    pools.start(shape.name, 2).close()
+    return {name: [max(each) for each in zip(*(found[name] for found in by_rank), strict=True)] for name in by_rank[0]}
+
+
+def measure(
+    world: World, shape: Shape, fixed: dict[str, Layout], names: list[str], rounds: int
+) -> dict[str, list[float]]:
+    """Run the contenders alternately on this rank; return the seconds of each, round by round."""
     torch.set_flush_denormal(True)
     if shape.rows < world.size:  # one row: rank 1 has none
         own = slice(0, shape.rows) if world.is_rank_zero else slice(shape.rows, shape.rows)
@@ -132,10 +143,10 @@ def measure(world: World, shape: Shape, chunks: list[int], names: list[str], rou
     elif "one" in names:
         steps["one"] = lambda: None
     steps["ddp"] = plain_step(shape, own, _ddp)
-    for count in chunks:
-        steps[f"region {count}"] = plain_step(shape, own, partial(_shared, Layout(2, count)))
+    for name, layout in fixed.items():
+        steps[name] = plain_step(shape, own, partial(_shared, layout))
         if "engine" in names:
-            steps[f"engine {count}"] = engine_step(shape, world, count)
+            steps[f"engine {layout.chunks}"] = engine_step(shape, world, layout.chunks)
     if "auto" in names:
         chosen: list[nn.Module] = []
         steps["auto"] = plain_step(shape, own, lambda model: _ddp(_keep(chosen, parallelize(model))))
@@ -242,11 +253,7 @@ def main() -> None:
     pools, rows, figures = PausedPools(), [], {}
 
     def run(shape: Shape, chunks: list[int], names: list[str], rounds: int) -> dict[str, list[float]]:
-        by_rank = pools.run(shape.name, 2, measure, shape, chunks, names, rounds, seconds=3600)
-        pools.start(shape.name, 2).close()
-        return {
-            name: [max(each) for each in zip(*(found[name] for found in by_rank), strict=True)] for name in by_rank[0]
-        }
+        return run_on_two(pools, shape, {f"region {count}": Layout(2, count) for count in chunks}, names, rounds)
 
     for shape in SPEED if "speed" in parts else []:
         chunks, rounds = ([8], 2) if options.quick else ([6, 8, 12], 9)
