@@ -184,7 +184,7 @@ def test_links_lead_to_files_and_headings_that_are_there(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=page_id)
 def test_files_of_the_repository_that_a_page_names_are_there(page: Path) -> None:
     for name in re.findall(
-        r"(?<![\w/.])((?:examples|benchmarks|tests|src|docs|\.ci|\.github)/[\w./-]*\w)", page.read_text()
+        r"(?<![\w/.-])((?:examples|benchmarks|tests|src|docs|\.ci|\.github)/[\w./-]*\w)", page.read_text()
     ):
         # A room, or a file; where a run or another package has a folder of that name, it says so in other words.
         assert (ROOT / name).exists(), name

@@ -8,6 +8,7 @@ it is taken to do so where that is faster. A stage calls its layers one by one.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import nn
 
@@ -29,20 +30,20 @@ class Work:
     ranks: int
     precision: str
 
-    @property
+    @cached_property
     def size(self) -> int:
         """The bytes of a number."""
         return PRECISIONS[self.precision]
 
-    @property
+    @cached_property
     def ways(self) -> int:
         return 2 if self.rnn.bidirectional else 1
 
-    @property
+    @cached_property
     def gates(self) -> int:
         return _GATES[self.rnn.mode] * self.rnn.hidden_size
 
-    @property
+    @cached_property
     def output_width(self) -> int:
         """The width of what a layer returns, one way."""
         return self.rnn.proj_size or self.rnn.hidden_size
@@ -50,7 +51,7 @@ class Work:
     def input_width(self, layer: int) -> int:
         return self.output_width * self.ways if layer else self.rnn.input_size
 
-    @property
+    @cached_property
     def recurrent_weights(self) -> int:
         """How many weights a cell of one layer and way reads at every time step."""
         return self.gates * self.output_width + self.rnn.hidden_size * self.rnn.proj_size
@@ -97,9 +98,10 @@ class Estimator:
     def _stages(self, layout: Layout, layers: Sequence[range], rows: int) -> float:
         work, steps = self._work, -(-self._work.steps // layout.chunks)
         message = self._message(rows * steps * work.output_width)
+        calls_of = self._calls(rows, steps)
         by_stage = []
         for own in layers:
-            calls = [self._call([layer], rows, steps, 1) for layer in own]
+            calls = [calls_of[layer] for layer in own]
             forward, backward = (sum(each) for each in zip(*calls, strict=True))
             # Each chunk adds its gradients to those of the chunks before: two reads and a write.
             backward += 3 * work.weights(own) * work.size / self._gpu.bandwidth + forward * layout.recompute
@@ -111,7 +113,7 @@ class Estimator:
         """Return the seconds of all slots: in each, a rank runs at most one piece of each way."""
         work, layers = self._work, self._work.rnn.num_layers
         groups = min(count, rows)
-        calls = [self._call([layer], -(-rows // groups), -(-work.steps // count), 1) for layer in range(layers)]
+        calls = self._calls(-(-rows // groups), -(-work.steps // count))
         message = self._message(-(-rows // groups) * (work.output_width + work.rnn.hidden_size))
         total = 0.0
         for slot in range(layers * count + count - 1):
@@ -122,6 +124,11 @@ class Estimator:
                 by_rank.append([sum(each[index] for each in own) for index in (0, 1)])
             total += sum(max(self._guess.host, *each) + message for each in zip(*by_rank, strict=True))
         return total
+
+    def _calls(self, rows: int, steps: int) -> list[_Seconds]:
+        """Return the seconds of each layer alone, one way."""
+        inner = [self._call([1], rows, steps, 1)] * (self._work.rnn.num_layers - 1)  # they are all alike
+        return [self._call([0], rows, steps, 1), *inner]
 
     def _call(self, layers: Sequence[int], rows: int, steps: int, ways: int) -> _Seconds:
         """Return the seconds of one call of torch: these layers side by side, one way or two."""
