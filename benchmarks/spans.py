@@ -23,7 +23,9 @@ SHAPES = [
 
 def main() -> None:
     is_quick = parse_quick("Two spans of bidirectional layers compared with one device and DDP.")
-    pools, rows, figures = PausedPools(), [], {}
+    pools = PausedPools()
+    rows: list[list[str]] = []
+    figures: dict[str, float] = {}
     for shape in SHAPES[:2] if is_quick else SHAPES:
         seconds = run_on_two(pools, shape, {"spans": Layout(spans=2)}, ["one"], 3 if is_quick else 15)
         suffix = "" if shape is SHAPES[0] else f"_{shape.name}"

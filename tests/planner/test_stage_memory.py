@@ -33,7 +33,7 @@ def kept_bytes(rnn: nn.LSTM, x: Tensor) -> int:
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         y = rnn(x)[0]
-    y.sum().backward()  # type: ignore[no-untyped-call]
+    y.sum().backward()
     return sum(each.untyped_storage().nbytes() for address, each in kept.items() if address not in parameters)
 
 

@@ -106,8 +106,8 @@ class Estimator:
             # Each chunk adds its gradients to those of the chunks before: two reads and a write.
             backward += 3 * work.weights(own) * work.size / self._gpu.bandwidth + forward * layout.recompute
             by_stage.append((forward, backward))
-        slowest = sum(max(self._guess.host, *each) + message for each in zip(*by_stage, strict=True))
-        return (layout.chunks + len(layers) - 1) * slowest
+        slot = sum(max(self._guess.host, *each) + message for each in zip(*by_stage, strict=True))
+        return float((layout.chunks + len(layers) - 1) * slot)
 
     def _spans(self, rows: int, count: int) -> float:
         """Return the seconds of all slots: in each, a rank runs at most one piece of each way."""

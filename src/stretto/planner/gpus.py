@@ -51,5 +51,5 @@ class Assumption:
 def assumptions(link: str) -> list[Assumption]:
     """Return all combinations of the ends of what is unknown."""
     hosts = ((0.20e-3, 0.0), (0.44e-3, 1.3e-3))
-    ends = product((3e-6, 8e-6), (0.25, 0.75), (1.0, 4.6), *LINKS[link], hosts)
-    return [Assumption(*others, *host) for *others, host in ends]
+    ends = product((3e-6, 8e-6), (0.25, 0.75), (1.0, 4.6), *LINKS[link])
+    return [Assumption(*others, *host) for others in ends for host in hosts]
