@@ -1,7 +1,8 @@
 """A bidirectional nn.LSTM, nn.GRU or nn.RNN over the ranks of a group, split over time: rank r has span r of all rows.
 
-Rows are dealt into as many groups as there are ranks. The state of the forward direction flows to the right, that of
-the reverse direction to the left. A layer begins as soon as both directions of the layer below have passed:
+Rows are dealt into as many groups as there are ranks, but two ranks take turns with one group: each runs one direction,
+then the other. The state of the forward direction flows to the right, that of the reverse direction to the left. A
+layer begins as soon as both directions of the layer below have passed:
 
     3 ranks, groups a b c; capitals: the reverse direction; a layer every 3 slots
     slot       0   1   2   3   4   5   6   7
@@ -62,7 +63,7 @@ def run_spans(rnn: nn.RNNBase, inputs: Inputs, call: SharedCall) -> tuple[Tensor
     num_rows = len(packing.lengths)
     entering = [torch.cat(parts) for parts in zip(*received, strict=True)] or inputs.zeros(num_rows, in_widths)
 
-    groups = spans[rank].deal(size)
+    groups = spans[rank].deal(size if size > 2 else 1)
     dropout = LayerDropout.of_rows(rnn.dropout, call.seeds, packing) if rnn.dropout else None
     sweep = SpanSweep(rnn, weights, groups, dropout.deal(groups, bounds[rank]) if dropout else [], rank, messages)
     with torch.autocast(inputs.device.type, enabled=False):
