@@ -19,7 +19,7 @@ from stretto.planner.gpus import Assumption, Gpu
         (Layout(2, 8), (8 + 2 - 1) * 4 * 2),  # slots, time steps of a chunk, layers
         (Layout(stages=[1, 3], chunks=8), (8 + 2 - 1) * 4 * 3),
         (LOCAL, 32 * 4),  # bidirectional from here on: both ways side by side
-        (Layout(spans=2), (1 + 7 * 2 + 1) * 16),  # pieces of half the window: two in all slots but the outer ones
+        (Layout(spans=2), 2 * 4 * 16),  # slots of each layer, layers, half of the window
     ],
     ids=str,
 )

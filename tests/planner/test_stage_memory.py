@@ -50,7 +50,7 @@ def reserve_of_this_cpu(width: int, rows: int, steps: int) -> float:
 
 @pytest.mark.parametrize(
     ("layout", "width", "rows", "steps"),
-    [(Layout(2, CHUNKS), 64, ROWS, STEPS // CHUNKS), (Layout(spans=2), 128, ROWS // 2, STEPS // 2)],
+    [(Layout(2, CHUNKS), 64, ROWS, STEPS // CHUNKS), (Layout(spans=2), 128, ROWS, STEPS // 2)],
     ids=str,
 )
 def test_a_rank_keeps_the_activations_that_are_predicted(

@@ -112,7 +112,7 @@ class Estimator:
     def _spans(self, rows: int, count: int) -> float:
         """Return the seconds of all slots: in each, a rank runs at most one piece of each way."""
         work, layers = self._work, self._work.rnn.num_layers
-        groups = min(count, rows)
+        groups = min(count, rows) if count > 2 else 1
         calls = self._calls(-(-rows // groups), -(-work.steps // count))
         message = self._message(-(-rows // groups) * (work.output_width + work.rnn.hidden_size))
         total = 0.0
@@ -122,7 +122,7 @@ class Estimator:
                 pieces = [divmod(slot - rank, count), divmod(slot - (count - 1 - rank), count)]
                 own = [calls[layer] for layer, group in pieces if 0 <= layer < layers and group < groups]
                 by_rank.append([sum(each[index] for each in own) for index in (0, 1)])
-            total += sum(max(self._guess.host, *each) + message for each in zip(*by_rank, strict=True))
+            total += sum(max(self._guess.host, *each) + message for each in zip(*by_rank, strict=True) if any(each))
         return total
 
     def _calls(self, rows: int, steps: int) -> list[_Seconds]:
