@@ -24,7 +24,8 @@ from stretto import World, parallelize
 from stretto.parallel import Layout
 from stretto.parallel.groups import stage_group
 from stretto.parallel.guard import Call
-from stretto.parallel.stage import enter
+from stretto.parallel.layers import enter
+from stretto.parallel.rnn import RnnLayers
 from timing import parse_quick, show
 
 Side = Callable[[], object]
@@ -73,7 +74,7 @@ def parts(world: World, rows: int, window: int, chunks: int) -> dict[str, Side]:
     rnn = nn.LSTM(HIDDEN, HIDDEN, LAYERS)
 
     def swap(give: list[list[Tensor]], take: list[list[torch.Size]]) -> None:
-        token, received = messages.swap(messages.token(own, needs_grad=True), give, take)
+        token, received = messages.swap(own.new_zeros((), requires_grad=True), give, take)
         tensors = [token, *(part for each in received for part in each)]
         torch.autograd.backward(tensors, [each.detach() for each in tensors])
 
@@ -84,7 +85,7 @@ def parts(world: World, rows: int, window: int, chunks: int) -> dict[str, Side]:
         swap([[own] * (rank == 1)] * STAGES, [[], [own.shape]])
 
     def shift() -> None:
-        token = messages.token(own, needs_grad=True)
+        token = own.new_zeros((), requires_grad=True)
         received: list[Tensor] = []
         for _ in range(chunks):
             token, new = messages.shift(token, [(1, chunk)] * (rank == 0), [(0, chunk.shape)] * (rank == 1))
@@ -94,8 +95,9 @@ def parts(world: World, rows: int, window: int, chunks: int) -> dict[str, Side]:
     def weights() -> None:
         rnn.zero_grad()
         layers = range(rank * LAYERS // STAGES, (rank + 1) * LAYERS // STAGES)
-        token, entered = enter(rnn, messages.token(own, needs_grad=True), layers, torch.float32)
-        torch.autograd.backward([token, *entered], [torch.zeros(()), *(each.detach() for each in entered)])
+        token, entered = enter(RnnLayers(rnn), own.new_zeros((), requires_grad=True), layers, torch.float32)
+        tensors = [token, *(weight for layer in entered for weight in layer)]
+        torch.autograd.backward(tensors, [each.detach() for each in tensors])
 
     def compare() -> None:
         for is_backward in (False, True):

@@ -20,6 +20,7 @@ from stretto import World, parallelize
 from stretto.parallel import Layout, layouts, tune
 from stretto.parallel.messages import Messages
 from stretto.parallel.region import Region
+from stretto.parallel.rnn import RnnLayers
 
 LINES = logging.getLogger("stretto.parallel")
 
@@ -144,7 +145,8 @@ def choose(world: World, slower: str) -> tuple[dict[int, dict[str, Any]], list[s
         return send(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Region, slower, slow(getattr(Region, slower)))
+        owner = Region if slower == "_run_together" else RnnLayers
+        patch.setattr(owner, slower, slow(getattr(owner, slower)))
         patch.setattr(Messages, "all_to_all", counting)
         model = parallelize(Model())
         said = train(model, [32] * 160)
@@ -154,7 +156,7 @@ def choose(world: World, slower: str) -> tuple[dict[int, dict[str, Any]], list[s
 
 
 def test_the_fastest_is_chosen_and_local_calls_need_no_messages_any_more(pools: RankPools) -> None:
-    for found, said, count in pools[2].run(choose, "_run_alone"):
+    for found, said, count in pools[2].run(choose, "run_alone"):
         assert found[32]["stages"] > 1 and count == 4  # to stages and back, forward and backward
         assert not said or (" times as fast as DDP, chosen after" in said[1] and len(said) == 2)
     for found, said, count in pools[2].run(choose, "_run_together"):
@@ -171,7 +173,7 @@ def drop_what_fails(world: World) -> dict[int, dict[str, Any]]:
         return try_out(*arguments) and not (world.rank == world.size - 1 and layout.num_stages == 2)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Region, "_run_alone", slow(Region._run_alone))
+        patch.setattr(RnnLayers, "run_alone", slow(RnnLayers.run_alone))
         patch.setattr(tune, "try_out", failing)
         model = parallelize(Model())
         train(model, [32] * 90)

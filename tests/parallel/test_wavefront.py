@@ -32,6 +32,6 @@ def test_the_schedule_is_a_parallelogram() -> None:
             return steps, state
 
         steps = torch.zeros(16, 1) if rank == 0 else None
-        run_wavefront(stage, steps, (), chunks, messages, torch.zeros(()), 1)  # type: ignore[arg-type]
+        run_wavefront(stage, steps, (), chunks, messages, torch.zeros(()), (1,))  # type: ignore[arg-type]
         lines.append("".join(line))
     assert lines == ["0123  ", " 0123 ", "  0123"]

@@ -3,12 +3,10 @@
 from collections.abc import Mapping, Sequence
 from zlib import crc32
 
-from torch import nn
-
 from stretto.base.errors import ConfigError
 from stretto.parallel.groups import Group, say, stage_group, whole_group
 from stretto.parallel.guard import Call
-from stretto.parallel.inputs import Inputs
+from stretto.parallel.layers import Inputs, Layers
 from stretto.parallel.layout import Layout, Layouts, fit
 from stretto.parallel.region import Region
 
@@ -43,7 +41,7 @@ class FixedLayouts:
         say(f"{region.name}: {told}")
         return group
 
-    def choose(self, region: Region, rnn: nn.RNNBase, inputs: Inputs, group: Group, calls: Sequence[Call]) -> Layout:
+    def choose(self, region: Region, layers: Layers, inputs: Inputs, group: Group, calls: Sequence[Call]) -> Layout:
         return fit(self.layouts(region), max(call.longest for call in calls))
 
     def checksum(self, region: Region) -> int:

@@ -38,6 +38,7 @@ class Call:
     num_steps: int = 0  # of all rows
     longest: int = 0  # steps
     is_dense: bool = True  # whether all rows have `longest` steps; else their lengths are gathered
+    num_resets: int = 0
     has_state: bool = False  # whether the call has an initial state
     needs_grad: bool = True
     is_refused: bool = False  # whether this rank's input is refused; it raises its own error
@@ -74,6 +75,12 @@ class Guard:
         """Return what every rank is about to do; raise MeshError on all ranks if that is not the same."""
         own = torch.tensor([int(value) for value in astuple(call)])
         calls = [Call.read(values) for values in self._gather(own, [len(own)] * len(self._ranks), call)]
+        refusing = [rank for rank, other in zip(self._ranks, calls, strict=True) if other.is_refused]
+        if call.is_refused:
+            return calls
+        if refusing:
+            name = self._names[calls[self._ranks.index(refusing[0])].region]
+            raise MeshError(f"{_name(refusing)} refused the input of {name}: its own message says why")
         if len({other.key for other in calls}) > 1:
             ranks_by_key: dict[tuple[int, ...], list[int]] = {}
             for rank, other in zip(self._ranks, calls, strict=True):
@@ -84,15 +91,11 @@ class Guard:
         if len({other.layouts for other in calls}) > 1:
             name = self._names[call.region]
             raise MeshError(f"ranks have different layouts for {name}; give parallelize() the same one on all ranks")
-        refusing = [rank for rank, other in zip(self._ranks, calls, strict=True) if other.is_refused]
-        if refusing and not call.is_refused:
-            name = self._names[call.region]
-            raise MeshError(f"{_name(refusing)} refused the input of {name}: its own message says why")
         return calls
 
-    def gather_lengths(self, lengths: Tensor, calls: Sequence[Call]) -> list[Tensor]:
-        """Return the lengths of the rows of every rank."""
-        received = self._gather(lengths, [call.num_rows for call in calls], calls[self._own])
+    def gather_tensors(self, own: Tensor, sizes: Sequence[int], calls: Sequence[Call]) -> list[Tensor]:
+        """Return a vector of every rank, of these sizes."""
+        received = self._gather(own, sizes, calls[self._own])
         return [torch.tensor(values, dtype=torch.int64) for values in received]
 
     def gather(self, values: Sequence[int], call: Call) -> list[list[int]]:

@@ -33,10 +33,6 @@ class Messages:
         self.rank, self.size = group.rank(), group.size()
         self._sends: list[tuple[dist.Work, Tensor]] = []  # under way, with what they send
 
-    def token(self, like: Tensor, *, needs_grad: bool) -> Tensor:
-        """Return the beginning of a chain of messages."""
-        return like.new_zeros((), requires_grad=needs_grad)
-
     def swap(
         self,
         token: Tensor,

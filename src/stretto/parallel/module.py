@@ -15,6 +15,7 @@ from stretto.base.errors import ConfigError
 from stretto.parallel.fixed import FixedLayouts
 from stretto.parallel.layout import Layout
 from stretto.parallel.region import Choice, Region
+from stretto.parallel.rnn import TORCH_CLASSES, RnnLayers, torch_class
 from stretto.parallel.tune import Tuner
 
 _log = logging.getLogger(__name__)
@@ -46,7 +47,7 @@ def parallelize(
     if any(isinstance(child, _RegionMixin) for child in module.modules()):
         raise ConfigError("the module was passed to parallelize() before; call it once")
     names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
-    layers = [child for child in module.modules() if isinstance(child, _TORCH_CLASSES)]
+    layers = [child for child in module.modules() if isinstance(child, TORCH_CLASSES)]
     shared = [child for child in layers if child.num_layers > 1 or child.bidirectional]
     for child in layers:
         if child not in shared:
@@ -54,7 +55,7 @@ def parallelize(
     root = weakref.ref(module)
     choice = _choice(layout, {names[id(child)]: child for child in shared})
     for child in shared:
-        attach(child, Region(child, names[id(child)], choice, mesh, lambda: mixing_of(root())))
+        attach(child, Region(RnnLayers(child), names[id(child)], choice, mesh, lambda: mixing_of(root())))
     return module
 
 
@@ -69,7 +70,7 @@ def mixing_of(module: nn.Module | None) -> str:
 def attach(rnn: nn.RNNBase, region: Region) -> None:
     """Make a layer the region's, by its class."""
     rnn.__dict__[_REGION] = region
-    plain, shared_class = type(rnn), _REGION_CLASSES[_torch_class(type(rnn))]
+    plain, shared_class = type(rnn), _REGION_CLASSES[torch_class(type(rnn))]
     # After a class of the user's own: its forward calls the region where it calls torch's.
     bases = (shared_class,) if issubclass(shared_class, plain) else (plain, shared_class)
     rnn.__class__ = type(f"Region{plain.__name__}", bases, {"__module__": plain.__module__})
@@ -122,11 +123,10 @@ class _RegionMixin(nn.RNNBase):
         reason="a region sends messages, so torch.compile leaves it out: use fullgraph=False"
     )
     def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: ANN401 - as nn.LSTM's
-        plain = _torch_class(type(self)).forward
-        if not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
-            return plain(self, input, hx)
-        region: Region | None = self.__dict__[_REGION]
-        return plain(self, input, hx) if region is None else region(self, input, hx, plain)
+        layers, region = RnnLayers(self), self.__dict__[_REGION]
+        if region is None or not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
+            return layers.run_alone(None, input, hx)
+        return region(layers, input, hx)
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401
         state = dict(self.__getstate__())  # type: ignore[no-untyped-call]
@@ -134,12 +134,7 @@ class _RegionMixin(nn.RNNBase):
         return object.__new__, (_plain_class(type(self)),), state
 
 
-_TORCH_CLASSES: tuple[type[nn.RNNBase], ...] = (nn.LSTM, nn.GRU, nn.RNN)
-_REGION_CLASSES = {plain: type(f"Region{plain.__name__}", (_RegionMixin, plain), {}) for plain in _TORCH_CLASSES}
-
-
-def _torch_class(cls: type[nn.RNNBase]) -> type[nn.RNNBase]:
-    return next(base for base in cls.__mro__ if base in _TORCH_CLASSES)
+_REGION_CLASSES = {plain: type(f"Region{plain.__name__}", (_RegionMixin, plain), {}) for plain in TORCH_CLASSES}
 
 
 def _plain_class(cls: type[nn.RNNBase]) -> type[nn.RNNBase]:

@@ -105,20 +105,20 @@ class Packing:
         return [*(torch.split(values, self.num_rows, 1) if self.is_even else torch.split(values, self.num_steps))]
 
     def pack(self, parts: Sequence[Tensor]) -> Tensor:
-        """Return steps in packed order [steps, width] from the values of each rank."""
+        """Return steps in packed order [steps, ...] from the values of each rank."""
         values = self.join(parts)
         return values.flatten(0, 1) if self.is_even else self._permute(values, "packed", "values")
 
     def unpack(self, steps: Tensor) -> list[Tensor]:
         """Return the values of each rank from steps in packed order."""
         if self.is_even:
-            return self.unjoin(steps.view(self.num_times, len(self.lengths), steps.shape[-1]))
+            return self.unjoin(steps.unflatten(0, (self.num_times, len(self.lengths))))
         return self.unjoin(self._permute(steps, "values", "packed"))
 
     def turn(self, steps: Tensor) -> Tensor:
         """Return steps in packed order with the time of each row reversed: from its last step to its first."""
         if self.is_even:
-            return steps.view(self.num_times, len(self.lengths), steps.shape[-1]).flip(0).flatten(0, 1)
+            return steps.unflatten(0, (self.num_times, len(self.lengths))).flip(0).flatten(0, 1)
         return self._permute(steps, "turned", "turned")
 
     def slice(self, start: int, stop: int) -> "Packing":
@@ -142,13 +142,13 @@ class Packing:
         """The number of steps of all rows of each rank."""
         return [int(each.sum()) for each in torch.split(self.lengths, self.num_rows)]
 
-    def values_shape(self, rank: int, width: int) -> Sequence[int]:
-        """Return the shape of the values of a rank: [times, rows, width], or [steps, width] if rows are not even."""
-        return (self.num_times, self.num_rows[rank], width) if self.is_even else (self.num_steps[rank], width)
+    def values_shape(self, rank: int, *shape: int) -> Sequence[int]:
+        """Return the shape of the values of a rank: [times, rows, ...], or [steps, ...] if rows are not even."""
+        return (self.num_times, self.num_rows[rank], *shape) if self.is_even else (self.num_steps[rank], *shape)
 
-    def state_shape(self, rank: int, width: int) -> Sequence[int]:
+    def state_shape(self, rank: int, *shape: int) -> Sequence[int]:
         """Return the shape of a state tensor of a rank."""
-        return (self.num_rows[rank], width)
+        return (self.num_rows[rank], *shape)
 
     def sort_rows(self, parts: Sequence[Tensor]) -> Tensor:
         """Return a tensor [rows, width] of the ranks' rows, the longest row first."""

@@ -27,19 +27,21 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from stretto.parallel.inputs import Inputs, SharedCall
+from stretto.parallel.layers import Inputs, Layers, SharedCall, enter
 from stretto.parallel.messages import Messages, Shape
 from stretto.parallel.rows import Chunk, Packing, permute
-from stretto.parallel.stage import LayerDropout, enter, run_layer, state_widths
+from stretto.parallel.stage import LayerDropout, run_layer, state_widths
 from stretto.parallel.wavefront import State, run_chunk
 
 Piece = tuple[int, int, int]  # layer, way (0 forward, 1 reverse), group
 _T = TypeVar("_T")
 
 
-def run_spans(rnn: nn.RNNBase, inputs: Inputs, call: SharedCall) -> tuple[Tensor, list[Tensor]]:
+def run_spans(layers: Layers, inputs: Inputs, call: SharedCall) -> tuple[Tensor, list[Tensor]]:
     """Return the values of this rank's rows, and their state after all layers: layer by layer, way by way."""
-    messages, packing, widths = call.messages, call.packing, state_widths(rnn)
+    rnn = layers.module
+    assert isinstance(rnn, nn.RNNBase)
+    messages, packing, widths = call.messages, call.rows.packing, state_widths(rnn)
     rank, size, num_sets = messages.rank, messages.size, 2 * rnn.num_layers
     bounds = _bounds(packing, size)
     spans = [packing.slice(bounds[index], bounds[index + 1]) for index in range(size)]
@@ -57,18 +59,20 @@ def run_spans(rnn: nn.RNNBase, inputs: Inputs, call: SharedCall) -> tuple[Tensor
         + [packing.state_shape(source, width) for width in in_widths] * call.has_state
         for source in range(size)
     ]
-    token, weights = enter(rnn, messages.token(values, needs_grad=call.needs_grad), range(num_sets), inputs.dtype)
+    token = values.new_zeros((), requires_grad=call.needs_grad)
+    token, weights = enter(layers, token, range(num_sets), inputs.dtype)
     token, received = messages.swap(token, give, take)
     steps = spans[rank].join([parts.pop(0) for parts in received])
     num_rows = len(packing.lengths)
-    entering = [torch.cat(parts) for parts in zip(*received, strict=True)] or inputs.zeros(num_rows, in_widths)
+    entering = [torch.cat(parts) for parts in zip(*received, strict=True)] or [
+        values.new_zeros(num_rows, width) for width in in_widths
+    ]
 
     groups = spans[rank].deal(size if size > 2 else 1)
-    dropout = LayerDropout.of_rows(rnn.dropout, call.seeds, packing) if rnn.dropout else None
+    dropout = LayerDropout.of_rows(call.rows.seeds, packing) if rnn.dropout else None
     sweep = SpanSweep(rnn, weights, groups, dropout.deal(groups, bounds[rank]) if dropout else [], rank, messages)
-    with torch.autocast(inputs.device.type, enabled=False):
-        packed = [group.pack([part]) for group, part in zip(groups, spans[rank].split_rows(steps, groups), strict=True)]
-        token, outputs, leaving = sweep.run(token, packed, entering, ways_in[rank], ways_out[rank])
+    packed = [group.pack([part]) for group, part in zip(groups, spans[rank].split_rows(steps, groups), strict=True)]
+    token, outputs, leaving = sweep.run(token, packed, entering, ways_in[rank], ways_out[rank])
 
     # From spans to rows.
     joined = spans[rank].join([group.unpack(y)[0] for group, y in zip(groups, outputs, strict=True)])
@@ -119,7 +123,7 @@ class SpanSweep:
     def __init__(
         self,
         rnn: nn.RNNBase,
-        weights: Sequence[Tensor],  # layer by layer, way by way
+        weights: Sequence[Sequence[Tensor]],  # of each layer and way
         groups: Sequence[Packing],
         dropouts: Sequence[LayerDropout],  # of each group, or none
         rank: int = 0,
@@ -127,8 +131,7 @@ class SpanSweep:
     ) -> None:
         self._rnn, self._groups, self._dropouts, self._rank, self._messages = rnn, groups, dropouts, rank, messages
         self._size = messages.size if messages is not None else 1
-        self._widths, per_set = state_widths(rnn), len(rnn._all_weights[0])
-        self._weights = [weights[start : start + per_set] for start in range(0, len(weights), per_set)]
+        self._widths, self._weights = state_widths(rnn), weights
         self._chunks = [group.chunks(1)[0] for group in groups]
 
     def run(
@@ -188,7 +191,7 @@ class SpanSweep:
             x = inputs[group]
         else:
             x = torch.cat([outputs[layer - 1, each, group] for each in (0, 1)], 1)
-            x = self._dropouts[group](x, layer - 1, chunk) if self._dropouts else x
+            x = self._dropouts[group](x, self._rnn.dropout, layer - 1, chunk) if self._dropouts else x
         if not packing.num_times:
             return x.new_zeros(0, self._widths[0]), state
 

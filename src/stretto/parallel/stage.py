@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import torch
@@ -10,8 +11,9 @@ from torch.utils.checkpoint import checkpoint
 
 from stretto.base.randomness import keep_mask, mix
 from stretto.blocks.cudnn_weights import flatten_layer
+from stretto.parallel.layers import CallRows
 from stretto.parallel.rows import Chunk, Packing
-from stretto.parallel.wavefront import State
+from stretto.parallel.wavefront import Stage, State
 
 _CALLS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "LSTM": torch.lstm, "GRU": torch.gru, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu,
@@ -24,88 +26,74 @@ def state_widths(rnn: nn.RNNBase) -> tuple[int, ...]:
     return (output, rnn.hidden_size) if rnn.mode == "LSTM" else (output,)
 
 
-def layer_costs(rnn: nn.RNNBase) -> list[float]:
-    """Return the cost of each layer, up to a factor; its weights may not exist before the first call."""
-    output = rnn.proj_size or rnn.hidden_size
-    inputs = [rnn.input_size] + [output] * (rnn.num_layers - 1)
-    return [4.0 * (width + output) + rnn.proj_size for width in inputs]  # only LSTMs have projections: four gates
-
-
-def compute_dtype(rnn: nn.RNNBase, x: Tensor) -> torch.dtype:
-    """Return the dtype that torch computes `rnn` in, autocast included."""
-    device = x.device.type
-    is_cast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
-    # On CPUs, autocast leaves out all but LSTMs.
-    return torch.get_autocast_dtype(device) if is_cast and (device != "cpu" or rnn.mode == "LSTM") else x.dtype
-
-
 @dataclass(frozen=True)
 class LayerDropout:
     """Dropout after a layer: a mask is a function of seed, layer, rank's row, time and feature."""
 
-    p: float
     packing: Packing
     row_keys: Tensor  # of each row
     start: int = 0  # the first time
 
     @classmethod
-    def of_rows(cls, p: float, seeds: Sequence[int], packing: Packing) -> "LayerDropout":
+    def of_rows(cls, seeds: Sequence[int], packing: Packing) -> "LayerDropout":
         """Return the dropout for the rows of some ranks, with the seed of each rank."""
         keys = [torch.arange(count) + seed for seed, count in zip(seeds, packing.num_rows, strict=True)]
-        return cls(p, packing, mix(torch.cat(keys)))
+        return cls(packing, mix(torch.cat(keys)))
 
     def deal(self, groups: Sequence[Packing], start: int) -> list["LayerDropout"]:
         """Return the dropout of each group of neighboring rows, in a span that begins at this time."""
         keys = torch.split(self.row_keys, [len(group.lengths) for group in groups])
-        return [LayerDropout(self.p, group, each, start) for group, each in zip(groups, keys, strict=True)]
+        return [LayerDropout(group, each, start) for group, each in zip(groups, keys, strict=True)]
 
-    def __call__(self, steps: Tensor, layer: int, chunk: Chunk) -> Tensor:
-        device, keep = steps.device, 1.0 - self.p
+    def __call__(self, steps: Tensor, p: float, layer: int, chunk: Chunk) -> Tensor:
+        device, keep = steps.device, 1.0 - p
         times, rows = (self.packing.index(name, device)[chunk.steps] for name in ("times", "rows"))
         keys = mix(mix(self.row_keys.to(device, non_blocking=True) + layer)[rows] + (times + self.start))
-        return steps * keep_mask(mix(keys), steps.shape[1], keep) / (keep or 1.0)
+        return steps * keep_mask(mix(keys), prod(steps.shape[1:]), keep).view_as(steps) / (keep or 1.0)
 
 
 class RnnStage:
     """Layers of `rnn`, to be called with the chunks of one call of a region in order."""
 
-    def __init__(
-        self,
-        rnn: nn.RNNBase,
-        layers: range,
-        weights: Sequence[Tensor],
-        dropout: LayerDropout | None,
-        *,
-        recompute: bool,
-    ) -> None:
-        self._rnn, self._layers, self._dropout, self._recompute = rnn, layers, dropout, recompute
-        per_layer = len(rnn._all_weights[0])
-        self._weights = [weights[start : start + per_layer] for start in range(0, len(weights), per_layer)]
-        self._states_per_layer = len(state_widths(rnn))
+    def __init__(self, rnn: nn.RNNBase, layers: range, weights: Sequence[Sequence[Tensor]], rows: CallRows) -> None:
+        self._rnn, self._layers, self._weights, self._rows = rnn, layers, weights, rows
+        self._dropout = LayerDropout.of_rows(rows.seeds, rows.packing) if rnn.dropout and rows.seeds else None
+        self._widths = state_widths(rnn)
+
+    def begin(self, carried: Sequence[Sequence[Tensor]]) -> State:
+        packing = self._rows.packing
+        if carried:
+            return tuple(packing.sort_rows(parts) for parts in zip(*carried, strict=True))
+        widths = self._widths * len(self._layers)
+        return tuple(self._weights[0][0].new_zeros(len(packing.lengths), width) for width in widths)
 
     def __call__(self, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
-        if not self._recompute:
-            return self._run(steps, chunk, state)
-        result: tuple[Tensor, State] = checkpoint(
-            self._run, steps, chunk, state, use_reentrant=False, preserve_rng_state=False
-        )
-        return result
+        return checkpointed(self._run, steps, chunk, state) if self._rows.recompute else self._run(steps, chunk, state)
 
     def _run(self, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
         after: list[Tensor] = []
         for index, layer in enumerate(self._layers):
-            own = state[index * self._states_per_layer :][: self._states_per_layer]
+            own = state[index * len(self._widths) :][: len(self._widths)]
             steps, new = run_layer(self._rnn, self._weights[index], steps, chunk, own)
             after += new
             if self._dropout is not None and layer < self._rnn.num_layers - 1:
-                steps = self._dropout(steps, layer, chunk)
+                steps = self._dropout(steps, self._rnn.dropout, layer, chunk)
         return steps, tuple(after)
+
+
+def checkpointed(stage: Stage, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
+    """Keep the inputs only, and compute them again in the backward."""
+    result: tuple[Tensor, State] = checkpoint(stage, steps, chunk, state, use_reentrant=False, preserve_rng_state=False)
+    return result
 
 
 def run_layer(
     rnn: nn.RNNBase, weights: Sequence[Tensor], steps: Tensor, chunk: Chunk, state: State
 ) -> tuple[Tensor, State]:
-    """Run one layer, one way; return its steps and its state."""
+    """Run one layer, one way, in the dtype of its inputs; return its steps and its state."""
+    if torch.is_autocast_enabled(steps.device.type):
+        with torch.autocast(steps.device.type, enabled=False):
+            return run_layer(rnn, weights, steps, chunk, state)
     call = _CALLS[rnn.mode]
     hx: Any = [tensor.unsqueeze(0) for tensor in state]
     hx = hx if len(hx) == 2 else hx[0]
@@ -118,54 +106,12 @@ def run_layer(
     return y, tuple(tensor.squeeze(0) for tensor in new)
 
 
-def enter(rnn: nn.RNNBase, token: Tensor, layers: range, dtype: torch.dtype) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """Return the token and the weights of these layers (and ways), cast to `dtype` and laid out for cuDNN.
-
-    All parameters of `rnn` enter with the token, so all get their gradients after the last message of the backward, the
-    other ranks' layers zeros: at the same point of the program on every rank. DDP's buckets start there. If a rank's
-    zeros were ready at once, it would start all-reduces that the others start only after messages that wait for it.
-    """
-    names = [name for names in rnn._all_weights for name in names]
-    own = [names.index(name) for layer in layers for name in rnn._all_weights[layer]]
-    parameters = (getattr(rnn, name) for name in names)
-    token, *weights = _Enter.apply(token, own, rnn, layers, dtype, *parameters)  # type: ignore[no-untyped-call]
-    return token, tuple(weights)
-
-
-class _Enter(torch.autograd.Function):
-    @staticmethod
-    def forward(
-        ctx: Any,  # noqa: ANN401
-        token: Tensor,
-        own: list[int],
-        rnn: nn.RNNBase,
-        layers: range,
-        dtype: torch.dtype,
-        *parameters: Tensor,
-    ) -> tuple[Tensor, ...]:
-        ctx.own = own
-        # Not the parameters: fully_shard frees them after the forward.
-        ctx.kinds = [(parameter.shape, parameter.dtype, parameter.device) for parameter in parameters]
-        weights = [parameters[index] for index in own]
-        if not weights[0].is_cuda:
-            return token.clone(), *(weight.to(dtype).view_as(weight) for weight in weights)
-        weights = [weight.to(dtype, copy=True) for weight in weights]
-        per_layer = len(rnn._all_weights[0])
-        for index, layer in enumerate(layers):
-            is_first = layer < (2 if rnn.bidirectional else 1)
-            output_width = (rnn.proj_size or rnn.hidden_size) * (2 if rnn.bidirectional else 1)
-            flatten_layer(rnn, rnn.input_size if is_first else output_width, weights[index * per_layer :][:per_layer])
-        return token.clone(), *weights
-
-    @staticmethod
-    def backward(ctx: Any, token: Tensor, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        own = dict(zip(ctx.own, gradients, strict=True))
-        entered: list[Tensor | None] = []
-        for index, (shape, dtype, device) in enumerate(ctx.kinds):
-            if not ctx.needs_input_grad[5 + index]:
-                entered.append(None)
-            elif index in own:
-                entered.append(own[index].to(dtype))
-            else:
-                entered.append(torch.zeros(shape, dtype=dtype, device=device))
-        return token, None, None, None, None, *entered
+def prepare_layer(rnn: nn.RNNBase, index: int, weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return the weights of a layer (and way) in `dtype`, laid out for cuDNN."""
+    if not weights[0].is_cuda:
+        return [weight.to(dtype).view_as(weight) for weight in weights]
+    copies = [weight.to(dtype, copy=True) for weight in weights]
+    num_ways = 2 if rnn.bidirectional else 1
+    output_width = (rnn.proj_size or rnn.hidden_size) * num_ways
+    flatten_layer(rnn, rnn.input_size if index < num_ways else output_width, copies)
+    return copies

@@ -20,18 +20,17 @@ from statistics import median_low
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from stretto.base.errors import ConfigError
 from stretto.parallel.groups import Group, say, whole_group
 from stretto.parallel.guard import Call
-from stretto.parallel.inputs import Inputs
+from stretto.parallel.layers import CallRows, Inputs, Layers
 from stretto.parallel.layout import LOCAL, Layout, Layouts, candidates, fit
-from stretto.parallel.region import Region, run_layers
+from stretto.parallel.region import Region
 from stretto.parallel.rows import Packing
-from stretto.parallel.stage import state_widths
 
 _WARM_UP = 2  # steps of the first trial: DistributedDataParallel makes its buckets anew in the second one
 _FIRST_ROUND, _SECOND_ROUND = 3, 6  # steps of a stretch
@@ -80,7 +79,7 @@ class Tuner:
         say(f"{region.name}: tries layouts on {len(group.ranks)} ranks in the first training steps")
         return group
 
-    def choose(self, region: Region, rnn: nn.RNNBase, inputs: Inputs, group: Group, calls: Sequence[Call]) -> Layout:
+    def choose(self, region: Region, layers: Layers, inputs: Inputs, group: Group, calls: Sequence[Call]) -> Layout:
         self._clock.start(inputs.device)
         # A checkpoint computes a call again in the backward: it gets the same layout again.
         if calls[0].optimizer_steps != self._step and torch._C._current_graph_task_id() == -1:
@@ -99,7 +98,7 @@ class Tuner:
                 if trial.summary:
                     say(f"{region.name}: {trial.summary} ({bucket} to {2 * bucket - 1} time steps)")
             while not trial.is_tried_out:
-                works = try_out(region, rnn, inputs, trial.candidate, group, calls)
+                works = try_out(region, layers, inputs, trial.candidate, group, calls)
                 trial.note_try_out(all(each == [1] for each in group.guard.gather([int(works)], calls[group.rank])))
         if trial is self._subject:
             trial.work += sum(call.num_steps for call in calls)
@@ -212,7 +211,7 @@ def rank_counts(group: Group, region: Region) -> list[int]:
 
 
 def try_out(
-    region: Region, rnn: nn.RNNBase, inputs: Inputs, layout: Layout, group: Group, all_calls: Sequence[Call]
+    region: Region, layers: Layers, inputs: Inputs, layout: Layout, group: Group, all_calls: Sequence[Call]
 ) -> bool:
     """Compute a part of what this rank would, without messages; return whether it works, and all fits in memory."""
     members = group.members(region.num_ranks(layout))
@@ -220,15 +219,15 @@ def try_out(
     num_rows, num_times = sum(call.num_rows for call in calls), -(-max(call.longest for call in calls) // count)
     share = 1.0 if region.is_bidirectional else count / len(members)  # how much of the work is a rank's
     try:
-        kept = _kept_memory(rnn, inputs, num_rows, num_times) * share
-        kept_alone = _kept_memory(rnn, inputs, len(inputs.lengths), inputs.longest)
+        kept = _kept_memory(layers, inputs, num_rows, num_times) * share
+        kept_alone = _kept_memory(layers, inputs, len(inputs.lengths), inputs.longest)
     except RuntimeError:  # of cuDNN, or out of memory
         return False
     # Local steps have run: their peak is within the memory that there is.
     return inputs.device.type != "cuda" or kept <= kept_alone + _free_memory(inputs.device)
 
 
-def _kept_memory(rnn: nn.RNNBase, inputs: Inputs, num_rows: int, num_times: int) -> int:
+def _kept_memory(layers: Layers, inputs: Inputs, num_rows: int, num_times: int) -> int:
     """Run all layers over zeros, forward and backward; return the bytes on a GPU that are kept between them."""
     device, packing = inputs.device, Packing([torch.full((num_rows,), num_times)])
     if not num_rows * num_times:
@@ -238,13 +237,20 @@ def _kept_memory(rnn: nn.RNNBase, inputs: Inputs, num_rows: int, num_times: int)
         return tensor
 
     # With hooks of our own for saved tensors, those around us (of torch.utils.checkpoint) see none.
-    with torch.autograd.graph.saved_tensors_hooks(same, same), torch.autocast(device.type, enabled=False):
-        names = [name for each in rnn._all_weights for name in each]
-        weights = [getattr(rnn, name).detach().to(inputs.dtype).requires_grad_() for name in names]
-        (steps,) = inputs.zeros(num_rows * num_times, [rnn.input_size])
-        state = inputs.zeros(num_rows, state_widths(rnn) * len(rnn._all_weights))
+    with torch.autograd.graph.saved_tensors_hooks(same, same):
+        between, states = layers.forms(inputs)
+        with torch.no_grad():
+            places = [[getattr(*place) for place in layer] for layer in layers.parameters]
+            weights = [layers.prepare(index, each, inputs.dtype) for index, each in enumerate(places)]
+        for weight in (weight for layer in weights for weight in layer):
+            weight.requires_grad_()
+        steps = torch.zeros(num_rows * num_times, *between[0].shape, dtype=between[0].dtype, device=device)
+        state = [
+            torch.zeros(num_rows, *form.shape, dtype=form.dtype, device=device) for each in states for form in each
+        ]
         before = torch.cuda.memory_allocated(device) if device.type == "cuda" else 0
-        y, _ = run_layers(rnn, weights, None, packing, steps.requires_grad_(), state)
+        steps.requires_grad_(steps.is_floating_point())
+        y, _ = layers.run(weights, CallRows(packing=packing, seeds=[]), steps, state)
         kept = torch.cuda.memory_allocated(device) - before if device.type == "cuda" else 0
         y.sum().backward()  # type: ignore[no-untyped-call]
     return kept

@@ -29,6 +29,7 @@ from stretto.parallel.recording import (
     record_step,
 )
 from stretto.parallel.region import Region
+from stretto.parallel.rnn import RnnLayers
 from stretto.parallel.tune import rank_counts
 
 _T = TypeVar("_T")
@@ -158,7 +159,7 @@ def _copy_of_parallelized(module: nn.Module, layout: Layout | None) -> nn.Module
     for name, region in regions_of(module).items():
         rnn = shared.get_submodule(name)
         assert isinstance(rnn, nn.RNNBase)
-        attach(rnn, Region(rnn, region.name, _choice_for(region, layout), region.mesh))
+        attach(rnn, Region(RnnLayers(rnn), region.name, _choice_for(region, layout), region.mesh))
     return shared
 
 

@@ -17,22 +17,22 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from stretto.parallel.messages import Messages
+from stretto.parallel.messages import Messages, Shape
 from stretto.parallel.rows import Chunk
 
 State = tuple[Tensor, ...]
 Stage = Callable[[Tensor, Chunk, State], tuple[Tensor, State]]
-"""The layers of one rank: `(steps of a chunk [steps, width], chunk, state) -> (steps [steps, width out], state)`."""
+"""The layers of one rank: `(steps of a chunk [steps, ...], chunk, state) -> (steps [steps, ...], state)`."""
 
 
 def run_wavefront(
     stage: Stage,
-    steps: Tensor | None,  # of all rows [sum of lengths, width], on the first stage; None on others
-    state: State,  # of this stage's layers and all rows, longest first: tensors [rows, width]
+    steps: Tensor | None,  # of all rows [sum of lengths, ...], on the first stage; None on others
+    state: State,  # of this stage's layers and all rows, longest first: tensors [rows, ...]
     chunks: Sequence[Chunk],
     messages: Messages,
     token: Tensor,
-    width: int,  # of what this stage receives
+    shape: Shape,  # of a step that this stage receives
 ) -> tuple[Tensor, Tensor | None, State]:
     """Return the token, the last stage's output of all steps (None on others), and the final state of this stage."""
     rank, last = messages.rank, messages.size - 1
@@ -50,7 +50,7 @@ def run_wavefront(
             else:
                 outputs.append(output)
         if rank > 0 and 0 <= following < len(chunks):
-            takes.append((rank - 1, (chunks[following].num_steps, width)))
+            takes.append((rank - 1, (chunks[following].num_steps, *shape)))
         token, received = messages.shift(token, sends, takes)
     return token, torch.cat(outputs) if outputs else None, state
 

@@ -13,7 +13,7 @@ from functools import cached_property
 from torch import nn
 
 from stretto.parallel.layout import Layout
-from stretto.parallel.stage import layer_costs
+from stretto.parallel.rnn import RnnLayers
 from stretto.planner.gpus import PRECISIONS, Assumption, Gpu
 
 _GATES = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1, "RNN_RELU": 1}
@@ -64,7 +64,7 @@ class Work:
         """Return the layers of each rank that shares the region in a layout."""
         if self.rnn.bidirectional or layout.num_stages == 1:
             return [range(self.rnn.num_layers)] * layout.num_ranks(is_bidirectional=self.rnn.bidirectional)
-        return layout.split(layer_costs(self.rnn))
+        return layout.split(RnnLayers(self.rnn).costs)
 
 
 class Estimator:

@@ -1,35 +1,19 @@
-"""Inputs: what one call of an nn.LSTM, nn.GRU or nn.RNN is given, as a region needs it, and its output as torch's."""
+"""RnnLayers: an nn.LSTM, nn.GRU or nn.RNN as a region computes it, and RnnInputs: what one call of it is given."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
-from stretto.base.errors import MeshError
-from stretto.parallel.guard import DTYPES
-from stretto.parallel.layout import Layout
-from stretto.parallel.messages import Hook, Messages
+from stretto.parallel.layers import CallRows, Form, Inputs, Layers
 from stretto.parallel.rows import Packing, packing_of
-from stretto.parallel.stage import compute_dtype, state_widths
+from stretto.parallel.spans import SpanSweep
+from stretto.parallel.stage import LayerDropout, RnnStage, prepare_layer, state_widths
 
 
-@dataclass(frozen=True)
-class SharedCall:
-    """What the ranks that compute a call together know of it."""
-
-    layout: Layout
-    messages: Messages
-    packing: Packing  # of the rows of all of them
-    seeds: Sequence[int]  # of each rank's dropout
-    has_state: bool  # whether a rank has an initial state
-    needs_grad: bool  # whether a rank needs a backward
-    before_backward: Hook
-
-
-class Inputs:
+class RnnInputs(Inputs):
     """The rows of a call, and their state. Raises what torch's class would raise."""
 
     def __init__(self, rnn: nn.RNNBase, x: Any, hx: Any) -> None:  # noqa: ANN401 - as nn.LSTM's
@@ -51,40 +35,11 @@ class Inputs:
             raise RuntimeError(
                 f"{type(rnn).__name__}: the input is on {self._data.device}, the weights are on {device}"
             )
-        self.dtype = compute_dtype(rnn, self._data)
-        if self.dtype not in DTYPES:
-            raise MeshError(f"{type(rnn).__name__} can't be computed in {self.dtype}; use one of {DTYPES}")
-        self.state: list[Tensor] | None = None if hx is None else self._read_state(hx)
-
-    @classmethod
-    def refused(cls, rnn: nn.RNNBase) -> "Inputs":
-        """Return inputs without rows, in place of some that were refused."""
-        weight = getattr(rnn, rnn._all_weights[0][0])
-        return cls(rnn, weight.detach().new_empty((0, 0, rnn.input_size)), None)
-
-    @property
-    def device(self) -> torch.device:
-        return self._data.device
-
-    @property
-    def is_dense(self) -> bool:
-        """Whether the rows are no PackedSequence, so that all have the same length."""
-        return self._packing is None
-
-    @property
-    def needs_grad(self) -> bool:
-        """Whether a gradient can reach the input, the state or a weight."""
-        tensors = (self._data, *(self.state or ()), *self._rnn.parameters())
-        return any(tensor.requires_grad for tensor in tensors)
-
-    @property
-    def longest(self) -> int:
-        return int(self.lengths.max()) if len(self.lengths) else 0
-
-    @property
-    def num_steps(self) -> int:
-        """The number of steps of all rows."""
-        return int(self.lengths.sum())
+        self.dtype, self.device, self.width = compute_dtype(rnn, self._data), self._data.device, rnn.input_size
+        self.is_dense = self._packing is None
+        self._state = [] if hx is None else self._read_state(hx)
+        self.has_state = hx is not None
+        self.needs_grad = any(each.requires_grad for each in (self._data, *self._state, *rnn.parameters()))
 
     def values(self, *, is_even: bool) -> Tensor:
         """Return the steps: [time, rows, width] if the rows of all ranks are even, else row by row [steps, width]."""
@@ -100,7 +55,7 @@ class Inputs:
 
     def all_state(self) -> list[Tensor]:
         """Return the state of all layers, layer by layer (and way by way): tensors [rows, width]."""
-        return self.state or self.zeros(len(self.lengths), state_widths(self._rnn) * len(self._rnn._all_weights))
+        return self._state or self.zeros(len(self.lengths), state_widths(self._rnn) * len(self._rnn._all_weights))
 
     def _read_state(self, hx: Any) -> list[Tensor]:  # noqa: ANN401
         rnn, widths = self._rnn, state_widths(self._rnn)
@@ -145,3 +100,81 @@ class Inputs:
             elif self._rnn.batch_first:  # no view: if users change it in place, fully_shard loses its hooks
                 output = output.transpose(0, 1).clone()  # strides as torch's: masks of nn.Dropout follow memory
         return output, hx if count == 2 else hx[0]
+
+
+class RnnLayers(Layers):
+    """The layers of an nn.LSTM, nn.GRU or nn.RNN."""
+
+    module: nn.RNNBase
+
+    def __init__(self, rnn: nn.RNNBase) -> None:
+        self.module, self.num_layers, self.is_bidirectional = rnn, rnn.num_layers, rnn.bidirectional
+        self.is_random = rnn.dropout > 0
+
+    @property
+    def parameters(self) -> list[list[tuple[nn.Module, str]]]:
+        return [[(self.module, name) for name in names] for names in self.module._all_weights]
+
+    @property
+    def costs(self) -> list[float]:
+        rnn = self.module  # its weights may not exist before the first call
+        output = rnn.proj_size or rnn.hidden_size
+        inputs = [rnn.input_size] + [output] * (rnn.num_layers - 1)
+        return [4.0 * (width + output) + rnn.proj_size for width in inputs]  # only LSTMs have projections: four gates
+
+    def forms(self, inputs: Inputs) -> tuple[list[Form], list[list[Form]]]:
+        widths, sets = state_widths(self.module), len(self.module._all_weights)
+        between = [self.module.input_size] + [widths[0]] * self.num_layers
+        state = [Form((width,), inputs.dtype) for width in widths]
+        return [Form((width,), inputs.dtype) for width in between], [state] * sets
+
+    def read(self, *arguments: Any) -> RnnInputs:  # noqa: ANN401
+        return RnnInputs(self.module, *arguments)
+
+    def prepare(self, layer: int, weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        return prepare_layer(self.module, layer, weights, dtype)
+
+    def stage(self, layers: range, weights: Sequence[Sequence[Tensor]], rows: CallRows) -> RnnStage:
+        return RnnStage(self.module, layers, weights, rows)
+
+    def run(
+        self, weights: Sequence[Sequence[Tensor]], rows: CallRows, steps: Tensor, state: Sequence[Tensor]
+    ) -> tuple[Tensor, list[Tensor]]:
+        if not self.is_bidirectional:
+            return super().run(weights, rows, steps, state)
+        dropout = [LayerDropout.of_rows(rows.seeds, rows.packing)] if self.is_random and rows.seeds else []
+        sweep = SpanSweep(self.module, weights, [rows.packing], dropout)
+        _, (y,), after = sweep.run(steps.new_zeros(()), [steps], state, (0, 1), (0, 1))
+        return y, after
+
+    def run_alone(self, seed: int | None, *arguments: Any) -> Any:  # noqa: ANN401
+        rnn, (x, hx) = self.module, arguments
+        plain = torch_class(type(rnn)).forward
+        if isinstance(x, PackedSequence) and not len(x.batch_sizes):  # torch's class wants a row, DDP all gradients
+            y, state = plain(
+                rnn, x.data.view((0, 1, rnn.input_size) if rnn.batch_first else (1, 0, rnn.input_size)), hx
+            )
+            return PackedSequence(y.flatten(0, 1), *x[1:]), state
+        if not rnn.dropout or not (inputs := self.read(x, hx)).num_steps:
+            return plain(rnn, x, hx)
+        rows = CallRows(packing=Packing([inputs.lengths]), seeds=[self.draw_seed() if seed is None else seed])
+        weights = [[getattr(*place).to(inputs.dtype) for place in layer] for layer in self.parameters]
+        steps = rows.packing.pack([inputs.values(is_even=rows.packing.is_even)])
+        y, state = self.run(weights, rows, steps, inputs.all_state())
+        return inputs.as_output(rows.packing.unpack(y)[0], state)
+
+
+TORCH_CLASSES: tuple[type[nn.RNNBase], ...] = (nn.LSTM, nn.GRU, nn.RNN)
+
+
+def torch_class(cls: type[nn.RNNBase]) -> type[nn.RNNBase]:
+    """Return torch's own class of a layer."""
+    return next(base for base in cls.__mro__ if base in TORCH_CLASSES)
+
+
+def compute_dtype(rnn: nn.RNNBase, x: Tensor) -> torch.dtype:
+    """Return the dtype that torch computes `rnn` in, autocast included."""
+    device = x.device.type
+    is_cast = torch.is_autocast_enabled(device) and x.dtype != torch.float64
+    # On CPUs, autocast leaves out all but LSTMs.
+    return torch.get_autocast_dtype(device) if is_cast and (device != "cpu" or rnn.mode == "LSTM") else x.dtype
