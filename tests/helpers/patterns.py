@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from stretto.nn import SLSTM, MinLSTM, Residual
+from stretto.parallel import Stack
+
 WIDTH, HIDDEN, STEPS, VOCABULARY = 6, 8, 12, 20
 LENGTHS = (7, 12, 3, 9, 12, 5, 10, 1, 8)
 
@@ -583,6 +586,49 @@ class Resets(Pattern):
         return self.policy(features), self.value(features).squeeze(-1)
 
 
+class Stacked(Pattern):
+    """Embedding, layers of any kind and a head in one Stack, with rows of different lengths."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.GRU(WIDTH, HIDDEN, 2, batch_first=True), nn.LayerNorm(HIDDEN), nn.Tanh()]
+        self.layers = Stack(
+            [
+                nn.Sequential(nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, WIDTH)),
+                nn.LSTM(WIDTH, WIDTH, batch_first=True),
+                MinLSTM(WIDTH, WIDTH),
+                Stack(layers, batch_first=True),
+                Residual(SLSTM(HIDDEN, HIDDEN, 2)),
+                nn.Linear(HIDDEN, VOCABULARY),
+            ],
+            batch_first=True,
+        )
+
+    def inputs(self, rows: slice) -> tuple[Any, ...]:
+        return symbols(rows), torch.tensor(LENGTHS)[rows]
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Any:  # noqa: ANN401
+        return self.layers(x, lengths=lengths)
+
+
+class ThreeWays(Pattern):
+    """A Stack with resets, a bidirectional layer and a causal one in one module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = Stack([nn.LSTM(width, HIDDEN) for width in (WIDTH, HIDDEN, HIDDEN, HIDDEN)])
+        self.both = nn.LSTM(HIDDEN, HIDDEN // 2, 2, bidirectional=True)
+        self.lstm = nn.LSTM(HIDDEN, HIDDEN, 4)
+
+    def inputs(self, rows: slice) -> tuple[Any, ...]:
+        return values(rows, STEPS, WIDTH), values(rows, STEPS, seed=7) > 1
+
+    def forward(self, x: Tensor, is_start: Tensor) -> Any:  # noqa: ANN401
+        y, state = self.layers(x.transpose(0, 1), resets=is_start.t())
+        y, _ = self.lstm(self.both(y)[0])
+        return y.transpose(0, 1), state
+
+
 class PackedSorted(Packed):
     """As before `enforce_sorted`: rows are sorted by hand, and put back."""
 
@@ -619,11 +665,11 @@ def pack(x: Tensor, lengths: Tensor) -> PackedSequence:
 
 
 PATTERNS: list[Callable[[], Pattern]] = [
-    LastStep, OwnZeros, FinalState, EveryStep, ResidualStack, TwoHeads, Attention, Tagger, TiedWeights, SideInput,
-    DictInput, Convolution, Autoencoder, Translation, DecodeLoop, Siamese, KeptState, Windows, Packed, PackedWithState,
-    PackedGru, Projection, NoBias, Relu, Frozen, Mixed, InputGradient, FrozenBatchNorm, Sequential, AttentionLoop,
-    BidirectionalEncoder, WeightNorm, WeightDrop, OwnClass, Tutorial, LanguageModel, LearnedState, AnyOrder, Teacher,
-    Resets, PackedSorted,
+    LastStep, OwnZeros, Stacked, FinalState, EveryStep, ThreeWays, ResidualStack, TwoHeads, Attention, Tagger,
+    TiedWeights, SideInput, DictInput, Convolution, Autoencoder, Translation, DecodeLoop, Siamese, KeptState,
+    Windows, Packed, PackedWithState, PackedGru, Projection, NoBias, Relu, Frozen, Mixed, InputGradient,
+    FrozenBatchNorm, Sequential, AttentionLoop, BidirectionalEncoder, WeightNorm, WeightDrop, OwnClass, Tutorial,
+    LanguageModel, LearnedState, AnyOrder, Teacher, Resets, PackedSorted,
 ]  # fmt: skip
 
 ROWS = {2: (5, 4), 3: (3, 0, 6), 4: (2, 0, 3, 4)}  # of each rank

@@ -102,7 +102,8 @@ def has_hooks(module: nn.Module) -> bool:
 
 def is_plain(rnn: nn.RNNBase) -> bool:
     """Return whether `rnn` is one of torch's own classes, without hooks and parametrizations."""
-    has_parameters = all(name in rnn._parameters for name in rnn._flat_weights_names)
+    # In a shared Stack, parameters are replaced by tensors that autograd has made.
+    has_parameters = all(isinstance(rnn._parameters.get(name), nn.Parameter) for name in rnn._flat_weights_names)
     return type(rnn) in (nn.LSTM, nn.GRU) and has_parameters and not has_hooks(rnn)
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from stretto.base.errors import MeshError
 
-DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int64, torch.int32)
 REMEDY = (
     "every rank has to call the same regions in the same order, and one backward for each call: skip a step on all "
     "ranks or on none, use drop_last=True so that epochs end together, and evaluate with model.eval()"

@@ -2,7 +2,7 @@
 
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Literal, TypeVar
 
@@ -13,9 +13,11 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from stretto.base.errors import ConfigError
 from stretto.parallel.fixed import FixedLayouts
+from stretto.parallel.layers import Layers
 from stretto.parallel.layout import Layout
 from stretto.parallel.region import Choice, Region
-from stretto.parallel.rnn import TORCH_CLASSES, RnnLayers, torch_class
+from stretto.parallel.rnn import TORCH_CLASSES, RnnLayers
+from stretto.parallel.stack import Stack, StackLayers
 from stretto.parallel.tune import Tuner
 
 _log = logging.getLogger(__name__)
@@ -33,6 +35,8 @@ def parallelize(
 ) -> _Module:
     """Let ranks share the work of each nn.LSTM, nn.GRU and nn.RNN of several layers or two ways in `module`; return it.
 
+    They share each stretto.parallel.Stack, too: its blocks take the place of layers.
+
     Each rank keeps its own rows, as under DistributedDataParallel, and all weights. In training, the ranks of a group
     hand their rows to each other: each runs its layers over the rows of all of them, chunk by chunk of time. What the
     module computes stays the same. Parameters, their names, and `isinstance` stay, too. Evaluation (`eval()`, or
@@ -47,16 +51,37 @@ def parallelize(
     if any(isinstance(child, _RegionMixin) for child in module.modules()):
         raise ConfigError("the module was passed to parallelize() before; call it once")
     names = {id(child): name or type(child).__name__ for name, child in module.named_modules()}
-    layers = [child for child in module.modules() if isinstance(child, TORCH_CLASSES)]
-    shared = [child for child in layers if child.num_layers > 1 or child.bidirectional]
-    for child in layers:
-        if child not in shared:
+    stacks = [child for child in module.modules() if isinstance(child, Stack)]
+    inner = {id(each) for stack in stacks for each in stack.modules() if each is not stack}
+    children = [child for child in module.modules() if id(child) not in inner]
+    shared: dict[nn.Module, Layers] = {}
+    for child in (child for child in children if isinstance(child, (*TORCH_CLASSES, Stack))):
+        layers = layers_of(child)
+        if layers.num_layers > 1 or layers.is_bidirectional:
+            shared[child] = layers
+        else:
             _log.info("%s stays as it is: it has one layer and one direction", names[id(child)])
+    _advise(module, children, names)
     root = weakref.ref(module)
-    choice = _choice(layout, {names[id(child)]: child for child in shared})
-    for child in shared:
-        attach(child, Region(RnnLayers(child), names[id(child)], choice, mesh, lambda: mixing_of(root())))
+    choice = _choice(layout, {names[id(child)]: layers for child, layers in shared.items()})
+    for child, layers in shared.items():
+        attach(child, Region(layers, names[id(child)], choice, mesh, lambda: mixing_of(root())))
     return module
+
+
+def _advise(module: nn.Module, children: Sequence[nn.Module], names: Mapping[int, str]) -> None:
+    """Say what to write instead of layers that a forward calls one by one, or puts on devices of their own."""
+    remedy = "write self.%s = stretto.parallel.Stack(layers), and y, state = self.%s(x) in forward: ranks share a Stack"
+    for child in (child for child in children if isinstance(child, nn.ModuleList) and not isinstance(child, Stack)):
+        rnns = [each for each in child if isinstance(each, TORCH_CLASSES) and not each.bidirectional]
+        if len(rnns) == len(child) > 1 and all(each.num_layers == 1 for each in rnns):
+            own = names[id(child)].rpartition(".")[2]
+            _log.warning("%s has layers that each rank computes alone; " + remedy, names[id(child)], own, own)
+    devices = sorted({str(parameter.device) for parameter in module.parameters()})
+    if len(devices) > 1:
+        _log.warning(
+            "the module is on %s; put it on one device of each rank, and " + remedy, devices, "layers", "layers"
+        )
 
 
 def mixing_of(module: nn.Module | None) -> str:
@@ -67,13 +92,14 @@ def mixing_of(module: nn.Module | None) -> str:
     return ""
 
 
-def attach(rnn: nn.RNNBase, region: Region) -> None:
-    """Make a layer the region's, by its class."""
-    rnn.__dict__[_REGION] = region
-    plain, shared_class = type(rnn), _REGION_CLASSES[torch_class(type(rnn))]
+def attach(module: nn.Module, region: Region) -> None:
+    """Make a layer or a Stack the region's, by its class."""
+    module.__dict__[_REGION] = region
+    plain = type(module)
+    shared_class = next(_REGION_CLASSES[base] for base in plain.__mro__ if base in _REGION_CLASSES)
     # After a class of the user's own: its forward calls the region where it calls torch's.
     bases = (shared_class,) if issubclass(shared_class, plain) else (plain, shared_class)
-    rnn.__class__ = type(f"Region{plain.__name__}", bases, {"__module__": plain.__module__})
+    module.__class__ = type(f"Region{plain.__name__}", bases, {"__module__": plain.__module__})
 
 
 def regions_of(module: nn.Module) -> dict[str, Region]:
@@ -94,50 +120,72 @@ def layouts(module: nn.Module) -> dict[str, dict[int, dict[str, Any]]]:
     }
 
 
-def _choice(layout: Layout | LayoutTable | str, layers: Mapping[str, nn.RNNBase]) -> Choice:
+def _choice(layout: Layout | LayoutTable | str, layers: Mapping[str, Layers]) -> Choice:
     """Check a layout for these layers."""
     if isinstance(layout, str):
         if layout != "auto":
             raise ConfigError(f'layout={layout!r} is not known; use "auto" or a Layout')
         return Tuner()
     if isinstance(layout, Layout):
-        for name, rnn in layers.items():
-            if not rnn.bidirectional:
-                layout.check(name, rnn.num_layers)
+        for name, each in layers.items():
+            if not each.is_bidirectional:
+                layout.check(name, each.num_layers)
         return FixedLayouts(layout)
     if not isinstance(layout, Mapping):
         raise ConfigError(f"layout is a {type(layout).__module__}.{type(layout).__name__}; use stretto.parallel.Layout")
     if {*layout} != {*layers}:
         raise ConfigError(f"layout has {sorted(layout)}, but the regions of this module are {sorted(layers)}")
     table = {name: {int(steps): Layout(**values) for steps, values in layout[name].items()} for name in layers}
-    for name, rnn in layers.items():
-        for each in table[name].values():
-            each.check(name, rnn.num_layers)
+    for name, values in table.items():
+        for each in values.values():
+            each.check(name, layers[name].num_layers)
     return FixedLayouts(table)
 
 
-class _RegionMixin(nn.RNNBase):
-    """Comes right before torch's class. A copy or a pickle is of the user's class."""
+class _RegionMixin(nn.Module):
+    """Comes right before torch's class, or Stack. A copy or a pickle is of the user's class."""
 
     @torch.compiler.disable(  # type: ignore[untyped-decorator, no-untyped-call]
         reason="a region sends messages, so torch.compile leaves it out: use fullgraph=False"
     )
-    def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: ANN401 - as nn.LSTM's
-        layers, region = RnnLayers(self), self.__dict__[_REGION]
+    def _share(self, *arguments: Any) -> Any:  # noqa: ANN401 - as the module's
+        layers, region = layers_of(self), self.__dict__.get(_REGION)
         if region is None or not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
-            return layers.run_alone(None, input, hx)
-        return region(layers, input, hx)
+            return layers.run_alone(None, *arguments)
+        return region(layers, *arguments)
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401
         state = dict(self.__getstate__())  # type: ignore[no-untyped-call]
-        del state[_REGION]
+        state.pop(_REGION, None)
         return object.__new__, (_plain_class(type(self)),), state
 
 
-_REGION_CLASSES = {plain: type(f"Region{plain.__name__}", (_RegionMixin, plain), {}) for plain in TORCH_CLASSES}
+class _RegionRnn(_RegionMixin):
+    def forward(self, input: Any, hx: Any = None) -> Any:  # noqa: ANN401 - as nn.LSTM's
+        return self._share(input, hx)
 
 
-def _plain_class(cls: type[nn.RNNBase]) -> type[nn.RNNBase]:
+class RegionStack(_RegionMixin, Stack):
+    """A Stack that is a region."""
+
+    def _compute(self, *arguments: Any) -> Any:  # noqa: ANN401
+        return self._share(*arguments)
+
+
+_REGION_CLASSES: dict[type[nn.Module], type[nn.Module]] = {
+    Stack: RegionStack,
+    **{plain: type(f"Region{plain.__name__}", (_RegionRnn, plain), {}) for plain in TORCH_CLASSES},
+}
+
+
+def layers_of(module: nn.Module) -> Layers:
+    """Return the layers of a module that can be a region."""
+    if isinstance(module, Stack):
+        return StackLayers(module)
+    assert isinstance(module, nn.RNNBase)
+    return RnnLayers(module)
+
+
+def _plain_class(cls: type[nn.Module]) -> type[nn.Module]:
     """Return the class that a parallelized layer had before."""
-    bases = (base for base in cls.__mro__ if issubclass(base, nn.RNNBase) and not issubclass(base, _RegionMixin))
-    return next(bases)
+    return next(base for base in cls.__mro__ if not issubclass(base, _RegionMixin))

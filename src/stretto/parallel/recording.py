@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stretto.base.errors import ConfigError
 from stretto.base.trees import map_tensors, tensors_of
+from stretto.parallel.stack import Stack
 
 TOLERANCE = 1e-9  # sums in another order differ by about 1e-15 in float64, mistakes by much more
 WHOLE = "the module's own forward"  # in place of a submodule's name
@@ -28,6 +29,8 @@ def copy_in_float64(module: nn.Module) -> nn.Module:
         if isinstance(child, nn.RNNBase):
             child.training, child.dropout = True, 0.0
             child.register_forward_hook(_make_contiguous)
+        elif isinstance(child, Stack):
+            child.training = True  # its blocks keep their mode
     return plain
 
 
@@ -81,7 +84,12 @@ def _record(module: nn.Module, batch: Any, loss: LossFunction) -> tuple[Calls, A
     def hook_of(name: str) -> Callable[..., None]:
         return lambda _child, _inputs, output: calls.append((name, [each.detach() for each in tensors_of(output)]))
 
-    hooks = [child.register_forward_hook(hook_of(name or WHOLE)) for name, child in module.named_modules()]
+    # What is inside a Stack is called chunk by chunk.
+    inner = {
+        each for stack in module.modules() if isinstance(stack, Stack) for each in stack.modules() if each != stack
+    }
+    named = [(name, child) for name, child in module.named_modules() if child not in inner]
+    hooks = [child.register_forward_hook(hook_of(name or WHOLE)) for name, child in named]
     value = loss(module, map_tensors(_double, batch))
     for hook in hooks:
         hook.remove()

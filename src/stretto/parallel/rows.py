@@ -24,6 +24,7 @@ class Chunk:
 
     steps: slice  # of the packed order
     sizes: Tensor  # rows alive at each of its times, never more than before
+    start: int = 0  # its first time
 
     @property
     def num_steps(self) -> int:
@@ -162,11 +163,11 @@ class Packing:
 
     def chunks(self, count: int) -> list[Chunk]:
         """Cut time into at most `count` chunks of about the same number of times."""
-        chunks, start = [], 0
+        chunks, start, time = [], 0, 0
         for sizes in torch.tensor_split(self.sizes, min(count, len(self.sizes)) or 1):
             steps = slice(start, start + int(sizes.sum()))
-            chunks.append(Chunk(steps, sizes))
-            start = steps.stop
+            chunks.append(Chunk(steps, sizes, time))
+            start, time = steps.stop, time + len(sizes)
         return chunks
 
 

@@ -17,7 +17,7 @@ from stretto.base.trees import tensors_of
 from stretto.parallel.fixed import FixedLayouts
 from stretto.parallel.groups import whole_group
 from stretto.parallel.layout import Layout
-from stretto.parallel.module import attach, mixing_of, regions_of
+from stretto.parallel.module import attach, layers_of, mixing_of, regions_of
 from stretto.parallel.recording import (
     TOLERANCE,
     WHOLE,
@@ -29,7 +29,6 @@ from stretto.parallel.recording import (
     record_step,
 )
 from stretto.parallel.region import Region
-from stretto.parallel.rnn import RnnLayers
 from stretto.parallel.tune import rank_counts
 
 _T = TypeVar("_T")
@@ -157,9 +156,8 @@ def _run_alone(
 def _copy_of_parallelized(module: nn.Module, layout: Layout | None) -> nn.Module:
     shared = copy_in_float64(module)
     for name, region in regions_of(module).items():
-        rnn = shared.get_submodule(name)
-        assert isinstance(rnn, nn.RNNBase)
-        attach(rnn, Region(RnnLayers(rnn), region.name, _choice_for(region, layout), region.mesh))
+        child = shared.get_submodule(name)
+        attach(child, Region(layers_of(child), region.name, _choice_for(region, layout), region.mesh))
     return shared
 
 
