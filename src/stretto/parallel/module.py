@@ -136,9 +136,9 @@ def _choice(layout: Layout | LayoutTable | str, layers: Mapping[str, Layers]) ->
     if {*layout} != {*layers}:
         raise ConfigError(f"layout has {sorted(layout)}, but the regions of this module are {sorted(layers)}")
     table = {name: {int(steps): Layout(**values) for steps, values in layout[name].items()} for name in layers}
-    for name, values in table.items():
-        for each in values.values():
-            each.check(name, layers[name].num_layers)
+    for name, given in table.items():
+        for each_layout in given.values():
+            each_layout.check(name, layers[name].num_layers)
     return FixedLayouts(table)
 
 
@@ -188,4 +188,5 @@ def layers_of(module: nn.Module) -> Layers:
 
 def _plain_class(cls: type[nn.Module]) -> type[nn.Module]:
     """Return the class that a parallelized layer had before."""
-    return next(base for base in cls.__mro__ if not issubclass(base, _RegionMixin))
+    bases = (base for base in cls.__mro__ if issubclass(base, nn.Module) and not issubclass(base, _RegionMixin))
+    return next(bases)

@@ -113,13 +113,13 @@ class Packing:
     def unpack(self, steps: Tensor) -> list[Tensor]:
         """Return the values of each rank from steps in packed order."""
         if self.is_even:
-            return self.unjoin(steps.unflatten(0, (self.num_times, len(self.lengths))))
+            return self.unjoin(torch.unflatten(steps, 0, (self.num_times, len(self.lengths))))
         return self.unjoin(self._permute(steps, "values", "packed"))
 
     def turn(self, steps: Tensor) -> Tensor:
         """Return steps in packed order with the time of each row reversed: from its last step to its first."""
         if self.is_even:
-            return steps.unflatten(0, (self.num_times, len(self.lengths))).flip(0).flatten(0, 1)
+            return torch.unflatten(steps, 0, (self.num_times, len(self.lengths))).flip(0).flatten(0, 1)
         return self._permute(steps, "turned", "turned")
 
     def slice(self, start: int, stop: int) -> "Packing":

@@ -159,7 +159,7 @@ class StackInputs(Inputs):
             y = pad(y, (0, 0) * (y.dim() - 1) + (0, self._num_times - len(y))) if len(y) < self._num_times else y
         else:
             whole = y.new_zeros(num_rows * self._num_times, *y.shape[1:]).index_copy(0, self._positions, y)
-            y = whole.unflatten(0, (num_rows, self._num_times)).transpose(0, 1)
+            y = torch.unflatten(whole, 0, (num_rows, self._num_times)).transpose(0, 1)
         return y.transpose(0, 1).clone() if self._batch_first else y.contiguous(), tuple(state)
 
 
@@ -216,12 +216,12 @@ class StackLayers(Layers):
     def prepare(self, layer: int, weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
         places = _places(self._blocks[layer])
         prepared = {place: weight.view_as(weight) for place, weight in zip(places, weights, strict=True)}
-        for leaf in leaves_of([self._blocks[layer]]):
-            for index, names in enumerate(leaf._all_weights if isinstance(leaf, nn.RNNBase) else ()):
-                own = {(leaf, name): prepared[leaf, name] for name in names if (leaf, name) in prepared}
-                if len(own) == len(names):  # not computed from others, as by torch's parametrizations
-                    values = [*own.values()]
-                    values = prepare_layer(leaf, index, values, compute_dtype(leaf, values[0]))
+        for rnn in (leaf for leaf in leaves_of([self._blocks[layer]]) if isinstance(leaf, nn.RNNBase)):
+            for index, names in enumerate(rnn._all_weights):
+                own: list[Place] = [(rnn, name) for name in names]
+                if all(place in prepared for place in own):  # not computed from others, as by torch's parametrizations
+                    values = [prepared[place] for place in own]
+                    values = prepare_layer(rnn, index, values, compute_dtype(rnn, values[0]))
                     prepared |= zip(own, values, strict=True)
         return [prepared[place] for place in places]
 

@@ -110,7 +110,7 @@ class StackStage:
 
     def _run_rnn(
         self, rnn: nn.RNNBase, steps: Tensor, chunk: Chunk, state: State, initial: State, site: int
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[Tensor, State]:
         after: list[Tensor] = []
         for layer in range(rnn.num_layers):
             own = slice(len(after), len(after) + len(state_widths(rnn)))
@@ -119,7 +119,7 @@ class StackStage:
             after += new
             if layer < rnn.num_layers - 1:
                 steps = self._drop(rnn, rnn.dropout, site + layer, steps, chunk)
-        return steps, after
+        return steps, tuple(after)
 
     def _drop(self, leaf: nn.Module, p: float, site: int, steps: Tensor, chunk: Chunk) -> Tensor:
         return self._dropout(steps, p, site, chunk) if leaf.training and p and self._dropout is not None else steps
@@ -187,5 +187,5 @@ def _run_rnn_layer(rnn: nn.RNNBase, layer: int, steps: Tensor, chunk: Chunk, sta
 
 
 def _run_block(block: Block, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
-    y, after = block(steps.unflatten(0, (len(chunk.sizes), chunk.num_rows)), state)
+    y, after = block(torch.unflatten(steps, 0, (len(chunk.sizes), chunk.num_rows)), state)
     return y.flatten(0, 1), after
