@@ -18,6 +18,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from helpers.rank_pool import NEEDS_GLOO, RankPools
 from stretto import World
+from stretto.nn import MinLSTM
+from stretto.parallel import Stack
 from stretto.parallel.layout import Layout
 from stretto.parallel.module import parallelize
 
@@ -28,7 +30,8 @@ class Model(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(20, 8)
-        self.first, self.second = nn.GRU(8, 8, 4, batch_first=True), nn.LSTM(8, 8, 4)
+        self.first = nn.GRU(8, 8, 4, batch_first=True)
+        self.second = Stack([nn.LSTM(8, 8), nn.LayerNorm(8), MinLSTM(8, 8), nn.LSTM(8, 8)])
         self.head = nn.Linear(8, 20)
 
     def forward(self, x: Tensor) -> Tensor:

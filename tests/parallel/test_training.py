@@ -21,6 +21,7 @@ from stretto import World
 from stretto.errors import ConfigError
 from stretto.mesh.join import BACKEND_VARIABLE
 from stretto.mesh.strict import STRICT
+from stretto.parallel import Stack
 from stretto.parallel.layout import Layout
 from stretto.parallel.module import parallelize
 
@@ -31,6 +32,8 @@ class Model(nn.Module):
         self.embedding = nn.Embedding(20, 24)
         self.first = nn.LSTM(24, 24, 4, batch_first=True, dropout=dropout)
         self.second = nn.GRU(24, 24, 4, batch_first=True, dropout=dropout)
+        layers = [nn.GRU(24, 24, 2, batch_first=True, dropout=dropout), nn.LSTM(24, 24, batch_first=True)]
+        self.third = Stack([*layers, nn.Dropout(dropout), nn.LayerNorm(24)], batch_first=True)
         self.head = nn.Linear(24, 20)
         self.head.weight = self.embedding.weight
         self.checkpointed, self.use_reentrant = checkpointed, use_reentrant
@@ -40,7 +43,7 @@ class Model(nn.Module):
 
     def _logits(self, x: Tensor) -> Tensor:
         output = self._maybe_again("block", self._block, self.embedding(x))
-        logits: Tensor = self.head(output + self.second(output)[0])
+        logits: Tensor = self.head(self.third(output + self.second(output)[0])[0])
         return logits
 
     def _block(self, embedded: Tensor) -> Tensor:
@@ -184,7 +187,7 @@ def test_copies_and_pickles_are_ordinary_modules() -> None:
     x = torch.randint(20, (2, 5))
     pickled: Model = pickle.loads(pickle.dumps(model))  # noqa: S301
     for other in (copy.deepcopy(model), pickled, torch.load(buffer, weights_only=False)):
-        assert type(other.first) is nn.LSTM and type(other.second) is nn.GRU
+        assert type(other.first) is nn.LSTM and type(other.third) is Stack
         with torch.no_grad():
             nn.init.zeros_(other.first.get_parameter("weight_hh_l2"))  # its own weights
             assert not torch.equal(other(x), model(x))

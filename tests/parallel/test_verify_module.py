@@ -69,7 +69,7 @@ def test_patterns_are_equal_also_where_a_rank_has_no_rows(pools: RankPools) -> N
 
 def verify_broken(world: World, part: str) -> Comparison:
     """Let the region of `layers.1`, a GRU, be wrong on rank 1."""
-    run = RnnStage._run
+    run = RnnStage.run
 
     def broken(self: RnnStage, steps: Tensor, chunk: Any, state: Any) -> Any:  # noqa: ANN401
         if world.rank == 1 and isinstance(self._rnn, nn.GRU):
@@ -80,7 +80,7 @@ def verify_broken(world: World, part: str) -> Comparison:
         return run(self, steps, chunk, state)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(RnnStage, "_run", broken)
+        patch.setattr(RnnStage, "run", broken)
         module = make(ResidualStack)
         return stretto.verify(module, module.inputs(own_rows(world)), loss_of)
 

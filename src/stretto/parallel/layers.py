@@ -3,11 +3,12 @@
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from stretto.parallel.layout import Layout
 from stretto.parallel.messages import Hook, Messages, Shape
@@ -80,13 +81,31 @@ class Inputs(ABC):
         """Return what the module returns, for values and the state of all layers."""
 
 
-class LayerStage(Protocol):
-    """Some of the layers, for the chunks of one call in order."""
+class LayerStage(ABC):
+    """Some of the layers, to be called with the chunks of one call in order."""
+
+    rows: CallRows
 
     def begin(self, carried: Sequence[Sequence[Tensor]]) -> State:
         """Return the state before the first chunk, the longest row first: from the ranks' states, or if none, anew."""
+        initial = self.make_state()
+        return tuple(self.rows.packing.sort_rows(parts) for parts in zip(*carried, strict=True)) or initial
 
     def __call__(self, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
+        """Run the layers over a chunk; if asked to, keep its inputs only, and compute it again in the backward."""
+        if not self.rows.recompute:
+            return self.run(steps, chunk, state)
+        result: tuple[Tensor, State] = checkpoint(
+            self.run, steps, chunk, state, use_reentrant=False, preserve_rng_state=False
+        )
+        return result
+
+    @abstractmethod
+    def make_state(self) -> State:
+        """Return the initial state of all rows, the longest row first."""
+
+    @abstractmethod
+    def run(self, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
         """Run the layers over a chunk."""
 
 

@@ -56,11 +56,7 @@ class Stack(nn.ModuleList, Block):
         result: tuple[Tensor, State] = self._compute(x, state, lengths, resets)
         return result
 
-    def __call__(
-        self, x: Tensor, state: State | None = None, *, lengths: Tensor | None = None, resets: Tensor | None = None
-    ) -> tuple[Tensor, State]:
-        result: tuple[Tensor, State] = nn.Module.__call__(self, x, state, lengths=lengths, resets=resets)
-        return result
+    __call__ = nn.Module.__call__  # a Block's takes no options
 
     def _compute(self, *arguments: Any) -> Any:  # noqa: ANN401
         return StackLayers(self).run_alone(None, *arguments)
@@ -159,7 +155,8 @@ class StackInputs(Inputs):
             y = pad(y, (0, 0) * (y.dim() - 1) + (0, self._num_times - len(y))) if len(y) < self._num_times else y
         else:
             whole = y.new_zeros(num_rows * self._num_times, *y.shape[1:]).index_copy(0, self._positions, y)
-            y = torch.unflatten(whole, 0, (num_rows, self._num_times)).transpose(0, 1)
+            y = torch.unflatten(whole, 0, (num_rows, self._num_times))
+            y = y.transpose(0, 1)
         return y.transpose(0, 1).clone() if self._batch_first else y.contiguous(), tuple(state)
 
 

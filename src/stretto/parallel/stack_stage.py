@@ -12,10 +12,10 @@ from stretto.base.state import State, where_rows
 from stretto.base.window import Rows
 from stretto.blocks.block import Block
 from stretto.blocks.residual import Residual
-from stretto.parallel.layers import CallRows
+from stretto.parallel.layers import CallRows, LayerStage
 from stretto.parallel.rnn import compute_dtype
 from stretto.parallel.rows import Chunk
-from stretto.parallel.stage import LayerDropout, checkpointed, run_layer, state_widths
+from stretto.parallel.stage import LayerDropout, run_layer, state_widths
 from stretto.parallel.wavefront import run_chunk
 
 Place = tuple[nn.Module, str]
@@ -43,8 +43,8 @@ def begin(leaf: nn.Module, rows: Rows, carried: State | None = None) -> State:
     return initial if carried is None else where_rows(rows.fresh, initial, carried)
 
 
-class StackStage:
-    """Some blocks, to be called with the chunks of one call in order."""
+class StackStage(LayerStage):
+    """Some blocks of a Stack."""
 
     def __init__(
         self,
@@ -55,7 +55,7 @@ class StackStage:
         rows: CallRows,
         like: Tensor,  # has the device and the dtype of its state
     ) -> None:
-        self._leaves, self._places, self._weights, self._rows = [*leaves_of(blocks)], places, weights, rows
+        self._leaves, self._places, self._weights, self.rows = [*leaves_of(blocks)], places, weights, rows
         self._first, self._initial = first, list[State]()
         self._dropout = LayerDropout.of_rows(rows.seeds, rows.packing) if rows.seeds else None
         seeds = rows.seeds or [0] * len(rows.packing.num_rows)
@@ -69,19 +69,15 @@ class StackStage:
             for time, row in resets.tolist():
                 self._resets.setdefault(time, []).append(int(place_of[row]))
 
-    def begin(self, carried: Sequence[Sequence[Tensor]]) -> State:
-        sort = self._rows.packing.sort_rows
+    def make_state(self) -> State:
+        sort = self.rows.packing.sort_rows
         with _using(self._places, self._weights):
             for number, leaf in enumerate(self._leaves, self._first):
                 states = [begin(leaf, rows.for_block(number)) for rows in self._of_ranks]
                 self._initial.append(tuple(sort(parts) for parts in zip(*states, strict=True)))
-        initial = tuple(tensor for state in self._initial for tensor in state)
-        return tuple(sort(parts) for parts in zip(*carried, strict=True)) if carried else initial
+        return tuple(tensor for state in self._initial for tensor in state)
 
-    def __call__(self, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
-        return checkpointed(self._run, steps, chunk, state) if self._rows.recompute else self._run(steps, chunk, state)
-
-    def _run(self, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
+    def run(self, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
         left, after = iter(state), list[Tensor]()
         added: list[tuple[nn.Module, Tensor]] = []  # residual connections that are open
         with _using(self._places, self._weights):

@@ -7,13 +7,12 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 from stretto.base.randomness import keep_mask, mix
 from stretto.blocks.cudnn_weights import flatten_layer
-from stretto.parallel.layers import CallRows
+from stretto.parallel.layers import CallRows, LayerStage
 from stretto.parallel.rows import Chunk, Packing
-from stretto.parallel.wavefront import Stage, State
+from stretto.parallel.wavefront import State
 
 _CALLS: dict[str, Callable[..., tuple[Tensor, ...]]] = {
     "LSTM": torch.lstm, "GRU": torch.gru, "RNN_TANH": torch.rnn_tanh, "RNN_RELU": torch.rnn_relu,
@@ -52,25 +51,19 @@ class LayerDropout:
         return steps * keep_mask(mix(keys), prod(steps.shape[1:]), keep).view_as(steps) / (keep or 1.0)
 
 
-class RnnStage:
-    """Layers of `rnn`, to be called with the chunks of one call of a region in order."""
+class RnnStage(LayerStage):
+    """Layers of `rnn`."""
 
     def __init__(self, rnn: nn.RNNBase, layers: range, weights: Sequence[Sequence[Tensor]], rows: CallRows) -> None:
-        self._rnn, self._layers, self._weights, self._rows = rnn, layers, weights, rows
+        self._rnn, self._layers, self._weights, self.rows = rnn, layers, weights, rows
         self._dropout = LayerDropout.of_rows(rows.seeds, rows.packing) if rnn.dropout and rows.seeds else None
         self._widths = state_widths(rnn)
 
-    def begin(self, carried: Sequence[Sequence[Tensor]]) -> State:
-        packing = self._rows.packing
-        if carried:
-            return tuple(packing.sort_rows(parts) for parts in zip(*carried, strict=True))
+    def make_state(self) -> State:
         widths = self._widths * len(self._layers)
-        return tuple(self._weights[0][0].new_zeros(len(packing.lengths), width) for width in widths)
+        return tuple(self._weights[0][0].new_zeros(len(self.rows.packing.lengths), width) for width in widths)
 
-    def __call__(self, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
-        return checkpointed(self._run, steps, chunk, state) if self._rows.recompute else self._run(steps, chunk, state)
-
-    def _run(self, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
+    def run(self, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
         after: list[Tensor] = []
         for index, layer in enumerate(self._layers):
             own = state[index * len(self._widths) :][: len(self._widths)]
@@ -79,12 +72,6 @@ class RnnStage:
             if self._dropout is not None and layer < self._rnn.num_layers - 1:
                 steps = self._dropout(steps, self._rnn.dropout, layer, chunk)
         return steps, tuple(after)
-
-
-def checkpointed(stage: Stage, steps: Tensor, chunk: Chunk, state: State) -> tuple[Tensor, State]:
-    """Keep the inputs only, and compute them again in the backward."""
-    result: tuple[Tensor, State] = checkpoint(stage, steps, chunk, state, use_reentrant=False, preserve_rng_state=False)
-    return result
 
 
 def run_layer(
