@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 import torch
 
+from helpers.strict_batches import use_strict_batches
 from stretto.base.errors import StrettoError
 from stretto.launch.rank_environment import free_port
 from stretto.mesh.join import BACKEND_VARIABLE, world
@@ -35,7 +36,7 @@ _MAX_CALLS = 10
 # A string, since this is imported before `-m strict` is read.
 NEEDS_GLOO = pytest.mark.skipif(
     f"os.environ.get({BACKEND_VARIABLE!r}) == {STRICT!r}",
-    reason="the strict backend has no device mesh, no timeouts, and no batches of messages",
+    reason="the strict backend has no device mesh and no timeouts",
 )
 
 
@@ -182,6 +183,8 @@ def _serve(rank: int, size: int, port: int, pipe: Connection, timeout: timedelta
             "RANK": str(rank), "WORLD_SIZE": str(size), "LOCAL_RANK": str(rank), "LOCAL_WORLD_SIZE": str(size),
             "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "GLOO_SOCKET_IFNAME": "lo",
         }  # fmt: skip
+    if os.environ.get(BACKEND_VARIABLE) == STRICT:
+        use_strict_batches()
     with world(size, device="cpu", timeout=timeout) as joined:
         pipe.send_bytes(b"started")
         while True:

@@ -8,12 +8,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence
 
-from helpers.rank_pool import NEEDS_GLOO, RankPools
+from helpers.rank_pool import RankPools
 from stretto import World, parallelize
 from stretto.parallel import Layout
 from stretto.parallel.messages import Messages
 
-pytestmark = NEEDS_GLOO
 CASES: list[dict[str, Any]] = [
     {"layers": 1},
     {"layers": 3},

@@ -9,6 +9,6 @@ def to_device(tensor: Tensor, device: torch.device) -> Tensor:
 
     A copy from ordinary (pageable) CPU memory to a GPU would make the host wait for all work queued on the device.
     """
-    if tensor.device.type == "cpu" and device.type not in ("cpu", "meta"):
+    if tensor.device.type == "cpu" and device.type != "cpu":
         tensor = tensor.pin_memory()  # returns the same tensor if it is pinned already
     return tensor.to(device, non_blocking=True)

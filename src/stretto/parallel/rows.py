@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
+from stretto.base.device_copy import to_device
+
 
 @dataclass(frozen=True)
 class Chunk:
@@ -86,11 +88,9 @@ class Packing:
         return torch.argsort(self.order) if name == "unsorted" else self.order
 
     def index(self, name: str, device: torch.device) -> Tensor:
-        """Return an index on a device. The copy does not wait for the device."""
+        """Return an index on a device."""
         if (name, device) not in self._indices:
-            made = self._make_index(name)
-            made = made.pin_memory() if device.type == "cuda" else made
-            self._indices[name, device] = made.to(device, non_blocking=True)
+            self._indices[name, device] = to_device(self._make_index(name), device)
         return self._indices[name, device]
 
     def _permute(self, tensor: Tensor, index: str, back: str) -> Tensor:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from stretto.base.device_copy import to_device
 from stretto.base.randomness import keep_mask, mix
 from stretto.blocks.cudnn_weights import flatten_layer
 from stretto.parallel.layers import CallRows, LayerStage
@@ -47,7 +48,7 @@ class LayerDropout:
     def __call__(self, steps: Tensor, p: float, layer: int, chunk: Chunk) -> Tensor:
         device, keep = steps.device, 1.0 - p
         times, rows = (self.packing.index(name, device)[chunk.steps] for name in ("times", "rows"))
-        keys = mix(mix(self.row_keys.to(device, non_blocking=True) + layer)[rows] + (times + self.start))
+        keys = mix(mix(to_device(self.row_keys, device) + layer)[rows] + (times + self.start))
         return steps * keep_mask(mix(keys), prod(steps.shape[1:]), keep).view_as(steps) / (keep or 1.0)
 
 
