@@ -9,46 +9,50 @@ import torch
 from stretto.errors import ConfigError
 from stretto.mesh.device import find_device
 
+VARIABLES = ("CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_MAX_CONNECTIONS")
+Call = tuple[int, list[str | None]]
+
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[int, str | None]]]:
-    """A machine with 4 GPUs, as far as torch.accelerator tells. Yields the current devices set, and cuBLAS's config."""
-    calls: list[tuple[int, str | None]] = []
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Call]]:
+    """A machine with 4 GPUs, as far as torch.accelerator tells. Yields the current devices set, and the variables."""
+    calls: list[Call] = []
+    for name in VARIABLES:
+        monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda **_: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 4)
     monkeypatch.setattr(
         torch.accelerator,
         "set_device_index",
-        lambda index: calls.append((index, os.environ.get("CUBLAS_WORKSPACE_CONFIG"))),
+        lambda index: calls.append((index, [os.environ.get(name) for name in VARIABLES])),
     )
     monkeypatch.setattr(torch, "empty", lambda *_, **__: pytest.fail("an operation opens a context on a device"))
     yield calls
-    os.environ.pop("CUBLAS_WORKSPACE_CONFIG", None)
+    for name in VARIABLES:
+        os.environ.pop(name, None)
 
 
 @pytest.mark.parametrize(
     ("name", "local_rank", "index"), [("auto", 2, 2), ("cuda", 3, 3), ("cuda:1", 0, 1), ("cuda:0", 0, 0)]
 )
 def test_the_current_device_is_set_and_no_other_device_is_touched(
-    name: str, local_rank: int, index: int, calls: list[tuple[int, str | None]]
+    name: str, local_rank: int, index: int, calls: list[Call]
 ) -> None:
     local_size = 1 if ":" in name else 4
     assert find_device(name, local_rank, local_size) == torch.device("cuda", index)
-    assert calls == [(index, ":4096:8")], "cuBLAS reads its variable when the first operation runs"
+    assert calls == [(index, [":4096:8", "32"])], "CUDA and cuBLAS read them when the first operation runs"
 
 
-def test_a_cublas_config_of_the_user_is_kept(
-    monkeypatch: pytest.MonkeyPatch, calls: list[tuple[int, str | None]]
-) -> None:
-    monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
+def test_variables_of_the_user_are_kept(monkeypatch: pytest.MonkeyPatch, calls: list[Call]) -> None:
+    for name, value in zip(VARIABLES, (":16:8", "8"), strict=True):
+        monkeypatch.setenv(name, value)
     find_device("auto")
-    assert calls == [(0, ":16:8")]
+    assert calls == [(0, [":16:8", "8"])]
 
 
-def test_the_cpu_needs_neither(calls: list[tuple[int, str | None]]) -> None:
+def test_the_cpu_needs_neither(calls: list[Call]) -> None:
     assert find_device("cpu", 2, 4) == torch.device("cpu")
-    assert calls == [] and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    assert calls == [] and not {*VARIABLES} & {*os.environ}
 
 
 @pytest.mark.usefixtures("calls")
@@ -66,9 +70,7 @@ def test_several_ranks_do_not_share_a_device() -> None:
         find_device("cuda", 0, 5)
 
 
-def test_a_rank_with_a_device_of_its_own_uses_it(
-    monkeypatch: pytest.MonkeyPatch, calls: list[tuple[int, str | None]]
-) -> None:
+def test_a_rank_with_a_device_of_its_own_uses_it(monkeypatch: pytest.MonkeyPatch, calls: list[Call]) -> None:
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     for name in ("cuda", "cuda:0"):
         assert find_device(name, 3, 4, has_own_devices=True) == torch.device("cuda", 0)

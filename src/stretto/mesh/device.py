@@ -40,7 +40,7 @@ def find_device(name: str, local_rank: int = 0, local_size: int = 1, *, has_own_
         )
     index = device.index if has_index else local_rank
     if device.type == "cuda":
-        _make_cublas_deterministic()
+        _prepare_cuda()
     torch.accelerator.set_device_index(index)
     return torch.device(device.type, index)
 
@@ -58,13 +58,15 @@ def _parse_device(name: str, num_devices: Mapping[str, int]) -> torch.device:
     return device
 
 
-def _make_cublas_deterministic() -> None:
-    """Let cuBLAS, and cuDNN's RNNs, which use it, repeat their results bit by bit, unless the user has set otherwise.
+def _prepare_cuda() -> None:
+    """Set, before the first operation on CUDA, what the user has not set otherwise.
 
-    With buffers of a single size, the kernel does not depend on which buffers are free. This must be set before the
-    first operation on CUDA. `:4096:8` is eight buffers of 4 MiB, which also suits torch.use_deterministic_algorithms.
+    cuBLAS, and cuDNN's RNNs, which use it, repeat their results bit by bit if their buffers have a single size: then
+    the kernel does not depend on which are free. `:4096:8`, eight of 4 MiB, suits torch.use_deterministic_algorithms.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    # Streams share hardware queues, by default 8: a message that waits would hold up kernels behind it.
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")
 
 
 def peak_memory(device: torch.device) -> int:

@@ -218,6 +218,5 @@ def initialize_process_groups(joined: World, store: SignedStore, backend: str) -
         world_size=joined.size,
         rank=joined.rank,
         store=PrefixStore("groups", store.unsigned),
-        device_id=None if joined.device.type == "cpu" else joined.device,
-    )
+    )  # without device_id, which would make each later group a collective of all ranks
     joined.set_status("starting")

@@ -5,7 +5,6 @@ Register it with `register_strict_backend`; `STRETTO_BACKEND=strict` makes all r
 - A communicator (process group) runs its operations one after the other, in the order in which they were posted.
 - Messages have no tags. A send ends only when its receive has started.
 - Two ranks connect when they first send to each other on a communicator; the host waits for the other rank meanwhile.
-- Creating a communicator is collective over all ranks of the job, also those that don't belong to it.
 - Nothing is complete until the host has waited for it: polling an operation never tells that it has ended.
 - `synchronize`, like a device synchronization, waits for the operations of all communicators.
 - An operation with a lost rank never ends and raises nothing; signal handlers don't run while the host waits for it.
@@ -91,9 +90,6 @@ class StrictProcessGroup(dist.ProcessGroup):
         self._pending: set[StrictWork] = set()
         self._last: StrictWork | None = None
         self._connected: set[int] = set()
-        if StrictProcessGroup.groups:
-            # torch splits new communicators off the first one, which is collective over all ranks of the job.
-            StrictProcessGroup.groups[0]._gloo.barrier().wait()
         StrictProcessGroup.groups.append(self)
         threading.Thread(target=self._run, daemon=True).start()
 
