@@ -162,3 +162,25 @@ def hear_of_a_norm(world: World) -> list[str]:
 def test_a_batch_norm_in_training_is_named(pools: RankPools) -> None:
     for said in pools[2].run(hear_of_a_norm):
         assert said == ["0: normalizes the rows of each rank by themselves, as with DDP; use nn.SyncBatchNorm"]
+
+
+def bind_under_nccl(world: World, variables: dict[int, dict[str, str]]) -> list[str]:
+    """Return what a rank whose backend would be NCCL says, or why it refuses."""
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
+        patch.setattr(groups, "say_once", said.append)
+        for name, value in variables.get(world.rank, {}).items():
+            patch.setenv(name, value)
+        try:
+            parallelize(make(), Layout(2, 2))(rows(world.rank))
+        except ConfigError as error:
+            return [str(error)]
+    return [*{*said}]
+
+
+def test_settings_that_put_all_messages_in_one_queue_are_refused_or_named(pools: RankPools) -> None:
+    for said in pools[2].run(bind_under_nccl, {1: {"NCCL_LAUNCH_ORDER_IMPLICIT": "1"}}):
+        assert said == ["NCCL_LAUNCH_ORDER_IMPLICIT=1 makes messages wait for others that they don't need; unset it"]
+    said, _ = pools[2].run(bind_under_nccl, {0: {"CUDA_DEVICE_MAX_CONNECTIONS": "1"}})
+    assert said == ["CUDA_DEVICE_MAX_CONNECTIONS=1 makes kernels wait for messages; set it to 32 before CUDA is used"]

@@ -13,6 +13,12 @@ from torch.backends.cudnn.rnn import get_cudnn_mode
 _CUDNN_WITH_BF16 = 91300
 
 
+def has_bf16() -> bool:
+    """Return whether cuDNN's RNNs support bf16."""
+    version: int | None = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    return (version or 0) >= _CUDNN_WITH_BF16
+
+
 def flatten_bf16(rnn: nn.RNNBase) -> None:
     """Move the weights of `rnn` into one buffer, if they are in bf16 on a GPU whose cuDNN supports it."""
     weights = [weight for weight in rnn._flat_weights if weight is not None]
@@ -28,8 +34,7 @@ def flatten_layer(rnn: nn.RNNBase, input_size: int, weights: Sequence[Tensor]) -
 def _flatten(
     rnn: nn.RNNBase, weights: Sequence[Tensor], input_size: int, num_layers: int, *, bidirectional: bool
 ) -> None:
-    version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    if weights[0].dtype == torch.bfloat16 and (version or 0) < _CUDNN_WITH_BF16:
+    if weights[0].dtype == torch.bfloat16 and not has_bf16():
         return
     num_weights = (4 if rnn.bias else 2) + (rnn.proj_size > 0)
     mode = get_cudnn_mode(rnn.mode)  # type: ignore[no-untyped-call]

@@ -1,6 +1,7 @@
 """Groups: the ranks that share regions, made once for a process group, by all ranks in the same order."""
 
 import logging
+import os
 import socket
 from datetime import timedelta
 from weakref import WeakKeyDictionary
@@ -112,7 +113,10 @@ def _new_group(divided: list[list[int]], backend: str | None = None) -> dist.Pro
     # If only the members make a group, torch names it by how many groups they have: that must be as many. Groups of
     # the devices are splits of the world if init_process_group got a device_id; these are made by all ranks.
     num_groups = [0] * dist.get_world_size()
-    dist.all_gather_object(num_groups, len(dist.distributed_c10d._world.pg_names))
+    own = len(dist.distributed_c10d._world.pg_names)
+    dist.all_gather_object(num_groups, -1 if _has_one_queue() else own)
+    if -1 in num_groups:
+        raise ConfigError("NCCL_LAUNCH_ORDER_IMPLICIT=1 makes messages wait for others that they don't need; unset it")
     is_split = dist.group.WORLD.bound_device_id is not None and backend is None
     if len({*num_groups}) == 1 and not is_split:
         group = dist.new_group(_own(divided), _timeout(), backend, use_local_synchronization=True)
@@ -121,6 +125,15 @@ def _new_group(divided: list[list[int]], backend: str | None = None) -> dist.Pro
         group = groups[divided.index(_own(divided))]
     assert isinstance(group, dist.ProcessGroup)
     return group
+
+
+def _has_one_queue() -> bool:
+    """Return whether NCCL is told to run the messages of all groups one after another; warn if CUDA is."""
+    if "nccl" not in dist.get_backend_config():
+        return False
+    if os.environ.get("CUDA_DEVICE_MAX_CONNECTIONS") == "1":
+        say_once("CUDA_DEVICE_MAX_CONNECTIONS=1 makes kernels wait for messages; set it to 32 before CUDA is used")
+    return os.environ.get("NCCL_LAUNCH_ORDER_IMPLICIT") == "1"
 
 
 def _own(divided: list[list[int]]) -> list[int]:

@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from stretto.base.errors import ConfigError, MeshError
 from stretto.base.reason import short_reason
+from stretto.blocks.cudnn_weights import has_bf16
 from stretto.parallel.groups import REGION_NAMES, Group, say, say_once
 from stretto.parallel.guard import DTYPES, REMEDY, Call
 from stretto.parallel.layers import CallRows, Inputs, Layers, SharedCall
@@ -110,6 +111,9 @@ class Region:
                     "which makes them equal, or seed all ranks alike before you build it"
                 )
         self._is_checked = True
+        is_on_cpu = getattr(rnn, rnn._all_weights[0][0]).device.type == "cpu"
+        if DTYPES[call.dtype] == torch.bfloat16 and not is_on_cpu and not has_bf16():
+            say_once("recurrent layers are slow in bf16 until torch 2.11, whose cuDNN has it; update torch")
 
     def __deepcopy__(self, memo: object) -> None:
         """A copied layer has no region: copies are ordinary. (Those with torch's parametrizations keep their class.)"""
