@@ -7,6 +7,9 @@ Why nothing deadlocks, also under NCCL, where a rank runs its messages in the or
 partner: a schedule numbers its slots alike on all ranks, and all messages of a rank in a slot are one batch. The rule
 is that what is sent in slot s is received in slot s. Then the batch of slot s waits only for the neighbors' batches of
 slot s, and these only for earlier slots. The backward is the same with the slots in reverse.
+
+Each message has a new tensor. Autograd keeps those of the forward anyway; under NCCL (`recordStream`), those of the
+backward are reused when the device has passed them: together, a step's are no more than those of the forward.
 """
 
 from collections.abc import Callable, Sequence
