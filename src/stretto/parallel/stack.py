@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
+from stretto.base.device_copy import to_device
 from stretto.base.errors import ConfigError, LawError
 from stretto.base.state import State
 from stretto.base.window import Rows
@@ -131,7 +132,7 @@ class StackInputs(Inputs):
     def _positions(self) -> Tensor:
         """Where values row by row are in [rows, time]."""
         is_valid = torch.arange(self._num_times) < self.lengths[:, None]
-        return is_valid.flatten().nonzero().squeeze(1).to(self.device, non_blocking=True)
+        return to_device(is_valid.flatten().nonzero().squeeze(1), self.device)
 
     def zeros(self) -> Tensor:
         """Return one step of zeros."""
