@@ -74,7 +74,7 @@ def test_a_rank_with_a_device_of_its_own_uses_it(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 1)
     for name in ("cuda", "cuda:0"):
         assert find_device(name, 3, 4, has_own_devices=True) == torch.device("cuda", 0)
-    assert calls == [(0, ":4096:8")] * 2
+    assert calls == [(0, [":4096:8", "32"])] * 2
 
 
 @pytest.mark.gpu

@@ -2,6 +2,7 @@
 
 import os
 from datetime import timedelta
+from weakref import WeakKeyDictionary
 
 import pytest
 import torch
@@ -170,6 +171,7 @@ def bind_under_nccl(world: World, variables: dict[int, dict[str, str]]) -> list[
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dist, "get_backend_config", lambda: "cpu:gloo,cuda:nccl")
         patch.setattr(groups, "say_once", said.append)
+        patch.setattr(groups, "_groups", WeakKeyDictionary())  # they are made anew
         for name, value in variables.get(world.rank, {}).items():
             patch.setenv(name, value)
         try:

@@ -111,8 +111,8 @@ class Region:
                     "which makes them equal, or seed all ranks alike before you build it"
                 )
         self._is_checked = True
-        is_on_gpu = any(each.is_cuda for each in parameters.values())
-        if DTYPES[call.dtype] == torch.bfloat16 and is_on_gpu and not has_bf16():
+        is_on_cpu = all(each.device.type == "cpu" for each in parameters.values())
+        if DTYPES[call.dtype] == torch.bfloat16 and not is_on_cpu and not has_bf16():
             say_once("recurrent layers are slow in bf16 until torch 2.11, whose cuDNN has it; update torch")
 
     def __deepcopy__(self, memo: object) -> None:
