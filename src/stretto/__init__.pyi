@@ -23,8 +23,10 @@ from stretto.engine.engine import StepResult as StepResult
 from stretto.launch.spawn_ranks import spawn as spawn
 from stretto.mesh.join import world as world
 from stretto.mesh.world import World as World
+from stretto.parallel.clip import clip_grad_norm_ as clip_grad_norm_
 from stretto.parallel.mean import global_mean as global_mean
 from stretto.parallel.module import parallelize as parallelize
+from stretto.parallel.split import full_state_dict as full_state_dict
 from stretto.parallel.verify import verify as verify
 from stretto.planning.choose import choose_layout as choose_layout
 from stretto.train.evaluate import Evaluation as Evaluation

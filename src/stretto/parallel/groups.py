@@ -30,6 +30,7 @@ class Group:
         self.rank = self.ranks.index(dist.get_rank())
         self.guard = Guard(_new_group(divided, "gloo"), _timeout(), REGION_NAMES)
         self._messages: dict[int, Messages] = {}
+        self._replicas: dist.ProcessGroup | None = None
 
     def messages(self, num_stages: int) -> Messages:
         """Return the messages between so many neighboring ranks. The first time, all ranks call this together."""
@@ -41,6 +42,12 @@ class Group:
             ]
             self._messages[num_stages] = Messages(_new_group(parts))
         return self._messages[num_stages]
+
+    def replicas(self) -> dist.ProcessGroup | None:
+        """Return the ranks with this one's place in the other groups; None without others. All ranks call this."""
+        if len(self._divided) > 1 and self._replicas is None:
+            self._replicas = _new_group([[*ranks] for ranks in zip(*self._divided, strict=True)])
+        return self._replicas
 
     def members(self, num_stages: int) -> range:
         """Return which of this group's ranks share regions with this one in so many stages."""

@@ -26,13 +26,14 @@ REMEDY = (
 
 @dataclass(frozen=True)
 class Call:
-    """What a rank is about to do. The first five fields, and the layouts, must be alike on all ranks."""
+    """What a rank is about to do. The first six fields, and the layouts, must be alike on all ranks."""
 
     region: int  # index in the guard's names
     number: int  # of the call of this region
     is_backward: bool
     dtype: int  # index in DTYPES
     width: int
+    has_grad: bool = True  # whether gradients are recorded; without, there is no backward
     layouts: int = 0  # a checksum of those that may be chosen
     num_rows: int = 0
     num_steps: int = 0  # of all rows
@@ -53,14 +54,14 @@ class Call:
 
     @property
     def key(self) -> tuple[int, ...]:
-        return (self.region, self.number, self.is_backward, self.dtype, self.width)
+        return (self.region, self.number, self.is_backward, self.dtype, self.width, self.has_grad)
 
 
 class Guard:
     """The comparison of calls in a group of ranks."""
 
     def __init__(self, group: dist.ProcessGroup, timeout: timedelta, names: list[str]) -> None:
-        self._group, self._timeout = group, timeout
+        self.group, self._timeout = group, timeout
         self._names = names  # of regions; it may grow
         self._ranks = dist.get_process_group_ranks(group)
         self._own = group.rank()
@@ -109,8 +110,8 @@ class Guard:
         started, missing, sends, takes = time.monotonic(), [], [], []
         for rank in others:
             try:
-                sends += [dist.isend(own, group=self._group, group_dst=rank)] if len(own) else []
-                takes += [(rank, dist.irecv(boxes[rank], group=self._group, group_src=rank))] if sizes[rank] else []
+                sends += [dist.isend(own, group=self.group, group_dst=rank)] if len(own) else []
+                takes += [(rank, dist.irecv(boxes[rank], group=self.group, group_src=rank))] if sizes[rank] else []
             except RuntimeError:  # its connection is closed
                 missing.append(self._ranks[rank])
         for rank, work in takes:
@@ -133,8 +134,9 @@ class Guard:
 
     def _describe(self, call: Call) -> str:
         name = self._names[call.region] if call.region < len(self._names) else f"region {call.region}"
+        facts = [str(DTYPES[call.dtype])[6:], f"width {call.width}"] + ["without gradients"] * (not call.has_grad)
         what = "the backward of call" if call.is_backward else "call"
-        return f"is at {what} {call.number} of {name} ({str(DTYPES[call.dtype])[6:]}, width {call.width})"
+        return f"is at {what} {call.number} of {name} ({', '.join(facts)})"
 
 
 def _name(ranks: Sequence[int]) -> str:

@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from stretto.parallel.layout import Layout
 from stretto.parallel.messages import Hook, Messages, Shape
 from stretto.parallel.rows import Chunk, Packing
+from stretto.parallel.split import SplitWeights
 from stretto.parallel.wavefront import State, run_chunk
 
 _ROWS_PER_RANK = 1 << 32  # more than any rank has: seed + row differs for rows of different ranks
@@ -44,6 +45,7 @@ class SharedCall:
     rows: CallRows  # of all of them
     has_state: bool  # whether a rank has an initial state
     needs_grad: bool  # whether a rank needs a backward
+    split: SplitWeights | None
     before_backward: Hook
 
 
@@ -161,16 +163,18 @@ class Layers(ABC):
         return int(torch.randint(1 << 62, ())) + rank * _ROWS_PER_RANK if self.is_random else 0
 
 
-def enter(layers: Layers, token: Tensor, own: range, dtype: torch.dtype) -> tuple[Tensor, list[list[Tensor]]]:
+def enter(
+    layers: Layers, token: Tensor, own: range, dtype: torch.dtype, split: SplitWeights | None = None
+) -> tuple[Tensor, list[list[Tensor]]]:
     """Return the token, and the weights of these layers (and ways) as they compute with them.
 
     All parameters enter with the token, so all get their gradients after the last message of the backward, the
     other ranks' layers zeros: at the same point of the program on every rank. DDP's buckets start there. If a rank's
     zeros were ready at once, it would start all-reduces that the others start only after messages that wait for it.
     """
-    places = layers.parameters
+    places = [each if split is None or layer in own else [] for layer, each in enumerate(layers.parameters)]
     parameters = (getattr(owner, name) for layer in places for owner, name in layer)
-    token, *entered = _Enter.apply(token, layers, [len(layer) for layer in places], own, dtype, *parameters)  # type: ignore[no-untyped-call]
+    token, *entered = _Enter.apply(token, layers, [len(layer) for layer in places], own, dtype, split, *parameters)  # type: ignore[no-untyped-call]
     weights = iter(entered)
     return token, [[next(weights) for _ in places[layer]] for layer in own]
 
@@ -184,9 +188,10 @@ class _Enter(torch.autograd.Function):
         counts: Sequence[int],
         own: range,
         dtype: torch.dtype,
+        split: SplitWeights | None,
         *parameters: Tensor,
     ) -> tuple[Tensor, ...]:
-        start = sum(counts[: own.start])
+        start, ctx.split = sum(counts[: own.start]), split
         ctx.own = range(start, start + sum(counts[layer] for layer in own))
         # Not the parameters: fully_shard frees them after the forward.
         ctx.kinds = [(parameter.shape, parameter.dtype, parameter.device) for parameter in parameters]
@@ -196,12 +201,13 @@ class _Enter(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, token: Tensor, *gradients: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        gradients = gradients if ctx.split is None else ctx.split.finish(gradients)
         entered: list[Tensor | None] = []
         for index, (shape, dtype, device) in enumerate(ctx.kinds):
-            if not ctx.needs_input_grad[5 + index]:
+            if not ctx.needs_input_grad[6 + index]:
                 entered.append(None)
             elif index in ctx.own:
                 entered.append(gradients[index - ctx.own.start].to(dtype))
             else:
                 entered.append(torch.zeros(shape, dtype=dtype, device=device))
-        return token, None, None, None, None, *entered
+        return token, None, None, None, None, None, *entered

@@ -18,6 +18,7 @@ class Layout:
     chunks: int = 8  # of time, in stages
     recompute: bool = False  # keep the inputs of each chunk only, and compute it again in the backward
     spans: int = 1  # of time, each on a rank of its own
+    split_weights: bool = False  # each rank keeps the parameters of its own stage only
 
     def __post_init__(self) -> None:
         if not isinstance(self.stages, int):
@@ -29,6 +30,8 @@ class Layout:
         ):
             if not all(isinstance(value, int) and value >= 1 for value in values):
                 raise ConfigError(f"layout.{name}={getattr(self, name)!r} has to be at least 1")
+        if self.split_weights and (self.num_stages == 1 or self.spans > 1):
+            raise ConfigError("layout.split_weights is for stages: use stages of at least 2, and spans=1")
 
     @property
     def layers(self) -> tuple[int, ...]:
@@ -40,7 +43,7 @@ class Layout:
         return self.stages if isinstance(self.stages, int) else len(self.stages)
 
     def __str__(self) -> str:
-        recompute = ", recompute" if self.recompute else ""
+        recompute = ", recompute" * self.recompute + ", split weights" * self.split_weights
         stages = f"{self.num_stages} stages x {pluralize(self.chunks, 'chunk')}{recompute}"
         parts = [stages] * (self.num_stages > 1) + [f"{self.spans} spans"] * (self.spans > 1)
         return ", ".join(parts) or "local"
@@ -84,6 +87,8 @@ Layouts = Mapping[int, Layout]
 def fit(layouts: Layouts, num_steps: int) -> Layout:
     """Return the layout for calls of so many time steps; with few steps per chunk or span, messages don't pay."""
     layout = layouts[max((key for key in layouts if key <= num_steps), default=min(layouts))]
+    if layout.split_weights:  # no rank can compute alone
+        return replace(layout, chunks=max(1, min(layout.chunks, num_steps // 2)))
     stages, chunks = (layout.stages, layout.chunks) if num_steps >= 2 * layout.chunks else (1, 1)
     return replace(layout, stages=stages, chunks=chunks, spans=layout.spans if num_steps >= 2 * layout.spans else 1)
 

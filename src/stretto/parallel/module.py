@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.parallel import DistributedDataParallel
 
 from stretto.base.errors import ConfigError
 from stretto.parallel.fixed import FixedLayouts
@@ -17,6 +18,7 @@ from stretto.parallel.layers import Layers
 from stretto.parallel.layout import Layout
 from stretto.parallel.region import Choice, Region
 from stretto.parallel.rnn import TORCH_CLASSES, RnnLayers
+from stretto.parallel.split import SplitWeights
 from stretto.parallel.stack import Stack, StackLayers
 from stretto.parallel.tune import Tuner
 
@@ -66,7 +68,34 @@ def parallelize(
     choice = _choice(layout, {names[id(child)]: layers for child, layers in shared.items()})
     for child, layers in shared.items():
         attach(child, Region(layers, names[id(child)], choice, mesh, lambda: mixing_of(root())))
+    _split_weights(module)
     return module
+
+
+def _split_weights(module: nn.Module) -> None:
+    """Drop the parameters of other stages, of all regions whose layouts say so."""
+    layouts = {path: [*region.choice.layouts(region).values()] for path, region in regions_of(module).items()}
+    split = {path: each for path, each in layouts.items() if any(layout.split_weights for layout in each)}
+    is_wrapped = any(isinstance(child, DistributedDataParallel) for child in module.modules())
+    for path, each in split.items():
+        layers = layers_of(module.get_submodule(path))
+        if layers.is_bidirectional:
+            raise ConfigError(
+                f"layout.split_weights is for stages, but {path} is bidirectional; parallelize the others by themselves"
+            )
+        if len({(layout.stages, layout.split_weights) for layout in each}) > 1:
+            raise ConfigError(f"all layouts of {path} need split_weights and the same stages, since weights don't move")
+        own = [owner._parameters.get(name) for places in layers.parameters for owner, name in places]
+        if is_wrapped or not dist.is_initialized() or not all(type(parameter) is nn.Parameter for parameter in own):
+            raise ConfigError(
+                f"layout.split_weights drops parameters of {path}: call parallelize() after init_process_group, before "
+                "DistributedDataParallel or fully_shard, and without torch's parametrizations"
+            )
+    for path, (layout, *_) in split.items():
+        layers, region = layers_of(module.get_submodule(path)), regions_of(module)[path]
+        group = region.bind()
+        assert group is not None
+        region.split = SplitWeights(module, path, layers.parameters, layout.split(layers.costs), group)
 
 
 def _advise(module: nn.Module, children: Sequence[nn.Module], names: Mapping[int, str]) -> None:
@@ -150,11 +179,16 @@ class _RegionMixin(nn.Module):
     )
     def _share(self, *arguments: Any) -> Any:  # noqa: ANN401 - as the module's
         layers, region = layers_of(self), self.__dict__.get(_REGION)
-        if region is None or not self.training or not dist.is_initialized() or dist.get_world_size() == 1:
+        is_whole = region is None or region.split is None
+        if is_whole and (not self.training or not dist.is_initialized() or dist.get_world_size() == 1):
+            return layers.run_alone(None, *arguments)
+        if region is None:
             return layers.run_alone(None, *arguments)
         return region(layers, *arguments)
 
     def __reduce_ex__(self, protocol: Any) -> Any:  # noqa: ANN401
+        if (region := self.__dict__.get(_REGION)) is not None:
+            region.check_copy()
         state = dict(self.__getstate__())  # type: ignore[no-untyped-call]
         state.pop(_REGION, None)
         return object.__new__, (_plain_class(type(self)),), state

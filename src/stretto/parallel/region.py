@@ -23,6 +23,7 @@ from stretto.parallel.layers import CallRows, Inputs, Layers, SharedCall
 from stretto.parallel.layout import Layout, Layouts
 from stretto.parallel.rows import Packing
 from stretto.parallel.spans import run_spans
+from stretto.parallel.split import SplitWeights
 from stretto.parallel.stages import run_stages
 
 _CALLS_OF_ONE_STEP = 50  # in a row from the first one: of a decoder's loop
@@ -68,17 +69,18 @@ class Region:
         self._world: Callable[[], dist.ProcessGroup | None] = _nothing  # that it is in
         self._num_calls = self._num_calls_of_one_step = 0
         self._packing: Packing | None = None  # of the last call
+        self.split: SplitWeights | None = None  # whether each rank keeps the parameters of its own stage only
         self.has_shared = False  # whether ranks have computed a call together
 
     def __call__(self, layers: Layers, *arguments: Any) -> Any:  # noqa: ANN401 - as the module's
         """Compute a call of the module alone or together with the ranks of the group."""
-        if not torch.is_grad_enabled():  # a reentrant checkpoint calls it again with gradients, and together
+        has_grad = torch.is_grad_enabled()
+        if self.split is None and not has_grad:  # a reentrant checkpoint calls it again with gradients, and together
             return layers.run_alone(None, *arguments)
         if self._world() is not dist.group.WORLD:  # the first call, or the process group was made anew
-            assert dist.group.WORLD is not None
-            self.is_local, self._is_checked, self._group = False, False, self._bind()
-            self._num_calls = self._num_calls_of_one_step = 0
-            self._world = weakref.ref(dist.group.WORLD)
+            if self.split is not None:
+                raise MeshError(f"{self.name} has its layers on ranks of a process group that has ended; build it anew")
+            self.bind()
         if self._group is None or self.is_local:
             return layers.run_alone(None, *arguments)
         number = self._group.guard.next_number(self._index)
@@ -89,10 +91,13 @@ class Region:
             self._group.guard.compare(Call(self._index, number, is_backward=False, dtype=0, width=0, is_refused=True))
             raise
         calls = self._group.guard.compare(own)
-        if not self._is_checked:
+        if self.split is not None:
+            self.split.before_call(layers.module, own)
+        elif not self._is_checked:
             self._check_weights(layers.module, self._group, own)
         layout = self.choice.choose(self, layers, inputs, self._group, calls)
-        self._stay_local_after_one_step_calls(max(call.longest for call in calls))
+        if self.split is None:
+            self._stay_local_after_one_step_calls(max(call.longest for call in calls))
         if self.num_ranks(layout) == 1:
             return layers.run_alone(own.seed, *arguments)
         self.has_shared = True
@@ -117,6 +122,15 @@ class Region:
 
     def __deepcopy__(self, memo: object) -> None:
         """A copied layer has no region: copies are ordinary. (Those with torch's parametrizations keep their class.)"""
+        self.check_copy()
+
+    def check_copy(self) -> None:
+        """Raise if the layers can't be copied or pickled, since other ranks have some."""
+        if self.split is not None:
+            raise ConfigError(
+                f"{self.name} can't be copied or pickled, since this rank keeps only some of its layers: load "
+                "stretto.full_state_dict(model) into a new module instead"
+            )
 
     def num_ranks(self, layout: Layout) -> int:
         """Return how many ranks share this region in a layout."""
@@ -126,7 +140,15 @@ class Region:
         """Return what a layout means for this region."""
         return str(replace(layout, stages=1) if self.is_bidirectional else replace(layout, spans=1))
 
-    def _bind(self) -> Group | None:
+    def bind(self) -> Group | None:
+        """Make the group of ranks that compare their calls, and return it. All ranks call this together."""
+        assert dist.group.WORLD is not None
+        self.is_local, self._is_checked, self._group = False, False, self._ask_choice()
+        self._num_calls = self._num_calls_of_one_step = 0
+        self._world = weakref.ref(dist.group.WORLD)
+        return self._group
+
+    def _ask_choice(self) -> Group | None:
         try:
             if norm := self._batch_norm():
                 say_once(f"{norm}: normalizes the rows of each rank by themselves, as with DDP; use nn.SyncBatchNorm")
@@ -154,6 +176,7 @@ class Region:
             is_backward=False,
             dtype=DTYPES.index(inputs.dtype),
             width=inputs.width,
+            has_grad=torch.is_grad_enabled(),
             layouts=self.choice.checksum(self),
             num_rows=len(inputs.lengths),
             num_steps=inputs.num_steps,
@@ -185,6 +208,7 @@ class Region:
             rows,
             any(each.has_state for each in calls),
             any(each.needs_grad for each in calls),
+            self.split,
             lambda: _agree_on_backward(group, own),
         )
         return run_spans(layers, inputs, call) if self.is_bidirectional else run_stages(layers, inputs, call)
@@ -210,7 +234,7 @@ class Region:
 
 
 def _agree_on_backward(group: Group, call: Call) -> None:
-    group.guard.compare(Call(call.region, call.number, True, call.dtype, call.width, call.layouts))
+    group.guard.compare(Call(call.region, call.number, True, call.dtype, call.width, layouts=call.layouts))
 
 
 def _nothing() -> None:

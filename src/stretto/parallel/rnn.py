@@ -31,7 +31,7 @@ class RnnInputs(Inputs):
             self._data = x.unsqueeze(1) if x.dim() == 2 else x.transpose(0, 1) if rnn.batch_first else x
             rnn.check_input(self._data, None)
             self.lengths = torch.full((self._data.shape[1],), self._data.shape[0], dtype=torch.int64)
-        if self._data.device != (device := getattr(rnn, rnn._all_weights[0][0]).device):
+        if self._data.device != (device := next(rnn.parameters()).device):
             raise RuntimeError(
                 f"{type(rnn).__name__}: the input is on {self._data.device}, the weights are on {device}"
             )
@@ -109,7 +109,7 @@ class RnnLayers(Layers):
 
     def __init__(self, rnn: nn.RNNBase) -> None:
         self.module, self.num_layers, self.is_bidirectional = rnn, rnn.num_layers, rnn.bidirectional
-        self.is_random = rnn.dropout > 0
+        self.is_random = rnn.dropout > 0 and rnn.training
 
     @property
     def parameters(self) -> list[list[tuple[nn.Module, str]]]:
@@ -155,7 +155,7 @@ class RnnLayers(Layers):
                 rnn, x.data.view((0, 1, rnn.input_size) if rnn.batch_first else (1, 0, rnn.input_size)), hx
             )
             return PackedSequence(y.flatten(0, 1), *x[1:]), state
-        if not rnn.dropout or not (inputs := self.read(x, hx)).num_steps:
+        if not self.is_random or not (inputs := self.read(x, hx)).num_steps:
             return plain(rnn, x, hx)
         rows = CallRows(packing=Packing([inputs.lengths]), seeds=[self.draw_seed() if seed is None else seed])
         weights = [[getattr(*place).to(inputs.dtype) for place in layer] for layer in self.parameters]

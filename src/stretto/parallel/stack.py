@@ -19,6 +19,7 @@ from stretto.blocks.weight_drop import WeightDropLSTM
 from stretto.parallel.layers import CallRows, Form, Inputs, Layers
 from stretto.parallel.rnn import compute_dtype
 from stretto.parallel.rows import Packing
+from stretto.parallel.split import split_modules
 from stretto.parallel.stack_stage import Place, StackStage, begin, leaves_of
 from stretto.parallel.stage import prepare_layer
 
@@ -198,8 +199,14 @@ class StackLayers(Layers):
         """Run one step of one row."""
         rows, steps = CallRows(packing=Packing([torch.ones(1, dtype=torch.int64)]), seeds=[]), inputs.zeros()
         between, states = [_form_of(steps)], []
-        for index in range(self.num_layers):
-            stage = self.stage(range(index, index + 1), [], rows)
+        split = split_modules.get(self.module)  # then weights of other ranks are missing: zeros take no memory
+        for index, block in enumerate(self._blocks):
+            shapes = split.shapes[index] if split else {}
+            places: list[Place] = [
+                (self.module.get_submodule(n.rpartition(".")[0]), n.rpartition(".")[2]) for n in shapes
+            ]
+            weights = [self.like.new_zeros(()).expand(shape) for shape in shapes.values()]
+            stage = StackStage([block], index, places, weights, rows, self.like)
             state = stage.begin([])
             steps, after = stage(steps, rows.packing.chunks(1)[0], state)
             between.append(_form_of(steps))

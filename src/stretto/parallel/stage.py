@@ -57,7 +57,8 @@ class RnnStage(LayerStage):
 
     def __init__(self, rnn: nn.RNNBase, layers: range, weights: Sequence[Sequence[Tensor]], rows: CallRows) -> None:
         self._rnn, self._layers, self._weights, self.rows = rnn, layers, weights, rows
-        self._dropout = LayerDropout.of_rows(rows.seeds, rows.packing) if rnn.dropout and rows.seeds else None
+        is_random = rnn.dropout and rnn.training and rows.seeds
+        self._dropout = LayerDropout.of_rows(rows.seeds, rows.packing) if is_random else None
         self._widths = state_widths(rnn)
 
     def make_state(self) -> State:

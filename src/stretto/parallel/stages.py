@@ -25,7 +25,7 @@ def run_stages(layers: Layers, inputs: Inputs, call: SharedCall) -> tuple[Tensor
     """Return the values of this rank's rows, and their state after all layers, layer by layer."""
     messages, packing = call.messages, call.rows.packing
     rank, last = messages.rank, messages.size - 1
-    stages = call.layout.split(layers.costs)  # layers of each rank
+    stages = call.split.stages if call.split else call.layout.split(layers.costs)  # layers of each rank
     between, state_forms = layers.forms(inputs)
     state_of = [[form for layer in stage for form in state_forms[layer]] for stage in stages]
     first, output = between[0], between[-1]
@@ -43,7 +43,7 @@ def run_stages(layers: Layers, inputs: Inputs, call: SharedCall) -> tuple[Tensor
     ]
     dtypes = [form.dtype for forms in (*entering, [first]) for form in forms]
     token = torch.zeros((), dtype=_widest(dtypes), device=values.device, requires_grad=call.needs_grad)
-    token, weights = enter(layers, token, stages[rank], inputs.dtype)
+    token, weights = enter(layers, token, stages[rank], inputs.dtype, call.split)
     token, received = _swap(messages, token, give, take, dtypes, lambda: None)
     steps = packing.pack([parts.pop(0) for parts in received]) if rank == 0 else None
     stage = layers.stage(stages[rank], weights, call.rows)
