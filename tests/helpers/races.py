@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from torch.cuda._sanitizer import EventHandler
+from torch.cuda._sanitizer import EventHandler, UnsynchronizedAccessError
 
 from helpers.device_log import COMPUTE, Access
 
@@ -27,7 +27,9 @@ def find_races(accesses: Sequence[Access]) -> list[str]:
         errors = detector._handle_kernel_launch(
             stream, set(access.reads - access.writes), set(access.writes), set(), access.name, names
         )
-        races += [f"{access.name} after {error.previous_access.operator}" for error in errors]
+        for error in errors:
+            assert isinstance(error, UnsynchronizedAccessError)
+            races.append(f"{access.name} after {error.previous_access.operator}")
         if event.ranks:
             detector._handle_event_creation(-event.number)
             detector._handle_event_record(-event.number, stream)

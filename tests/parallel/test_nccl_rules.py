@@ -1,6 +1,7 @@
 """The calls of real steps with regions, executed under a model of CUDA's and NCCL's rules, finish on all ranks."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -33,10 +34,11 @@ def queue_maps() -> Iterator[tuple[str, QueueOf | None]]:
     yield "one queue", lambda rank, stream: 0
     for seed in range(40):
         num_queues = 2 + seed % 7
-        yield (
-            f"map {seed} to {num_queues} queues",
-            lambda rank, stream, seed=seed, count=num_queues: Random(f"{seed} {rank} {stream}").randrange(count),
-        )
+        yield f"map {seed} to {num_queues} queues", partial(queue_by_chance, seed, num_queues)
+
+
+def queue_by_chance(seed: int, count: int, rank: int, stream: str) -> int:
+    return Random(f"{seed} {rank} {stream}").randrange(count)
 
 
 def find_problems(logs: Sequence[Sequence[Event]]) -> list[str]:
