@@ -209,12 +209,3 @@ def test_a_crf_finds_more_names_than_cross_entropy(tmp_path: Path) -> None:
 def test_a_policy_learns_to_remember(tmp_path: Path) -> None:
     printed = run(tmp_path, sys.executable, str(EXAMPLES / "15_recurrent_policy.py"))
     assert json.loads(printed.splitlines()[-1])["success"] > 0.95
-
-
-@pytest.mark.long
-@pytest.mark.short
-def test_a_script_continues_without_a_replica_and_a_new_one_joins(tmp_path: Path) -> None:
-    printed = run(tmp_path, sys.executable, str(EXAMPLES / "16_live_recovery.py"))
-    replicas, processes = zip(*re.findall(r"step \d+  loss [\d.]+  (\d) replicas, process (\d+)", printed), strict=True)
-    assert re.fullmatch("3+2+3+", "".join(replicas)) and len(set(processes)) == 1, printed
-    assert figures(printed, r"300 steps; the losses differ from those of one device by ([\d.e+-]+) at most")[0] < 1e-9

@@ -6,7 +6,6 @@ from stretto.base.errors import LawError as LawError
 from stretto.base.errors import LostPeerError as LostPeerError
 from stretto.base.errors import MeshError as MeshError
 from stretto.base.errors import PlanError as PlanError
-from stretto.base.errors import StateLostError as StateLostError
 from stretto.base.errors import StrettoError as StrettoError
 from stretto.prepare.file_listing import AmbiguousInputError as AmbiguousInputError
 from stretto.train.events import PreemptedError as PreemptedError

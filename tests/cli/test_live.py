@@ -27,7 +27,7 @@ from stretto.train import EvaluationReport, PlanReport, RankReport
 
 def full_view(num_ranks: int = 2, num_steps: int | None = 2000, loss: float = 2.5, skipped: int = 3) -> LiveView:
     """A view that was told of everything there is."""
-    view = LiveView(num_steps, "tokens", restarts=1, rank_changes=2)
+    view = LiveView(num_steps, "tokens", restarts=1)
     for step in range(1, 31):
         report = StepReport(step, 1, loss + 1 / step, 1024, 0.4, 1e-3, 0.01, 0.2, 0.01, skipped, 0.25)
         view.update(report, step / 2000)
@@ -69,7 +69,7 @@ def test_all_figures_are_shown_if_there_is_space(width: int, height: int, num_ra
     for figure in (
         *("30/2,000", "left", "2.5333", "2.5000 at step 20", "perplexity 12.18", "4,655 tokens/s", "220 ms per step"),
         *("padding 25%", "bubble 2", "% busy" if height > 20 else "busy 7", "1.00e-03", "step 30, 12.3 MB, 0 s ago"),
-        *("predicted 200 ms per step, now 220 ms", "1 restart   2 changes of ranks   3 steps skipped"),
+        *("predicted 200 ms per step, now 220 ms", "1 restart   3 steps skipped"),
     ):
         assert figure in text, text
     assert text.count(" busy ") == (1 if height < 20 else 8 if num_ranks == 8 else 3)
@@ -199,11 +199,9 @@ def test_a_run_names_the_settings_that_have_no_effect_on_one_rank(
 ) -> None:
     (tmp_path / "run.toml").write_text(
         f'[data]\ntrain = "{byte_corpus.location}"\nlanes = 2\nwindow = 4\n[model]\nhidden = 4\n[train]\nsteps = 1\n'
-        f'[layout]\ninterleave = 2\n[run]\nfolder = "{tmp_path / "run"}"\nrecovery = "live"\n'
+        f'[layout]\ninterleave = 2\n[run]\nfolder = "{tmp_path / "run"}"\n'
         "[sentinel]\nhash_every = 1\n"
     )
     assert main(["train", str(tmp_path / "run.toml")]) == 0
     hints = [line for line in capsys.readouterr().out.splitlines() if line.startswith("hint ") and "no effect" in line]
-    assert [hint.split()[1] for hint in hints] == [
-        "run.recovery='live'", "sentinel.hash_every=1", "layout.interleave=2"
-    ]  # fmt: skip
+    assert [hint.split()[1] for hint in hints] == ["sentinel.hash_every=1", "layout.interleave=2"]

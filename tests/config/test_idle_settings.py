@@ -1,11 +1,10 @@
-"""Settings that have no effect: refused if they never can have one, else reported for the layout that is used."""
+"""Settings that have no effect are reported for the layout that is used."""
 
 import pytest
 
 from stretto import RunConfig
 from stretto.config.idle_settings import idle_settings
 from stretto.config.toml import parse_config
-from stretto.errors import ConfigError
 
 
 def make_config(layout: dict[str, object], **sections: dict[str, object]) -> RunConfig:
@@ -15,11 +14,6 @@ def make_config(layout: dict[str, object], **sections: dict[str, object]) -> Run
 @pytest.mark.parametrize(
     ("layout", "sections", "start"),
     [
-        ({}, {"run": {"recovery": "live"}}, "run.recovery='live' has no effect on one rank; "),
-        ({"stages": 2}, {"run": {"recovery": "live"}}, "run.recovery='live' has no effect on one replica: "),
-        ({"stages": 2}, {"run": {"recovery": "live", "copy_every": 5}}, None),
-        ({"spans": 2}, {"run": {"recovery": "live"}}, None),
-        ({"replicas": 2}, {"run": {"recovery": "live"}}, None),
         ({"stages": 2}, {"sentinel": {"hash_every": 9}}, "sentinel.hash_every=9 has no effect: "),
         ({"spans": 2}, {"sentinel": {"hash_every": 9}}, None),
         ({"replicas": 2}, {"sentinel": {"hash_every": 9}}, None),
@@ -35,14 +29,3 @@ def test_a_setting_without_effect_in_the_layout_is_named(
 ) -> None:
     sentences = idle_settings(make_config(layout, **sections))
     assert [sentence[: len(start or "")] for sentence in sentences] == ([] if start is None else [start])
-
-
-@pytest.mark.parametrize(
-    ("section", "name", "value"), [("run", "copy_every", 50), ("sentinel", "replace_straggler", True)]
-)
-def test_settings_of_live_recovery_need_it(section: str, name: str, value: object) -> None:
-    with pytest.raises(ConfigError, match=f"{section}.{name}={value} has no effect without run.recovery='live'"):
-        make_config({"replicas": 3}, **{section: {name: value}})
-    sections: dict[str, dict[str, object]] = {"run": {"recovery": "live"}}
-    sections[section] = {**sections.get(section, {}), name: value}
-    make_config({"replicas": 3}, **sections)

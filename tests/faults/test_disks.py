@@ -1,6 +1,5 @@
 """The disk of a run is full, or can't be written."""
 
-import os
 import re
 import signal
 import subprocess
@@ -93,37 +92,6 @@ def test_a_full_disk_leaves_the_last_checkpoint_intact(faults_data: Path, disk: 
     (disk / "filler").unlink()
     code, output = TrainProcess(disk / "run", faults_data, (2, 1)).start().finish()
     assert code == 0 and "resume  after step" in output, output
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-def test_ranks_change_while_the_disk_is_full(victim: int, faults_data: Path, disk: Path) -> None:
-    """Rank 0 can neither claim the run nor rewrite the log. It warns, and claims at a later save."""
-    fields = {"run.recovery": "live", "run.timeout": 20, "train.steps": 10**6}
-    run = TrainProcess(disk / "run", faults_data, (3, 1), fields).start()
-    run.await_checkpoint()
-    ranks = run.ranks()
-    fill_disk(disk / "filler")
-    os.kill(ranks[victim], signal.SIGKILL)
-    until = time.monotonic() + 12  # the others have changed ranks, and the new process has joined them
-    while time.monotonic() < until:
-        fill_disk(disk / "filler")  # a save that failed has freed what it had written
-        time.sleep(0.05)
-    before = newest_step(run)
-    (disk / "filler").unlink()
-    await_newer_step(run, before)
-    assert {*ranks} - {ranks[victim]} == {*ranks} & {*run.ranks()}, "the others keep their processes"
-    code, output = stop(run)
-    assert code == 75 and "as requested; that step is saved" in output, output
-    assert re.search(
-        r"checkpoints can't be written \(No space left on device\); training continues, and the next save", output
-    ), output
-    assert re.search(r"warning: step \d+ was not saved: .*No space left on device", output), output
-    claims = read_claims(LocalStorage(disk / "run" / "checkpoints"))
-    assert [number for number, claim in claims.items() if claim.is_launch] == [1]
-    assert len(claims) > 1
-    assert all(claim.resumed_from and claim.from_memory for number, claim in claims.items() if number > 1)
-    steps = logged_steps(disk / "run")
-    assert steps[-1] == find_checkpoint(disk / "run").manifest.training_state.step
 
 
 def test_a_run_outlives_a_disk_that_is_read_only_for_a_while(

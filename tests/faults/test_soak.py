@@ -41,21 +41,17 @@ def build(task):
 
 @dataclass
 class RestartedRun:
-    """A run whose launcher is started again, with the other kind of recovery, whenever it can resume."""
+    """A run whose launcher is started again whenever it can resume."""
 
     folder: Path
     command: list[str]
     output: Path
     process: "subprocess.Popen[bytes] | None" = None
-    num_starts: int = 0
 
     def start(self) -> None:
-        recovery = ("live", "restart")[self.num_starts % 2]
-        self.num_starts += 1
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "ERROR", "SOAK_PAUSE": "0.02"}
         with self.output.open("ab") as stream:
-            command = [*self.command, "--run.recovery", recovery]
-            self.process = subprocess.Popen(command, env=environment, stdout=stream, stderr=stream)
+            self.process = subprocess.Popen(self.command, env=environment, stdout=stream, stderr=stream)
 
     def keep_alive(self, seconds: float) -> None:
         """Wait; meanwhile start the launcher again if it has been killed."""

@@ -95,6 +95,6 @@ def _last_step(lines: list[dict[str, Any]]) -> int:
 
 
 def _last_start(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the line of the last launch or change of ranks in a log, with the step that it resumed from."""
-    starts = [line for line in lines if line["kind"] in ("start", "rank_change")]
+    """Return the line of the last launch in a log, with the step that it resumed from."""
+    starts = [line for line in lines if line["kind"] == "start"]
     return max(starts, key=lambda line: int(line["generation"]), default={"generation": 0, "step": 0})

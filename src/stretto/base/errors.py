@@ -32,10 +32,6 @@ class LostPeerError(MeshError):
     exit_code = 75  # EX_TEMPFAIL of sysexits.h: try again
 
 
-class StateLostError(LostPeerError):
-    """The ranks that are left don't have all that they need to continue, so the run resumes from a checkpoint."""
-
-
 class DataError(StrettoError):
     """Data or a checkpoint is missing or damaged, or can't be read, written or prepared as requested."""
 

@@ -1,7 +1,6 @@
 """Formats times, sizes, counts and losses for people; unknown times and sizes (NaN) become `-`."""
 
 import math
-from collections.abc import Sequence
 
 
 def format_seconds(value: float) -> str:
@@ -38,12 +37,6 @@ def format_bytes(value: float) -> str:
 def pluralize(value: int, word: str) -> str:
     """Format a number of things: `1 step`, `2 steps`."""
     return f"{value:,} {word}{'' if value == 1 else 's'}"
-
-
-def format_ranks(ranks: Sequence[int]) -> str:
-    """Format ranks as `rank 1`, `ranks 1 and 4`, or `ranks 1, 4 and 5`."""
-    *others, last = map(str, ranks)
-    return f"ranks {', '.join(others)} and {last}" if others else f"rank {last}"
 
 
 def format_loss(value: float) -> str:

@@ -8,9 +8,8 @@ to the others, in buckets of bounded size. With 4 replicas:
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -18,7 +17,6 @@ from torch import Tensor
 from stretto.base.errors import DataError
 from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.even_split import EvenSplit
-from stretto.checkpoint.manifest import TrainingState
 from stretto.checkpoint.segments import FileSegment, find_segments, read_segments
 from stretto.checkpoint.shards import TensorShard
 from stretto.mesh.mesh import Mesh
@@ -36,69 +34,6 @@ class RankTensors:
     shared: Sequence[TensorShard]  # with the other ranks that hold the same blocks
     own: Sequence[TensorShard] = ()
     tied: Sequence[tuple[TensorShard, StageGroup]] = ()  # with other stages, too
-
-
-class TensorInfo(Protocol):
-    """What is known of a tensor before it is read."""
-
-    @property
-    def dtype(self) -> str:
-        """Such as `float32`."""
-
-    @property
-    def full_shape(self) -> Sequence[int]:
-        """Of the rows of all ranks."""
-
-
-class TensorSource(Protocol):
-    """Where the ranks of a mesh get a trainer's tensors from: a checkpoint, or the memory of other ranks."""
-
-    @property
-    def location(self) -> str:
-        """Where that is, for errors."""
-
-    @property
-    def training_state(self) -> TrainingState:
-        """What belongs to the tensors."""
-
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        """Return what there is, by name."""
-
-    def check_same(self, world: World) -> None:
-        """Raise the same error on every rank unless all ranks have the same source."""
-
-    def take(self, name: str) -> Tensor | None:
-        """Return a tensor that this rank holds, to use it as it is; None if it has to be read."""
-
-    def fill(self, mesh: Mesh, tensors: RankTensors) -> None:
-        """Fill tensors with their values, on all ranks. If a rank fails, all raise the same error."""
-
-
-@dataclass(frozen=True)
-class SavedTensors:
-    """The tensors of a checkpoint."""
-
-    checkpoint: Checkpoint
-
-    @property
-    def location(self) -> str:
-        return self.checkpoint.location
-
-    @property
-    def training_state(self) -> TrainingState:
-        return self.checkpoint.manifest.training_state
-
-    def tensors(self) -> Mapping[str, TensorInfo]:
-        return self.checkpoint.manifest.tensors()
-
-    def check_same(self, world: World) -> None:
-        check_same_checkpoint(self.checkpoint, world)
-
-    def take(self, name: str) -> Tensor | None:
-        return None
-
-    def fill(self, mesh: Mesh, tensors: RankTensors) -> None:
-        restore_tensors(self.checkpoint, mesh, tensors)
 
 
 def check_same_checkpoint(checkpoint: Checkpoint, world: World) -> None:
@@ -130,8 +65,8 @@ def restore_tensors(checkpoint: Checkpoint, mesh: Mesh, tensors: RankTensors) ->
         )
     if mesh.num_copies > 1:
         for reader, segments in enumerate(segments_by_reader):
-            for bucket in make_buckets(part for segment in segments for part in segment.target_parts()):
-                broadcast_bucket(mesh, bucket, reader)
+            for bucket in _buckets(part for segment in segments for part in segment.target_parts()):
+                _broadcast(mesh, bucket, reader)
     for shard, group in tensors.tied:
         tensor = shard.tensor.detach()
         buffer = tensor.contiguous()
@@ -150,7 +85,7 @@ def _assign(segments: Sequence[FileSegment], num_readers: int) -> list[list[File
     return segments_by_reader
 
 
-def make_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
+def _buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
     """Yield the tensors in groups of at most the size of a bucket, or of one tensor."""
     bucket: list[Tensor] = []
     num_bytes = 0
@@ -164,7 +99,7 @@ def make_buckets(tensors: Iterable[Tensor]) -> Iterator[list[Tensor]]:
         yield bucket
 
 
-def broadcast_bucket(mesh: Mesh, tensors: Sequence[Tensor], reader: int) -> None:
+def _broadcast(mesh: Mesh, tensors: Sequence[Tensor], reader: int) -> None:
     """Replace tensors, on all ranks that hold the same blocks, with those of one of these ranks."""
     buffer = torch.empty(sum(map(_padded, tensors)), dtype=torch.uint8, device=mesh.world.device)
     is_reader = reader == mesh.copy_index

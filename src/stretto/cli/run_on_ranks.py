@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
 
-from stretto.base.errors import ConfigError, LostPeerError, MeshError
+from stretto.base.errors import LostPeerError, MeshError
 from stretto.base.units import pluralize
 from stretto.cli.automatic_layout import choose_layout_locally, choose_layout_on_ranks, layout_arguments
 from stretto.cli.rank_exit import exit_on_error
@@ -17,10 +17,7 @@ from stretto.config.run import RunConfig
 from stretto.launch.parent_exit import exit_when_launcher_dies
 from stretto.mesh.join import world
 from stretto.mesh.launch_info import find_launch_info
-from stretto.mesh.live_world import LiveWorld, live_world
 from stretto.mesh.node_info import NodeInfo, find_node_info
-from stretto.mesh.rounds import RunEndedError
-from stretto.mesh.topology import Topology
 from stretto.mesh.world import World
 from stretto.train.build import build_inputs, fit_to_ranks
 from stretto.train.start import newest_checkpoint_name, newest_checkpoint_step
@@ -40,7 +37,6 @@ class RankCommand:
     secret_folder: Path | None = None  # for the ranks' secret, see `world`
     saves_plan: bool = False  # write the plan of an automatic layout to the run's folder
     resumes: bool = False  # the same command resumes from the run's newest checkpoint
-    live_function: Callable[[LiveWorld, RunConfig], None] | None = None  # with run.recovery = "live"
 
 
 def run_on_ranks(config: RunConfig, command: RankCommand) -> None:
@@ -76,7 +72,6 @@ def _launch(config: RunConfig, command: RankCommand) -> None:
             grace_seconds=config.run.grace_seconds,
             progress=command.progress or (lambda: newest_checkpoint_name(config)),
             on_message=lambda message: print(f"stretto: {message}", file=sys.stderr, flush=True),
-            is_live=_is_live(config, command),
         )
     except LostPeerError as error:
         step = newest_checkpoint_step(config) if command.resumes else None
@@ -101,8 +96,6 @@ def _launch_node(config: RunConfig, command: RankCommand, node: NodeInfo) -> Non
             f"the layout needs {pluralize(layout.num_ranks, 'rank')}, but {node.num_nodes} nodes with "
             f"{node.ranks_per_node} ranks each have {node.num_ranks}; change the layout, or set layout.elastic"
         )
-    if _is_live(config, command):
-        raise ConfigError("run.recovery='live' can't be used with the PET_ variables: all nodes restart; leave it out")
     nodes = NodeRendezvous(node, timedelta(seconds=config.run.timeout))
     launch_local(node.ranks_per_node, command.arguments, grace_seconds=config.run.grace_seconds, nodes=nodes)
 
@@ -112,16 +105,6 @@ def _run_as_rank(config: RunConfig, command: RankCommand) -> None:
     exit_when_launcher_dies()
     num_ranks = None if config.layout.auto else config.layout.num_ranks
     timeout = timedelta(seconds=config.run.timeout)
-    if command.live_function is not None and _is_live(config, command):
-        layout = config.layout
-        topology = Topology(layout.replicas, layout.stages, layout.adjacent, layout.spans)
-        device, folder = config.run.device, command.secret_folder
-        try:
-            with live_world(topology, device=device, timeout=timeout, secret_folder=folder) as live:
-                command.live_function(live, config)
-        except RunEndedError as error:  # a success: this process would have replaced a lost rank
-            print(f"stretto: {error}", file=sys.stderr, flush=True)
-        return
     with (
         world(num_ranks, device=config.run.device, timeout=timeout, secret_folder=command.secret_folder) as joined,
         exit_on_error(joined),
@@ -129,8 +112,3 @@ def _run_as_rank(config: RunConfig, command: RankCommand) -> None:
         if config.layout.auto:
             config = choose_layout_on_ranks(config, joined, saves_plan=command.saves_plan)
         command.function(joined, config)
-
-
-def _is_live(config: RunConfig, command: RankCommand) -> bool:
-    """Return whether ranks continue when others are lost."""
-    return command.live_function is not None and config.run.recovery == "live" and config.layout.num_ranks > 1

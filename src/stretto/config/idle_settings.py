@@ -8,15 +8,8 @@ from stretto.config.run import RunConfig
 
 def idle_settings(config: RunConfig) -> list[str]:
     """Return a sentence for each setting that has no effect in the config's layout."""
-    layout, settings, hash_every = config.layout, config.run, config.sentinel.hash_every
+    layout, hash_every = config.layout, config.sentinel.hash_every
     sentences = []
-    if settings.recovery == "live" and layout.num_ranks == 1:
-        sentences.append("run.recovery='live' has no effect on one rank; use several replicas, or leave it out")
-    elif settings.recovery == "live" and layout.replicas * layout.spans == 1 and not settings.copy_every:
-        sentences.append(
-            "run.recovery='live' has no effect on one replica: no other rank has the weights of a lost stage; set "
-            "run.copy_every, or use several replicas"
-        )
     if hash_every is not None and layout.replicas * layout.spans == 1:
         sentences.append(
             f"sentinel.hash_every={hash_every} has no effect: no two ranks hold the same blocks; use several replicas, "

@@ -131,13 +131,6 @@ class RunSettings(StrictModel):
     """Steps between evaluations; by default there is only one, after the last step."""
     timeout: float = Field(600.0, gt=0, allow_inf_nan=False)
     """Seconds that a rank waits for another rank before it reports that rank as lost."""
-    recovery: Literal["restart", "live"] = "restart"
-    """After a rank is lost: `restart` starts all ranks again from the newest checkpoint. With `live` and several
-    replicas, the others continue at once, in the same processes, with its rows of the batches; a new process takes its
-    place and joins them."""
-    copy_every: int = Field(0, ge=0)
-    """With `recovery = "live"`: steps between copies of each rank's state, which that rank and another keep in memory.
-    If a stage is lost that no other replica has, all ranks go back to the last copy; 0: to a checkpoint."""
     max_restarts: int | None = Field(None, ge=0)
     """Maximum number of restarts after a lost rank; a new checkpoint resets the count. By default 3 if `stretto train`
     launches several ranks, else 0."""
@@ -224,13 +217,6 @@ class RunConfig(StrictModel):
                 "run.precision='fp16' scales the loss, but not model.activation_penalty and model.temporal_penalty; "
                 "use bf16 or fp32"
             )
-        live_settings = {
-            "run.copy_every": self.run.copy_every,
-            "sentinel.replace_straggler": self.sentinel.replace_straggler,
-        }
-        for name, value in live_settings.items():
-            if value and self.run.recovery != "live":
-                raise ValueError(f"{name}={value} has no effect without run.recovery='live'; set it, or remove {name}")
         has_validation = self.data.valid is not None or self.data.factory is not None
         if self.metrics.names and not has_validation:
             raise ValueError("metrics.names are computed in evaluations, which need validation data; set data.valid")

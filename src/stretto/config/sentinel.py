@@ -16,6 +16,3 @@ class SentinelConfig(StrictModel):
     straggler: float = Field(10.0, gt=0, allow_inf_nan=False)
     """A rank is reported as a straggler if it costs all others this percentage of each step, in three reports in a row
     (one every `run.log_every` steps). At least three replicas are needed."""
-    replace_straggler: bool = False
-    """With `run.recovery = "live"`: end the process of a straggler after a step. The other replicas continue, and the
-    launcher starts a new process in its place."""

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
@@ -16,7 +17,6 @@ from stretto.base.scratch import make_scratch_folder
 from stretto.base.signal_handlers import handle_signals
 from stretto.config.run import GRACE_SECONDS
 from stretto.launch.elastic_agent import ElasticAgent
-from stretto.launch.live_agent import LiveAgent, rank_command
 from stretto.launch.loopback import LoopbackRendezvous
 from stretto.launch.node_rendezvous import NodeRendezvous
 from stretto.launch.parent_exit import PREEMPTED_EXIT_CODE
@@ -47,39 +47,34 @@ def launch_local(
     grace_seconds: int = GRACE_SECONDS,
     progress: Callable[[], object] = lambda: None,
     on_message: Callable[[str], None] = lambda message: None,
-    is_live: bool = False,
     nodes: NodeRendezvous | None = None,
 ) -> None:
     """Run `stretto ARGUMENTS` on `num_ranks` ranks of this machine; return when all are done.
 
     When a rank is lost, all ranks are restarted, and `on_message` is called with the reason. After `max_restarts`
-    restarts in a row without progress (a new value from `progress`), losing a rank again ends the run. With `is_live`,
-    only the lost rank is replaced, as often, and the others continue meanwhile. After a preemption signal, ranks have
-    `grace_seconds` to save. With `nodes`, the ranks of several machines work together, each machine has its own
-    launcher, and `max_restarts` must be 0.
+    restarts in a row without progress (a new value from `progress`), losing a rank again ends the run. After a
+    preemption signal, ranks have `grace_seconds` to save. With `nodes`, the ranks of several machines work together,
+    each machine has its own launcher, and `max_restarts` must be 0.
     """
     check_backend_variable()
     # The agent logs each failure at length; `on_message` and our errors say what the user needs to know.
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    command = rank_command(arguments)
-    policy = _RestartPolicy(max_restarts, progress, on_message, is_live=is_live)
-    agent: ElasticAgent | LiveAgent
-    if is_live:
-        agent = LiveAgent(num_ranks, command, policy, max_restarts, on_message, grace_seconds=grace_seconds)
-    else:
-        spec = WorkerSpec(
-            role="stretto",
-            local_world_size=num_ranks,
-            entrypoint=command[0],
-            args=tuple(command[1:]),
-            rdzv_handler=nodes or LoopbackRendezvous(),
-            max_restarts=max_restarts,
-            monitor_interval=0.1,
-        )
-        # No log files: the ranks share our output.
-        agent = ElasticAgent(spec, DefaultLogsSpecs(os.devnull), policy, grace_seconds=grace_seconds)
+    # -P: ranks must not import modules from the current folder, such as an `argparse.py` that lies beside the run.
+    command = [sys.executable, "-P", "-m", "stretto", *arguments]
+    policy = _RestartPolicy(max_restarts, progress, on_message)
+    spec = WorkerSpec(
+        role="stretto",
+        local_world_size=num_ranks,
+        entrypoint=command[0],
+        args=tuple(command[1:]),
+        rdzv_handler=nodes or LoopbackRendezvous(),
+        max_restarts=max_restarts,
+        monitor_interval=0.1,
+    )
+    # No log files: the ranks share our output.
+    agent = ElasticAgent(spec, DefaultLogsSpecs(os.devnull), policy, grace_seconds=grace_seconds)
     try:
         # Temporary files of killed ranks are removed with this folder.
         with (
@@ -136,11 +131,8 @@ def _raise_signal(number: int, _: object) -> None:
 class _RestartPolicy:
     """Limits restarts without progress, and allows none after a preemption or an error that a restart can't fix."""
 
-    def __init__(
-        self, max_restarts: int, progress: Callable[[], object], on_message: Callable[[str], None], *, is_live: bool
-    ) -> None:
+    def __init__(self, max_restarts: int, progress: Callable[[], object], on_message: Callable[[str], None]) -> None:
         self._max_restarts, self._progress, self._on_message = max_restarts, progress, on_message
-        self._action = "the others continue" if is_live else "restarting all ranks"
         self._last_progress = progress()
 
     def __call__(self, result: RunResult, remaining: int) -> int:
@@ -154,7 +146,7 @@ class _RestartPolicy:
         if remaining > 0:
             rank, failure = _root_cause(result)
             cause = f"was killed by {failure.signal_name()}" if failure.exitcode < 0 else "failed"
-            self._on_message(f"rank {rank} {cause}; {self._action} (restarts left: {remaining - 1})")
+            self._on_message(f"rank {rank} {cause}; restarting all ranks (restarts left: {remaining - 1})")
         return remaining
 
 

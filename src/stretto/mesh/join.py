@@ -14,7 +14,7 @@ import torch.distributed as dist
 from stretto.base.errors import SHARED_ERRORS, MeshError, SavedInterrupt, StrettoError
 from stretto.base.reason import short_reason
 from stretto.base.units import pluralize
-from stretto.mesh.c10d import PrefixStore, Store
+from stretto.mesh.c10d import PrefixStore
 from stretto.mesh.device import find_device
 from stretto.mesh.launch_info import LaunchInfo, find_launch_info
 from stretto.mesh.launcher_watch import find_launcher, watch_launcher
@@ -76,17 +76,17 @@ def _join_ranks(
     launch_info: LaunchInfo, device: str, timeout: timedelta, secret_folder: Path | None
 ) -> Iterator[World]:
     """Join several ranks; leave them when the context ends."""
-    rank_device, backend = find_rank_device(launch_info, device)
+    rank_device, backend = _find_rank_device(launch_info, device)
     if launch_info.has_process_group:
         launch_info = replace_process_group(launch_info, rank_device)
-    run_store = open_run_store(launch_info, timeout, find_secret(os.environ, secret_folder, launch_info.rank, timeout))
+    run_store = _open_run_store(launch_info, timeout, find_secret(os.environ, secret_folder, launch_info.rank, timeout))
     launch_id = rendezvous(run_store, launch_info.rank, launch_info.size, timeout)
     store = run_store.in_scope(launch_id)
-    joined = connect_ranks(store, launch_info, rank_device, timeout, has_watchdog=backend != dist.Backend.GLOO)
+    joined = _connect_ranks(store, launch_info, rank_device, timeout, has_watchdog=backend != dist.Backend.GLOO)
     assert joined.liveness is not None
     says_goodbye = False
     try:
-        initialize_process_groups(joined, store, backend)
+        _initialize_process_groups(joined, store, backend)
         delete_keys(run_store, launch_info.rank, launch_id)
         joined.liveness.tree.delete_keys()
         yield joined
@@ -130,7 +130,7 @@ def _find_backend(device: torch.device) -> str:
     return STRICT
 
 
-def find_rank_device(launch_info: LaunchInfo, device: str) -> tuple[torch.device, str]:
+def _find_rank_device(launch_info: LaunchInfo, device: str) -> tuple[torch.device, str]:
     """Return the device of a rank, which was used once, and the backend for it."""
     local_rank, local_size = launch_info.local_rank, launch_info.local_size
     rank_device = find_device(device, local_rank, local_size, has_own_devices=launch_info.has_own_devices)
@@ -138,41 +138,25 @@ def find_rank_device(launch_info: LaunchInfo, device: str) -> tuple[torch.device
     return rank_device, _find_backend(rank_device)
 
 
-def open_run_store(launch_info: LaunchInfo, timeout: timedelta, secret: bytes | None) -> SignedStore:
+def _open_run_store(launch_info: LaunchInfo, timeout: timedelta, secret: bytes | None) -> SignedStore:
     """Return the store of this run, which may hold keys of earlier launches."""
-    warn_without_secret(launch_info, secret)
-    torch_store = open_store(launch_info, timeout)
-    if launch_info.rank == 0:
-        # Under torchrun the store outlives a restart. NCCL leaves this key after an error, and would end the next run.
-        torch_store.delete_key("exception_dump")
-    return run_store_of(torch_store, secret, launch_info.run_id)
-
-
-def run_store_of(torch_store: Store, secret: bytes | None, run_id: str) -> SignedStore:
-    """Return the part of a store that has the keys of a run."""
-    return SignedStore(torch_store, secret).in_scope(f"stretto/{run_id}")
-
-
-def warn_without_secret(launch_info: LaunchInfo, secret: bytes | None) -> None:
-    """Warn, on rank 0, if the messages in the store are not signed."""
     if secret is None and launch_info.rank == 0:
         _log.warning(
             "the ranks have no secret to sign their messages with, so whoever can connect to %s port %d can end this "
             "run; set %s to the same random text on all nodes",
             launch_info.address, launch_info.port, SECRET_VARIABLE,
         )  # fmt: skip
+    torch_store = open_store(launch_info, timeout)
+    if launch_info.rank == 0:
+        # Under torchrun the store outlives a restart. NCCL leaves this key after an error, and would end the next run.
+        torch_store.delete_key("exception_dump")
+    return SignedStore(torch_store, secret).in_scope(f"stretto/{launch_info.run_id}")
 
 
-def connect_ranks(
-    store: SignedStore,
-    launch_info: LaunchInfo,
-    device: torch.device,
-    timeout: timedelta,
-    *,
-    has_watchdog: bool,
-    is_live: bool = False,
+def _connect_ranks(
+    store: SignedStore, launch_info: LaunchInfo, device: torch.device, timeout: timedelta, *, has_watchdog: bool
 ) -> World:
-    """Return this rank's world; `store` is that of this launch. With `is_live`, the watchdog does not end this rank."""
+    """Return this rank's world; `store` is that of this launch."""
     # A connection of our own: torch's process groups may wait on the first one.
     own_store = store.clone()
     liveness = Liveness(own_store, launch_info, timeout, store_rank=None if launch_info.has_agent_store else 0)
@@ -191,7 +175,7 @@ def connect_ranks(
     if launcher is not None and not launcher.has_ended:  # a rank may pass the variables on to ranks of its own
         joined = replace(joined, launcher=launcher)
     if has_watchdog:
-        joined = replace(joined, watchdog=Watchdog(joined.find_fatal_error, raises=is_live))
+        joined = replace(joined, watchdog=Watchdog(joined.find_fatal_error))
     return joined
 
 
@@ -205,7 +189,7 @@ def _touch(device: torch.device) -> None:
         ) from error
 
 
-def initialize_process_groups(joined: World, store: SignedStore, backend: str) -> None:
+def _initialize_process_groups(joined: World, store: SignedStore, backend: str) -> None:
     """Connect all ranks; the watchdog runs already, since NCCL would wait forever for a rank that fails meanwhile."""
     joined.set_status(f"{WAITING} for all ranks to initialize {backend}")
     if joined.device.type == "cpu":

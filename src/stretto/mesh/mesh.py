@@ -1,7 +1,7 @@
 """Mesh: one rank's position in the grid of replicas and stages (or spans), with the process groups it needs there."""
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 
 import torch
@@ -98,38 +98,6 @@ class Mesh:
             with self.world.collective("all_reduce over ranks with the same blocks"):
                 dist.all_reduce(tensor, dist.ReduceOp.MAX, group=self.replica_group)
         return tensor
-
-    def copies_of(self, ranks: Iterable[int]) -> list[int]:
-        """Return the numbers of those of `ranks` that hold this rank's blocks, among all that do."""
-        return [self._copy_ranks.index(rank) for rank in ranks if rank in self._copy_ranks]
-
-    def start_ring_exchange(self, outgoing: Tensor, incoming: Tensor) -> Callable[[], None]:
-        """Start to send a tensor to the next of the ranks that hold this rank's blocks, and receive the previous one's.
-
-        Returns a function that waits for both.
-        """
-        following = self._copy_ranks[(self.copy_index + 1) % self.num_copies]
-        previous = self._copy_ranks[self.copy_index - 1]
-        group = self.replica_group
-
-        def send() -> dist.Work | None:
-            return dist.isend(outgoing, following, group)
-
-        def receive() -> dist.Work | None:
-            return dist.irecv(incoming, previous, group)
-
-        # A communicator runs its operations in order, and a send ends when its receive has started.
-        operations = (send, receive) if self.copy_index % 2 == 0 else (receive, send)
-        with self.world.explain_errors("exchanging lanes"):
-            works = [operation() for operation in operations]
-
-        def wait() -> None:
-            with self.world.collective("exchange of lanes"):
-                for work in works:
-                    assert work is not None
-                    work.wait()
-
-        return wait
 
     def gather_from_copies(self, tensor: Tensor) -> Tensor:
         """Return the tensors of all ranks that hold this rank's blocks, in the order of their ranks."""

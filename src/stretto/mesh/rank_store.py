@@ -87,10 +87,10 @@ class RankStore:
         names = list(keys.values())
         try:
             if self.wait_for_keys(names, timeout.total_seconds(), raise_if_failed):
-                return [check_signed(key, value) for key, value in zip(names, self.get_all(names), strict=True)]
+                return [_check_signed(key, value) for key, value in zip(names, self.get_all(names), strict=True)]
             missing = list(keys)[first_missing(self.check, names)]
         except RuntimeError as error:
-            raise lost_store_error() from error
+            raise _lost_store_error() from error
         raise LostPeerError(
             f"rank {missing} sent no message for {timeout.total_seconds():.0f} s; check that rank's output, or raise "
             "run.timeout"
@@ -126,7 +126,7 @@ def first_missing(check: Callable[[list[str]], bool], keys: list[str]) -> int:
     return start
 
 
-def lost_store_error() -> LostPeerError:
+def _lost_store_error() -> LostPeerError:
     """Return the error for a store that does not answer."""
     return LostPeerError(
         "the ranks' key-value store does not answer: its host (the launcher or rank 0) has ended or can't be reached; "
@@ -134,7 +134,7 @@ def lost_store_error() -> LostPeerError:
     )
 
 
-def check_signed(key: str, message: str | None) -> str:
+def _check_signed(key: str, message: str | None) -> str:
     """Return the message at a key; raise MeshError if it is None, because no rank of this run has signed it."""
     if message is None:
         # An error, because if the rank waited on, anyone who can write to the store could stop the run silently.

@@ -2,7 +2,7 @@
 
 torch's store has no login: any process that can connect to it can write. So a rank stores a signature before each text,
 and ignores a text without a valid one. The signature covers the run, the launch and the key, so that a text can't be
-copied to another key or from an earlier launch (with `STRETTO_HOSTS`, launches are told apart by their secrets only):
+copied to another key or from an earlier launch:
 
     key      <launch id>/error
     value    <HMAC-SHA256 of secret; scope, key, text><text>

@@ -4,8 +4,7 @@ With gloo, a connection to a lost rank breaks, and the call that uses it raises 
 host waits for a kernel that never ends, and not even signal handlers run. So each rank has a thread that watches
 whether a failure was reported, and how long the main thread has been waiting for other ranks.
 
-If there is a reason to give up, the thread aborts the process groups. Then it prints the reason and ends the process; a
-rank that can continue without the lost one instead raises the reason in its main thread.
+If there is a reason to give up, the thread prints it, aborts the process groups, and ends the process.
 """
 
 import os
@@ -27,14 +26,11 @@ _ABORT_SECONDS = 2.0
 class Watchdog:
     """Runs the thread that ends this rank if it waits for a lost rank, or after an error on another rank.
 
-    `find_error` is called a few times per second; it returns the error that ends this rank, or None. With `raises`, the
-    thread only aborts what the main thread waits for, which then raises the error.
+    `find_error` is called a few times per second; it returns the error that ends this rank, or None.
     """
 
-    def __init__(self, find_error: Callable[[], StrettoError | None], *, raises: bool = False) -> None:
+    def __init__(self, find_error: Callable[[], StrettoError | None]) -> None:
         self.find_error = find_error
-        self._raises = raises
-        self._error: StrettoError | None = None
         self._stopped = threading.Event()
         self._is_ending = False
         self._thread = threading.Thread(target=self._watch, daemon=True)
@@ -46,9 +42,7 @@ class Watchdog:
         self._thread.join(_PERIOD_SECONDS)
 
     def block_if_ending(self) -> None:
-        """Don't return if operations were aborted, as their results are not valid: raise, or wait for the end."""
-        if self._raises and self._error is not None:
-            raise self._error
+        """Don't return if operations were aborted, as their results are not valid: wait for the end."""
         while self._is_ending:
             time.sleep(_PERIOD_SECONDS)
 
@@ -57,10 +51,6 @@ class Watchdog:
             error = self.find_error()
             if error is None or self._stopped.is_set():
                 continue
-            self._error = error
-            if self._raises:
-                _abort()
-                return
             self._is_ending = True
             _exit(error)
 

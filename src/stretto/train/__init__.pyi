@@ -2,7 +2,6 @@ from stretto.config.logging import LoggingConfig as LoggingConfig
 from stretto.config.sentinel import SentinelConfig as SentinelConfig
 from stretto.engine.gather import gather_model as gather_model
 from stretto.train.events import EvaluationReport as EvaluationReport
-from stretto.train.live_trainer import LiveTrainer as LiveTrainer
 from stretto.train.metrics.class_table import ClassScores as ClassScores
 from stretto.train.metrics.class_table import ClassTable as ClassTable
 from stretto.train.metrics.entities import EntityCounts as EntityCounts

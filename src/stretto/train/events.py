@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from stretto.base.errors import LostPeerError, StrettoError
+from stretto.base.errors import StrettoError
 from stretto.base.metric_names import PER_CLASS
 from stretto.checkpoint.background_save import SaveReport
 from stretto.train.evaluate import Evaluation
@@ -19,12 +19,6 @@ class PreemptedError(StrettoError):
     """The run was asked to stop; it has saved its last step and resumes from there when it is started again."""
 
     exit_code = os.EX_TEMPFAIL
-    ends_all_ranks = True
-
-
-class RanksChangeError(LostPeerError):
-    """Other ranks wait to join, and all ranks have taken the same step; they regroup and continue."""
-
     ends_all_ranks = True
 
 

@@ -7,7 +7,6 @@ long log is not copied either, see `log_segments`; a short one is. Some trackers
 import json
 import logging
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
@@ -29,12 +28,11 @@ from stretto.base.redact import redact
 from stretto.base.run_folder import RunFolder
 from stretto.config.run import RunConfig
 from stretto.train.node_report import NodeReport
-from stretto.train.sinks.sink import RANK_CHANGE, LogLine
+from stretto.train.sinks.sink import LogLine
 from stretto.train.sinks.sinks import Sinks, open_sinks
 
 _log = logging.getLogger(__name__)
-CORRUPTION = "corruption"  # the kind of a line that names a rank with wrong weights
-_KEPT_KINDS = {CORRUPTION, RANK_CHANGE}  # lines that a resumed run keeps, whatever step they are of
+CORRUPTION = "corruption"  # the kind of a line that names a rank with wrong weights; a resumed run keeps it
 _BLOCK_BYTES = 1 << 16
 _MAX_COPIED_BYTES = 16 << 20  # of a log; a longer one becomes a segment
 
@@ -73,15 +71,10 @@ class LogWriter:
 
 
 @contextmanager
-def open_log_writer(
-    folder: RunFolder, config: RunConfig, step: int, *, is_required: bool = True
-) -> Iterator[LogWriter]:
-    """Open a run's log and sinks within this context, to continue after `step`.
-
-    If the log is not required, a disk that is full or read-only is no reason to end the run.
-    """
+def open_log_writer(folder: RunFolder, config: RunConfig, step: int) -> Iterator[LogWriter]:
+    """Open a run's log and sinks within this context, to continue after `step`."""
     with folder.explain_write_errors():
-        file = open_log(folder.log, step) if is_required else _try_open_log(folder.log, step)
+        file = open_log(folder.log, step)
     history = partial(read_lines, list_segments(folder.log))
     hyperparameters = {
         f"{section}.{name}": value
@@ -105,18 +98,6 @@ def _closing(file: TextIO) -> Iterator[None]:
             file.close()
 
 
-def _try_open_log(path: Path, step: int) -> TextIO:
-    """Open a log as `open_log` does, or with the lines of steps that are repeated; or else nothing."""
-    try:
-        return open_log(path, step)
-    except OSError as error:
-        _log.warning("%s can't be rewritten (%s); the run continues", path, error.strerror)
-    try:
-        return path.open("a", encoding="utf-8", buffering=1)
-    except OSError:
-        return Path(os.devnull).open("w", encoding="utf-8")
-
-
 def open_log(path: Path, step: int) -> TextIO:
     """Open a log to continue after `step`; drop the lines that an earlier launch wrote about later steps.
 
@@ -130,7 +111,7 @@ def open_log(path: Path, step: int) -> TextIO:
         _log.warning("the beginning of %s is in %s, which is missing; put it back", path, missing.path.name)
     for segment, start, line in _lines_backwards(segments):
         kind, line_step = _parse(line)
-        if line_step <= step or kind in _KEPT_KINDS:
+        if line_step <= step or kind == CORRUPTION:
             kept_lines.append(line.rstrip(b"\n") + b"\n")
             if kind == "step":
                 last_step = segment, start

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -10,13 +10,13 @@ from typing import NamedTuple, NoReturn
 from safetensors.torch import save_file
 from torch import Tensor
 
-from stretto.base.errors import ConfigError, DataError, DivergedError, SavedInterrupt, StrettoError
+from stretto.base.errors import DataError, DivergedError, SavedInterrupt, StrettoError
 from stretto.base.redact import without_secrets
 from stretto.base.run_folder import CONFIG, RunFolder
 from stretto.base.tf32 import use_tf32
 from stretto.checkpoint.background_save import SaveReport
 from stretto.checkpoint.checkpoint import Checkpoint, find_checkpoint
-from stretto.checkpoint.lock import FolderLock, lock_folder
+from stretto.checkpoint.lock import FolderLock
 from stretto.checkpoint.manager import CheckpointManager
 from stretto.checkpoint.manifest import RunInfo
 from stretto.config.run import RunConfig
@@ -27,8 +27,7 @@ from stretto.train.build import build_engine
 from stretto.train.config_changes import ConfigChange, find_changes
 from stretto.train.data_spec import data_spec_files
 from stretto.train.evaluate import EvaluationInterruptedError, OnWindow, evaluate
-from stretto.train.events import EvaluationReport, Event, PreemptedError, RanksChangeError, log_line
-from stretto.train.live_recovery import LiveRecovery
+from stretto.train.events import EvaluationReport, Event, PreemptedError, log_line
 from stretto.train.log import CORRUPTION, LogWriter, has_line, open_log_writer
 from stretto.train.node_report import NodeReport
 from stretto.train.plan_check import PlanCheck, planned_seconds
@@ -37,7 +36,6 @@ from stretto.train.run_table import run_table
 from stretto.train.save_policy import SavePolicy
 from stretto.train.signals import on_interrupt, on_preemption_signal
 from stretto.train.sinks.node_sinks import NodeSinks
-from stretto.train.sinks.sink import RANK_CHANGE
 from stretto.train.start import check_same_data, checkpoint_location, prepare_run
 from stretto.train.trace import gather_trace, save_trace
 from stretto.train.trained_model import read_weights
@@ -63,9 +61,7 @@ class Run:
     `for event in run.events(): ...` trains, evaluates, saves and logs. With several ranks, each has its own Run and
     must iterate over its events; the first rank writes config, log and weights. `resume` is `auto` (from the newest
     checkpoint of this run, if there is one), `never`, or the path or URL of a checkpoint or run. `allowed_locations`
-    are the URLs and paths where that checkpoint may be, if the files of a run refer to one elsewhere. With `recovery`,
-    ranks may join: the events then end with `RanksChangeError`. What the ranks have in memory counts more than a
-    checkpoint.
+    are the URLs and paths where that checkpoint may be, if the files of a run refer to one elsewhere.
     """
 
     def __init__(
@@ -75,12 +71,8 @@ class Run:
         resume: str = "auto",
         *,
         allowed_locations: Sequence[str] = (),
-        recovery: LiveRecovery | None = None,
     ) -> None:
         self.config = config
-        self._recovery = recovery
-        # Whether it continues with what the ranks have in memory.
-        self.is_recovered = recovery is not None and recovery.can_restore
         self.folder = RunFolder(config.run.folder)
         self.world = world or World(rank=0, size=1, device=find_device(config.run.device))
         inputs = prepare_run(
@@ -89,11 +81,8 @@ class Run:
             allowed_locations,
             is_first_rank=self.world.is_rank_zero,
             ranks_per_node=self.world.local_size,
-            is_recovered=self.is_recovered,
         )
         check_same_data(inputs, config, self.world)
-        # None for a launch; otherwise, ranks were lost or have joined since, and the launch continues.
-        self.rank_change = None if recovery is None else recovery.find_change()
         self.model, self.data_spec = inputs.model, inputs.train.data_spec
         self.valid = None if inputs.valid is None else inputs.valid.windows
         self.metrics = inputs.metrics
@@ -103,19 +92,13 @@ class Run:
         )
         self._num_failed_saves = 0  # in a row, on the first rank
         self._policy = SavePolicy(config.save, config.run.eval_every, has_validation=self.valid is not None)
-        self._run_info = RunInfo(
-            config=self._launched_config.public(), layout=str(config.layout), data=inputs.train.digest
-        )
+        self._run_info = RunInfo(config=config.public(), layout=str(config.layout), data=inputs.train.digest)
         self._spec_files = data_spec_files(self.data_spec)
         self.checkpoints = self._make_checkpoints()
         self._lock = self._lock_folder() if self.world.is_rank_zero else None
         try:
-            checkpoint = self.checkpoints.start(
-                resume, allowed_locations, is_launch=self.rank_change is None, from_memory=self.is_recovered
-            )
-            self.changes = self._restore(checkpoint)
-            # The checkpoint that this launch resumes from, or None.
-            self.resumed = None if self.is_recovered else checkpoint
+            self.resumed = self.checkpoints.start(resume, allowed_locations)  # the checkpoint, or None
+            self.changes = self._restore(self.resumed)
             self._unfinished = self._find_unfinished()
         except BaseException:
             self.close()
@@ -164,24 +147,19 @@ class Run:
                 on_interrupt(interrupt),
                 use_tf32(self.config.run.tf32),
             ):
-                if self._recovery is not None:
-                    self._recovery.pass_requests()
                 if not self.world.is_rank_zero:
                     yield from self._train_without_log(on_window)
                     return
                 self._prepare_folder()
-                with open_log_writer(
-                    self.folder, self.config, self.trainer.step, is_required=not self.is_recovered
-                ) as log:
+                with open_log_writer(self.folder, self.config, self.trainer.step) as log:
                     yield from self._train_and_log(log, on_window)
         finally:
             self.close()
 
     def _train_and_log(self, log: LogWriter, on_window: OnWindow) -> Iterator[Event]:
-        """Log this launch, or the change of ranks; then train, and log each event before it is yielded."""
-        rank_change = self.rank_change
+        """Log this launch; then train, and log each event before it is yielded."""
         log.write(
-            "start" if rank_change is None else RANK_CHANGE,
+            "start",
             {
                 "step": self.trainer.step,
                 "generation": self.checkpoints.generation,
@@ -191,11 +169,8 @@ class Run:
                 "changes": [str(change) for change in self.changes],
                 "monitor": self.metrics.monitor,
                 "mode": self.metrics.mode,
-                **({} if rank_change is None else {**asdict(rank_change), "from_memory": self.is_recovered}),
             },
         )
-        if self.trainer.report is not None and not has_line(self.folder.log, "step", self.trainer.step):
-            log.write(*log_line(self.trainer.report))  # the rank that was to write it is lost
         try:
             with closing(self._train(on_window)) as events:
                 for event in events:
@@ -255,8 +230,6 @@ class Run:
                 rank_report, node_report = monitor.gather_by_node()
                 straggler = None if rank_report is None else monitor.new_straggler(rank_report)
                 yield from filter(None, (rank_report, node_report, straggler, self._take_weight_report()))
-                if straggler is not None and self.config.sentinel.replace_straggler:
-                    self._dismiss(straggler.rank)
             if trainer.is_recording and (is_last or report.step == traced_step):
                 self._save_trace()
             plan_report = plan_check.add_step(report.step, report.seconds, is_last=trainer.is_done)
@@ -277,37 +250,15 @@ class Run:
                 yield from self._evaluate(on_window)
             if self.world.is_rank_zero:
                 self._policy.request_save_if_due(trainer)
-            yield from self._change_ranks()
         if (weight_report := self._take_weight_report()) is not None:
             yield weight_report  # of the last save
-        if self._recovery is not None:
-            self._recovery.finish_copy()
         # No rank exits before all are done: the first rank may host the key-value store, which the others still use.
         self.world.barrier()
         yield from self._saves()
 
-    def _change_ranks(self) -> Iterator[Event]:
-        """With live recovery: let all ranks know that others wait to join; when they do, end this round."""
-        if Request.REGROUP in self.trainer.requested and not self.trainer.is_done:
-            # Together: a rank that still writes would come too late for the others, and be replaced.
-            self.checkpoints.finish_save()
-            yield from self._saves()
-            self.checkpoints.close(wait=True)
-            raise RanksChangeError(f"the ranks change after step {self.trainer.step}")
-        if self._recovery is not None and self._recovery.live.has_newcomers():
-            self.trainer.request(Request.REGROUP)
-
-    def _dismiss(self, rank: int) -> None:
-        """With live recovery: let a rank make way for another process, after the next step."""
-        if self._recovery is not None:
-            self._recovery.dismiss(rank)
-            self.trainer.request(Request.REGROUP)
-
     def _finish_last_step(self, on_window: OnWindow) -> Iterator[Event]:
         """Do what is left to do after the step that this launch resumes from."""
         trainer = self.trainer
-        if self.is_recovered and trainer.is_done:
-            self._save(wait=True)  # the rank that was lost may not have written its part
         if trainer.is_done and self._unfinished.lacks_weights:
             self._save_weights()
         if self._unfinished.lacks_evaluation:
@@ -321,8 +272,6 @@ class Run:
         """Yield the reports of the trainer's steps; if it diverges, save the batch and name the file in the error."""
         try:
             for report in self.trainer:
-                if self._recovery is not None:
-                    self._recovery.update(self.trainer)
                 if self._weight_check is not None:
                     self._weight_check.add_step()
                 yield report
@@ -418,20 +367,17 @@ class Run:
             keep_every=config.save.keep_every,
             keep_best=config.save.keep_best,
             retry_seconds=config.data.retry_seconds,
-            needs_lock=not self.is_recovered,
             verify=config.save.verify,
         )
 
     def _restore(self, checkpoint: Checkpoint | None) -> list[ConfigChange]:
         """Load a checkpoint, or without one the initial weights; return the config's changes since the checkpoint."""
         changes: list[ConfigChange] = []
-        if checkpoint is not None and not self.is_recovered:
+        if checkpoint is not None:
             self.trainer.restore(checkpoint)
             changes = find_changes(checkpoint.manifest.run_info.config, self.config)
-        elif self.config.model.weights is not None and not self.is_recovered:
+        elif self.config.model.weights is not None:
             load_initial_weights(self.engine.stack, self.model, self.config.model.weights)
-        if self._recovery is not None:
-            self._recovery.restore(self.trainer)  # what the ranks have in memory, if they have it
         # A run that stopped early by another metric continues.
         self.trainer.improvement = self.trainer.improvement.of_metric(self.metrics.monitor, self.metrics.mode)
         return changes
@@ -449,42 +395,21 @@ class Run:
         return _Unfinished(*map(bool, self.world.all_reduce(flags)))
 
     def _lock_folder(self) -> FolderLock | None:
-        with self._warn_if_recovered(), self.folder.explain_write_errors():
+        with self.folder.explain_write_errors():
             self.folder.path.mkdir(parents=True, exist_ok=True)
             self.folder.log.touch()  # raises now if the log can't be written
-            # Without save.to the checkpoints are in this folder, and their lock protects it.
-            if self.config.save.to is not None:
-                return lock_folder(self.folder.path, is_required=not self.is_recovered)
-        return None
-
-    @contextmanager
-    def _warn_if_recovered(self) -> Iterator[None]:
-        """Warn if the folder can't be written while the ranks continue with what they have in memory."""
-        try:
-            yield
-        except ConfigError as error:
-            if not self.is_recovered:
-                raise
-            _log.warning("%s", error)
-
-    @property
-    def _launched_config(self) -> RunConfig:
-        """The config with all replicas that were launched, of which some may be lost."""
-        if self._recovery is None:
-            return self.config
-        layout = self.config.layout.model_copy(update={"replicas": self._recovery.live.topology.num_replicas})
-        return self.config.model_copy(update={"layout": layout})
+        # Without save.to the checkpoints are in this folder, and their lock protects it.
+        return None if self.config.save.to is None else FolderLock(self.folder.path)
 
     def _prepare_folder(self) -> None:
-        with self._warn_if_recovered():
-            if not self.trainer.is_done:
-                # A finished run that now continues for more steps must not leave its old weights as the final ones.
-                with self.folder.explain_write_errors():
-                    self.folder.weights.unlink(missing_ok=True)
-            text = dump_config(self._launched_config)
-            self.folder.write(CONFIG, text.encode(), is_private=text != without_secrets(text))
-            for name, content in self._spec_files.items():
-                self.folder.write(name, content)
+        if not self.trainer.is_done:
+            # A finished run that now continues for more steps must not leave its old weights as the final ones.
+            with self.folder.explain_write_errors():
+                self.folder.weights.unlink(missing_ok=True)
+        text = dump_config(self.config)
+        self.folder.write(CONFIG, text.encode(), is_private=text != without_secrets(text))
+        for name, content in self._spec_files.items():
+            self.folder.write(name, content)
 
 
 def _save_batch(trainer: Trainer, path: Path) -> str:

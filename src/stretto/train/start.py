@@ -24,23 +24,18 @@ def prepare_run(
     *,
     is_first_rank: bool = True,
     ranks_per_node: int | None = None,
-    is_recovered: bool = False,
 ) -> RunInputs:
     """Return a run's inputs; raise if it can't start or resume. The other arguments are those of `Run`.
 
-    With `is_recovered`, it continues with what the ranks have in memory, so neither folder nor checkpoints matter.
     Only the first rank looks at the run's folder, its checkpoints and the sizes of the data's files: with thousands of
     ranks and files, storage would get millions of requests. If it raises, the other ranks end with the same error.
     """
     if not is_first_rank:
         check_node_sinks(config.logging)
         return build_inputs(config, checks_files=False, ranks_per_node=ranks_per_node)
-    if not is_recovered:
-        _check_folder(config, resume)
+    _check_folder(config, resume)
     check_sinks(config.logging)
     inputs = build_inputs(config, ranks_per_node=ranks_per_node)
-    if is_recovered:
-        return inputs
     checkpoint = _find_checkpoint(config, resume, allowed_locations)
     if checkpoint is not None:
         _check_checkpoint(checkpoint, config, inputs)

@@ -1,12 +1,11 @@
 """Trainer: the training loop, as an iterator over step reports."""
 
 import enum
-import json
 import math
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import NamedTuple, Self
 
 import torch
@@ -27,14 +26,13 @@ from stretto.blocks.check_widths import check_inputs
 from stretto.blocks.row_summary import check_row_summary
 from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.manifest import TrainingState
-from stretto.checkpoint.restore import RankTensors, SavedTensors, TensorSource
+from stretto.checkpoint.restore import RankTensors, check_same_checkpoint, restore_tensors
 from stretto.checkpoint.shards import TensorShard, own_share
 from stretto.checkpoint.snapshot import Snapshot
 from stretto.config.train import TrainConfig
 from stretto.engine.engine import Engine, StepResult
 from stretto.engine.spans import no_lanes_error
 from stretto.plan.trace import TraceEvent
-from stretto.train.lane_copy import LaneCopy, pack_rows
 from stretto.train.loss_scale import LossScale
 from stretto.train.named_optimizer import refuse_to_split_rows
 from stretto.train.optimizer import (
@@ -43,7 +41,6 @@ from stretto.train.optimizer import (
     reject_unused_fields,
     scale_gradients,
 )
-from stretto.train.peer_memory import LaneRows, TrainerMemory
 from stretto.train.row_loss_check import check_row_loss
 from stretto.train.schedule import learning_rate_factor, set_learning_rate
 from stretto.train.stride_check import check_window_stride
@@ -70,7 +67,6 @@ class Request(enum.Enum):
 
     SAVE = "save"
     STOP = "stop"
-    REGROUP = "regroup"  # processes wait to join: the ranks change after this step
 
 
 @dataclass(frozen=True)
@@ -112,7 +108,6 @@ class _StepTotals(NamedTuple):
     num_elements: float  # time steps times rows
     num_save_requests: float  # the number of ranks that request a save
     num_stop_requests: float
-    num_regroup_requests: float
 
     @property
     def loss(self) -> float:
@@ -128,24 +123,8 @@ class _StepTotals(NamedTuple):
 
     @property
     def requested(self) -> frozenset[Request]:
-        counts = {
-            Request.SAVE: self.num_save_requests,
-            Request.STOP: self.num_stop_requests,
-            Request.REGROUP: self.num_regroup_requests,
-        }
+        counts = {Request.SAVE: self.num_save_requests, Request.STOP: self.num_stop_requests}
         return frozenset(request for request, count in counts.items() if count)
-
-
-@dataclass(frozen=True)
-class _ComputedStep:
-    """A step whose gradients are complete, but whose totals are not known yet, so the weights are unchanged."""
-
-    state: State
-    next_position: Position
-    learning_rate: float
-    started: float  # when it began to read data, when it began to compute, and how long it has waited for other ranks
-    data_read: float
-    waiting_seconds: float = 0.0
 
 
 class Trainer:
@@ -178,9 +157,7 @@ class Trainer:
         if optimizer is not None:
             reject_unused_fields(config)
         self.engine = engine
-        self._stack = engine.stack
-        self._all_windows = windows
-        self.windows = self._share(engine.mesh.replica)
+        self.windows = windows.share(engine.mesh.replica, engine.mesh.num_replicas, engine.num_micro_batches)
         self.config = config
         self.seed = seed
         if optimizer is None:
@@ -209,10 +186,6 @@ class Trainer:
         self._requests: set[Request] = set()  # by this rank, not yet in `requested`
         self._consecutive_skips = 0
         self._is_half_restored = False  # whether a restore has failed after it began to change tensors
-        self.lane_copy: LaneCopy | None = None  # keeps the states of another replica's lanes, if that may be lost
-        self._computed: _ComputedStep | None = None  # while this rank waits for the totals of all
-        self._totals: _StepTotals | None = None  # of the last step
-        self.report: StepReport | None = None  # of the last step
         self._workers = workers
         self._reader: Iterator[tuple[Window, Position]] | None = None
         # How many targets this epoch has had so far; None if training started in the middle of the epoch.
@@ -300,7 +273,7 @@ class Trainer:
 
     def shared_shards(self) -> list[TensorShard]:
         """Return what this rank has in common with all others that hold the same blocks, bit for bit."""
-        stack = self._stack
+        stack = self.engine.stack
         shards = weight_shards(stack) + optimizer_shards(stack, self.optimizer) + self._average.shards()
         return shards if self._rewind_copy is None else shards + self._rewind_copy.shards(stack)
 
@@ -315,7 +288,6 @@ class Trainer:
         self._average.trigger = copy.training_state.average_trigger
         self.state, self._rewind_copy = copy.lanes, copy.rewind_copy
         self._set_training_state(copy.training_state)
-        self._send_lanes()
 
     def _training_state(self) -> TrainingState:
         return TrainingState(
@@ -354,97 +326,41 @@ class Trainer:
         the checkpoint is damaged, the weights may be in part those of the checkpoint, and the trainer refuses to train
         or save until a restore succeeds.
         """
-        self.restore_from(SavedTensors(checkpoint))
-
-    def restore_from(self, source: TensorSource) -> None:
-        """Resume from a checkpoint, or from what other ranks have in memory, as `restore`."""
-        stack, windows, training_state = self.engine.stack, self.windows, source.training_state
-        mesh = self.engine.mesh
-        source.check_same(mesh.world)
+        stack, windows = self.engine.stack, self.windows
+        mesh, training_state = self.engine.mesh, checkpoint.manifest.training_state
+        check_same_checkpoint(checkpoint, mesh.world)
         for name, value, saved_value in (
             ("seed", self.seed, training_state.seed),
             ("optimizer", type(self.optimizer).__name__, training_state.optimizer),
         ):
             if value != saved_value:
                 raise ConfigError(
-                    f"{name}={value}, but {source.location} was saved with {name}={saved_value}; use that {name}"
+                    f"{name}={value}, but {checkpoint.location} was saved with {name}={saved_value}; use that {name}"
                 )
         state = None
         lanes: list[TensorShard] = []
         self._is_half_restored = True
         with mesh.world.fail_together("preparing to restore"):
             shared = weight_shards(stack)
-            optimizer_state = allocate_optimizer_state(stack, self.optimizer, source)
+            optimizer_state = allocate_optimizer_state(stack, self.optimizer, checkpoint)
             for name, values in optimizer_state.items():
                 shared += [optimizer_shard(stack, name, key, value) for key, value in values.items()]
             shared += self._average.allocate(training_state)
             spikes, rewind_copy = training_state.spikes, None
             if self.config.spike is not None and spikes.copy_step is not None:
-                rewind_copy = WeightsCopy.allocate(stack, self.optimizer, source, spikes.copy_num_averaged)
+                rewind_copy = WeightsCopy.allocate(stack, self.optimizer, checkpoint, spikes.copy_num_averaged)
                 shared += rewind_copy.shards(stack)
-            if windows.is_stateful and any(name.startswith("lanes.") for name in source.tensors()):
+            if windows.is_stateful and any(name.startswith("lanes.") for name in checkpoint.manifest.tensors()):
                 state = allocate_lane_state(stack, len(windows.lane_indices), mesh.world.device)
                 lanes = lane_shards(stack, state, windows.lane_indices, windows.lanes)
         untied, tied = split_tied(shared, self.engine.tied_weights.groups)
-        source.fill(mesh, RankTensors(untied, lanes, tied))
+        restore_tensors(checkpoint, mesh, RankTensors(untied, lanes, tied))
         set_optimizer_state(stack, self.optimizer, optimizer_state)
         self.state, self._rewind_copy = state, rewind_copy
         self._set_training_state(training_state)
         if rewind_copy is None:
             self.spikes = self.spikes.without_copy()
         self._is_half_restored = False
-
-    def copy_lanes(self) -> None:
-        """From now on, keep the states of another replica's lanes after each step, in case it is lost.
-
-        All ranks call this.
-        """
-        mesh = self.engine.mesh
-        if not self.windows.is_stateful or mesh.num_replicas == 1:
-            return
-        self.lane_copy = LaneCopy(mesh, self._share((mesh.replica - 1) % mesh.num_replicas).lane_indices)
-        self._send_lanes()
-
-    def _send_lanes(self) -> None:
-        """Let another replica copy the present states, if they are copied at all."""
-        if self.lane_copy is not None and self.state is not None:
-            self.lane_copy.start(self.state)
-            self.lane_copy.wait()
-            self.lane_copy.finish()
-
-    def disconnect(self) -> None:
-        """Drop the engine, and with it all connections to other ranks. Then only `finish_step` and `memory` work."""
-        self._reader = None
-        self.is_recording = False
-        if self.lane_copy is not None:
-            self.lane_copy.disconnect()
-        del self.engine
-
-    @property
-    def totals(self) -> str:
-        """The totals of the last step, as text: with these, a rank that has computed its gradients can finish it."""
-        return json.dumps(self._totals)
-
-    def finish_step(self, totals: str) -> StepReport:
-        """Finish the step in which this rank lost another one, with the totals of a rank that has finished it."""
-        assert self._computed is not None, "all ranks have computed a step if one has finished it"
-        return self._finish(self._computed, _StepTotals(*json.loads(totals)))
-
-    def memory(self) -> TrainerMemory:
-        """Return this rank's part of the last step, to continue from it in another trainer on this rank or others."""
-        shards = self.shared_shards()
-        lanes = copy = None
-        if self.windows.is_stateful and self.state:
-            lanes = LaneRows(self.windows.lane_indices, pack_rows(self.state))
-            if self.lane_copy is not None and self.lane_copy.rows is not None:
-                copy = LaneRows(self.lane_copy.lanes, self.lane_copy.rows)
-        return TrainerMemory(
-            self._training_state(),
-            {shard.name: shard.tensor.detach() for shard in shards},
-            {shard.name: tuple(shard.full_shape) for shard in shards},
-            lanes,
-            copy,
-        )
 
     def advance(self) -> StepReport:
         """Take one step and return its report."""
@@ -460,56 +376,42 @@ class Trainer:
 
         key = derive_key(self.seed, "step", self.step)
         result = self.engine.step(self.window, self.state, key, loss_scale=self.loss_scale.value)
-        if self.lane_copy is not None:
-            self.lane_copy.start(result.state)
-        self._computed = _ComputedStep(result.state, next_position, learning_rate, started, data_read)
         totals = self._all_reduce(self.window, result)
         self.own_loss = result.total
         waiting_seconds = wait_timer.seconds - waited_before
-        return self._finish(replace(self._computed, waiting_seconds=waiting_seconds), totals)
 
-    def _finish(self, computed: _ComputedStep, totals: _StepTotals) -> StepReport:
-        """Update the weights with a step's totals, and return its report."""
-        computed_at = time.perf_counter()
+        computed = time.perf_counter()
         self.requested = totals.requested
         self._requests -= self.requested
-        gradient_norm, state = self._update(totals, computed.state)
+        gradient_norm, state = self._update(totals, result.state)
         epoch = self.position.epoch + 1
-        self._check_epoch(totals.num_targets, computed.next_position)
-        self.state, self.position = state, computed.next_position
+        self._check_epoch(totals.num_targets, next_position)
+        self.state, self.position = state, next_position
         self.step += 1
-        self._computed, self._totals = None, totals
-        if self.lane_copy is not None:
-            self.lane_copy.finish(is_accepted=state is computed.state)
         if self.is_done or Request.STOP in self.requested:
             # Ends its worker processes: a rank that stops may exit without waiting for them.
             self._reader = None
         ended = time.perf_counter()
         if self.is_recording:
             actions = self.engine.recorder.stop()
-            data_event = TraceEvent("data", computed.started, computed.data_read)
-            optimizer_event = TraceEvent("optimizer", computed_at, ended)
+            data_event = TraceEvent("data", started, data_read)
+            optimizer_event = TraceEvent("optimizer", computed, ended)
             self.recorded_events = (data_event, *map(TraceEvent.of, actions), optimizer_event)
-        self.report = StepReport(
+        return StepReport(
             step=self.step,
             epoch=epoch,
             loss=totals.loss,
             num_targets=int(totals.num_targets),
             gradient_norm=gradient_norm,
-            learning_rate=computed.learning_rate,
-            data_seconds=computed.data_read - computed.started,
-            compute_seconds=computed_at - computed.data_read,
-            optimizer_seconds=ended - computed_at,
+            learning_rate=learning_rate,
+            data_seconds=data_read - started,
+            compute_seconds=computed - data_read,
+            optimizer_seconds=ended - computed,
             skipped=self.skipped,
             padding=1 - totals.num_valid / totals.num_elements,
-            waiting_seconds=computed.waiting_seconds,
+            waiting_seconds=waiting_seconds,
             rewound_to=self.spikes.rewound_to(self.step),
         )
-        return self.report
-
-    def _share(self, replica: int) -> WindowSource:
-        """Return a replica's share of the windows."""
-        return self._all_windows.share(replica, self.engine.mesh.num_replicas, self.engine.num_micro_batches)
 
     def _check_restored(self) -> None:
         if self._is_half_restored:
@@ -530,12 +432,9 @@ class Trainer:
         on_host = [
             float(window.num_valid),
             float(window.num_steps * window.num_rows),
-            *(float(request in self._requests) for request in (Request.SAVE, Request.STOP, Request.REGROUP)),
+            *(float(request in self._requests) for request in (Request.SAVE, Request.STOP)),
         ]
         host_vector = to_device(torch.tensor(on_host, dtype=torch.float64), world.device)
-        if self.lane_copy is not None:
-            # When the sum below is complete on any rank, all have their copies.
-            self.lane_copy.wait()
         return _StepTotals(*world.sum_over_ranks(torch.cat([torch.stack(on_device), host_vector])))
 
     def _update(self, totals: _StepTotals, state: State) -> tuple[float, State | None]:
@@ -556,7 +455,7 @@ class Trainer:
             return totals.grad_norm, self._finite_state(totals, state)
         self._consecutive_skips = 0
         gradient_norm = scale_gradients(
-            self._stack.parameters(),
+            self.engine.stack.parameters(),
             totals.weight * loss_scale,
             math.sqrt(totals.squared_grad_norm) * loss_scale,
             self.config.clip,
@@ -584,7 +483,7 @@ class Trainer:
 
         The copy is made before the update, so the loss of this window has shown that its weights are good.
         """
-        stack, num_losses = self._stack, self.config.spike_losses
+        stack, num_losses = self.engine.stack, self.config.spike_losses
         if self.spikes.is_spike(totals.loss, factor, num_losses):
             assert self._rewind_copy is not None
             self._consecutive_skips += 1

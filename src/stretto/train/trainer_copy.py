@@ -11,8 +11,8 @@ from torch import Tensor
 
 from stretto.base.state import State
 from stretto.blocks.stack import Stack
+from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.manifest import TrainingState
-from stretto.checkpoint.restore import TensorSource
 from stretto.checkpoint.shards import TensorShard
 from stretto.train.trainer_state import Optimizer, allocate_optimizer_state, optimizer_shard, set_optimizer_state
 from stretto.train.weight_average import WeightAverage
@@ -43,12 +43,12 @@ class WeightsCopy:
         )
 
     @classmethod
-    def allocate(cls, stack: Stack, optimizer: Optimizer, source: TensorSource, num_averaged: int) -> "WeightsCopy":
-        """Return tensors for the copy that a source has, to read its `shards` into."""
+    def allocate(cls, stack: Stack, optimizer: Optimizer, checkpoint: Checkpoint, num_averaged: int) -> "WeightsCopy":
+        """Return tensors for the copy that a checkpoint has, to read its `shards` into."""
         weights = stack.named_weights() if num_averaged else {}
         return cls(
             {name: torch.zeros_like(tensor) for name, tensor in stack.named_tensors().items()},
-            allocate_optimizer_state(stack, optimizer, source, "copy_optimizer"),
+            allocate_optimizer_state(stack, optimizer, checkpoint, "copy_optimizer"),
             {name: torch.zeros_like(weight) for name, weight in weights.items()},
             num_averaged,
         )

@@ -17,8 +17,8 @@ from stretto.base.errors import ConfigError, DataError
 from stretto.base.state import State
 from stretto.base.window import Rows
 from stretto.blocks.stack import Stack
+from stretto.checkpoint.checkpoint import Checkpoint
 from stretto.checkpoint.manifest import MAX_DIGEST_BYTES
-from stretto.checkpoint.restore import TensorSource
 from stretto.checkpoint.shards import TensorShard
 from stretto.mesh.stage_group import StageGroup
 
@@ -104,7 +104,7 @@ def split_tied(
 
 
 def allocate_optimizer_state(
-    stack: Stack, optimizer: Optimizer, source: TensorSource, kind: str = "optimizer"
+    stack: Stack, optimizer: Optimizer, checkpoint: Checkpoint, kind: str = "optimizer"
 ) -> dict[str, dict[str, Tensor]]:
     """Return tensors to load the saved optimizer state into, by parameter name and key.
 
@@ -117,7 +117,7 @@ def allocate_optimizer_state(
         for weight in group["params"]
     }
     states: dict[str, dict[str, Tensor]] = {}
-    for full_name, saved in source.tensors().items():
+    for full_name, saved in checkpoint.manifest.tensors().items():
         name, _, key = full_name.removeprefix(f"{kind}.").rpartition(".")
         weight = weights.get(name)
         if weight is None or not full_name.startswith(f"{kind}."):
@@ -127,7 +127,7 @@ def allocate_optimizer_state(
         full_shape = list(weight.shape) if num_rows is None else [num_rows, *weight.shape[1:]]
         if math.prod(saved.full_shape) > max(math.prod(full_shape), 1):
             raise DataError(
-                f"{source.location}: {full_name} has shape {list(saved.full_shape)}, but the parameter has "
+                f"{checkpoint.location}: {full_name} has shape {list(saved.full_shape)}, but the parameter has "
                 f"{full_shape}; the checkpoint is from a different model"
             )
         # Unless it is fused, torch's optimizers keep counters in host memory: on a device, each step would wait for it.
@@ -136,11 +136,7 @@ def allocate_optimizer_state(
         # Of a table that stages split, this one has as many rows as of the parameter.
         has_rows = num_rows is not None and saved.full_shape[:1] == (num_rows,)
         shape = (len(weight), *saved.full_shape[1:]) if has_rows else saved.full_shape
-        # What this rank has in memory already is used as it is.
-        tensor = source.take(full_name)
-        if tensor is None or tensor.device != device:
-            tensor = torch.zeros(shape, dtype=getattr(torch, saved.dtype), device=device)
-        states.setdefault(name, {})[key] = tensor
+        states.setdefault(name, {})[key] = torch.zeros(shape, dtype=getattr(torch, saved.dtype), device=device)
     return states
 
 

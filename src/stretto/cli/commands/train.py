@@ -47,7 +47,6 @@ def run(options: argparse.Namespace) -> None:
     config = load_run_config(options)
     _show_effects(config, options.config)
     # torch is imported only now: help and config errors are printed without waiting for the import.
-    from stretto.cli.live_training import train_live
     from stretto.cli.run_on_ranks import RankCommand, run_on_ranks
     from stretto.cli.views.training_view import train_and_show
     from stretto.train.run import Run
@@ -68,7 +67,6 @@ def run(options: argparse.Namespace) -> None:
         secret_folder=config.run.folder if config.save.to is None else None,
         saves_plan=True,
         resumes=True,
-        live_function=lambda live, config: train_live(live, config, resume, allowed_locations),
     )
     run_on_ranks(config, command)
 

@@ -56,8 +56,7 @@ class LiveView:
     """The rows shown in this module's docstring; a row appears once its values are known.
 
     `target_name` names what the model predicts, such as tokens. `step` and `progress` are those at the start of this
-    launch; `restarts` counts all launches before it, and `rank_changes` how often ranks were lost or joined without
-    one. Rich redraws the rows a few times per second.
+    launch; `restarts` counts all launches before it. Rich redraws the rows a few times per second.
     """
 
     def __init__(
@@ -68,11 +67,10 @@ class LiveView:
         step: int = 0,
         progress: float = 0.0,
         restarts: int = 0,
-        rank_changes: int = 0,
     ) -> None:
         self._step_total = "" if num_steps is None else f"/{num_steps:,}"
         self._target_name = target_name
-        self._restarts, self._rank_changes = restarts, rank_changes
+        self._restarts = restarts
         self._step, self._progress = step, progress
         self._started = time.monotonic()
         self._progress_history: deque[tuple[float, float]] = deque([(self._started, progress)], maxlen=_TIME_LEFT_STEPS)
@@ -252,7 +250,6 @@ class LiveView:
         skipped = self._recent_steps[-1].skipped if self._recent_steps else 0
         counts = (
             (self._restarts, "restart", ""),
-            (self._rank_changes, "change", " of ranks"),
             (skipped, "step", " skipped"),
             (self._num_spikes, "spike", " undone"),
             (self._num_failed_saves, "save", " failed"),

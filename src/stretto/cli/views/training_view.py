@@ -116,7 +116,6 @@ def _show_live(console: Console, run: Run) -> None:
         step=trainer.step,
         progress=trainer.progress,
         restarts=run.checkpoints.num_launches - 1,
-        rank_changes=run.checkpoints.num_rank_changes,
     )
     with Live(view, console=console, refresh_per_second=_REFRESH_PER_SECOND, vertical_overflow="crop"):
         try:
@@ -186,12 +185,6 @@ def _describe_straggler(report: StragglerReport) -> str:
 
 def _print_run_summary(console: Console, run: Run) -> None:
     config = run.config
-    if run.rank_change is not None:
-        console.print(f"ranks   {run.rank_change}")
-    if run.is_recovered:
-        replicas = pluralize(config.layout.replicas, "replica")
-        console.print(f"resume  after step {run.trainer.step:,}, from the ranks' memory, with {replicas}")
-        return
     num_weights = sum(parameter.numel() for parameter in run.model.parameters())
     names = " > ".join(type(block).__name__ for block in run.model)
     console.print(f"model   {num_weights:,} weights: {names}")
@@ -213,7 +206,7 @@ def _print_run_summary(console: Console, run: Run) -> None:
         console.print(f"hint    {warmup}, so the learning rate stays below its peak, as in a short trial")
     if config.run.tf32 and not uses_tf32:
         console.print("hint    run.tf32 has no effect: TF32 is for fp32 on NVIDIA GPUs")
-    for sentence in idle_settings(config) if run.rank_change is None else ():
+    for sentence in idle_settings(config):
         console.print(f"hint    {sentence}", soft_wrap=not console.is_terminal)
     if run.world.device.type == "cpu":
         if config.run.precision == "fp16":

@@ -115,8 +115,6 @@ def check_pods(config: RunConfig, job: PodJob) -> None:
             f"{job.num_local_ranks} each have {job.num_ranks}; change the layout or the number of nodes, or set "
             "layout.elastic"
         )
-    if config.run.recovery == "live":
-        raise ConfigError("run.recovery='live' has no effect in pods, which are all restarted together; leave it out")
     if job.num_nodes > 1 and config.save.to is not None and job.secret is None:
         raise ConfigError(
             f"save.to={config.save.to} leaves the pods without a folder for the secret with which ranks sign their "

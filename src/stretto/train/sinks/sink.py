@@ -39,7 +39,6 @@ class Sink:
 
 LogLine = tuple[str, Mapping[str, object]]  # its kind and its other fields
 NODE = "node"  # the kind of a line for sinks only, not for the log: the fields of a `NodeReport`
-RANK_CHANGE = "rank_change"  # the kind of a line whose lists are of ranks, so they are not figures
 
 
 class Scalar(NamedTuple):
@@ -76,7 +75,7 @@ def iter_scalars(kind: str, values: Mapping[str, object]) -> Iterator[Scalar]:
             yield Scalar(kind, name, None, float(value))
         elif isinstance(value, Mapping):
             yield from iter_scalars(kind, {f"{name}/{key}": item for key, item in value.items()})
-        elif isinstance(value, list | tuple) and kind != RANK_CHANGE:
+        elif isinstance(value, list | tuple):
             numbers = [float(number) for number in value if _is_number(number)]
             if len(numbers) == len(value):
                 yield from (Scalar(kind, name, rank, number) for rank, number in _by_rank(numbers))
