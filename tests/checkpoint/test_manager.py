@@ -9,7 +9,6 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -388,30 +387,6 @@ def start_in(world: World, folder: Path) -> None:
     CheckpointManager(folder, world).start()
 
 
-def finish_slow_save(world: World, folder: Path) -> list[float]:
-    """Save, where the last rank's part takes a second longer; return when the own part and the wait have ended."""
-    with CheckpointManager(folder, world) as checkpoints:
-        checkpoints.start()
-        write, times = checkpoints._write, []
-
-        def write_slowly(save: Any) -> Any:  # noqa: ANN401
-            time.sleep(1.0 if world.rank == world.size - 1 else 0.0)
-            files = write(save)
-            times.append(time.monotonic())
-            return files
-
-        checkpoints._write = write_slowly  # type: ignore[method-assign]
-        checkpoints.save(snapshot(1, world))
-        checkpoints.finish_save()
-        return [*times, time.monotonic()]
-
-
-def test_all_ranks_finish_a_save_together(pools: RankPools, tmp_path: Path) -> None:
-    """Before ranks change: one that still writes would come too late for the others."""
-    times = pools[3].run(finish_slow_save, tmp_path)
-    assert all(finished >= times[2][0] for _, finished in times), "the last rank's part takes longest"
-
-
 def test_a_rank_that_is_lost_during_a_save_ends_the_wait_for_its_files(tmp_path: Path) -> None:
     """Two ranks, each as in a process of its own; the second never writes its files."""
     store = HashStore()
@@ -424,7 +399,7 @@ def test_a_rank_that_is_lost_during_a_save_ends_the_wait_for_its_files(tmp_path:
     def start(world: World) -> CheckpointManager:
         checkpoints = CheckpointManager(tmp_path, world)
         if world.is_rank_zero:
-            checkpoints._claim_generation("auto", (), is_launch=True)  # `start` would need a process group
+            checkpoints._claim_generation("auto", ())  # `start` would need a process group
         return checkpoints
 
     with ThreadPoolExecutor(2) as pool:

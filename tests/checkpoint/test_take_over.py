@@ -331,19 +331,6 @@ def test_a_storage_that_refuses_deletes_costs_space_and_one_warning(
         assert next_launch.left == []
 
 
-def test_the_best_checkpoint_survives_a_change_of_ranks() -> None:
-    with memory_url() as url:
-        history = History(RemoteStorage(url, 0.0), Retention(1, best=True))
-        history.claim("auto", 1, 0.0)
-        save(history, 3)  # its score is 0
-        save(history, 4)
-        again = History(RemoteStorage(url, 0.0), Retention(1, best=True))
-        again.claim("auto", 1, 0.0, is_launch=False, from_memory=True)
-        for step in (5, 7, 8):
-            save(again, step)
-        assert names_in(again._storage) == ["step-000000003-g1", "step-000000007-g2", "step-000000008-g2"]
-
-
 def test_a_launch_that_names_its_own_run_resumes_from_what_is_saved_before_its_claim() -> None:
     with memory_url() as url:
         old = History(RemoteStorage(url, 0.0), Retention(1))

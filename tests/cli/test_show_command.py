@@ -31,18 +31,6 @@ def test_checkpoints_from_before_a_resume_from_elsewhere_are_abandoned(
     assert "holds no checkpoint" in printed.err
 
 
-def test_a_change_of_ranks_is_not_shown_as_a_launch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    state = TrainingState(step=5, seed=1, optimizer="sgd", epoch=0, pool=0, index=5, progress=0.5)
-    for is_launch in (True, False):
-        with CheckpointManager(tmp_path) as checkpoints:
-            checkpoints.start(is_launch=is_launch, from_memory=not is_launch)
-            checkpoints.save(Snapshot(state, []), wait=True)
-    assert main(["show", str(tmp_path), "--quick"]) == 0
-    printed = capsys.readouterr().out
-    assert re.search(r"1 +. the beginning +.", printed), printed
-    assert re.search(r"2 +. memory, ranks changed .", printed), printed
-
-
 def test_a_toml_file_shows_its_model_and_stages(
     byte_corpus: Corpus, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from helpers.html_page import ParsedPage, assert_self_contained
-from stretto import CheckpointManager, Run
+from stretto import Run
 from stretto.base.bounded_read import MAX_READ_BYTES
 from stretto.config.run import RunConfig
 from stretto.config.toml import parse_config
@@ -113,23 +113,11 @@ def test_a_resumed_run_says_which_checkpoint_it_resumed_from(byte_corpus: Corpus
     assert "restarted after step 10 on 1 rank" in page.words, "the curve has a mark"
 
 
-def test_changes_of_ranks_are_not_launches(tmp_path: Path) -> None:
-    """One launch that has lost rank 1, got it back, and went on from memory twice; one line is missing from the log."""
+def test_comparisons_of_weights_are_counted(tmp_path: Path) -> None:
     start = {"kind": "start", "step": 0, "generation": 1, "resumed_from": None, "ranks": 3, "layout": "3 x 1 x 1 x 1"}
-    lost = {"lost": [1], "joined": [], "reason": "rank 0 lost rank 1", "from_memory": True}
-    change = {**start, "kind": "rank_change", "step": 2, "generation": 2, "ranks": 2, **lost}
     checks = [{"kind": "weights", "step": number, "num_copies": 3, "num_checks": number} for number in (2, 4)]
-    lines = [start, step(1), step(2), checks[0], change, step(3), step(4), checks[1]]
-    folder = write_log(tmp_path / "run", lines)
-    for generation in range(1, 4):
-        with CheckpointManager(folder / "checkpoints") as checkpoints:
-            checkpoints.start(is_launch=generation == 1, from_memory=generation > 1)
-            assert (checkpoints.num_launches, checkpoints.num_rank_changes) == (1, generation - 1)
-    page = ParsedPage(render_run(folder))
-    assert "The run was launched once; had 2 changes of ranks within a launch." in page.text
-    assert "rank 0 lost rank 1" in page.text and page.text.count("the ranks' memory") == 2
-    assert page.text.count("the beginning") == 1
-    assert "ranks changed after step 2 on 2 ranks" in page.words, "the curve has a mark"
+    lines = [start, step(1), step(2), checks[0], step(3), step(4), checks[1]]
+    page = ParsedPage(render_run(write_log(tmp_path / "run", lines)))
     assert "were compared 6 times and were the same; the last time after step 4, on 3 ranks each" in page.text
 
 

@@ -193,13 +193,6 @@ class RunListing:
         again = RunListing.read(storage)
         return None if again == self else again.newest_checkpoint(storage)
 
-    def complete_lineage(self, storage: Storage) -> list[CheckpointName]:
-        """Return what a launch after these claims builds on, without opening it; the newest is complete."""
-        names = set(self.names)
-        while (found := lineage(self.chain, names)) and not is_complete(storage, found[0]):
-            names.remove(found[0])
-        return found
-
 
 def newest_checkpoint(storage: Storage) -> Checkpoint | None:
     """Open the newest checkpoint of a run; None if it has none."""

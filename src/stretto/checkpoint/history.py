@@ -4,7 +4,7 @@ import logging
 import os
 import socket
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
@@ -14,7 +14,7 @@ from stretto.base.errors import DataError, FencedError, StrettoError
 from stretto.base.reason import short_reason
 from stretto.base.remote import is_remote
 from stretto.base.score import Score
-from stretto.checkpoint.best import best_name, read_scores, write_score
+from stretto.checkpoint.best import best_name, write_score
 from stretto.checkpoint.checkpoint import (
     Checkpoint,
     ResumePoint,
@@ -26,7 +26,7 @@ from stretto.checkpoint.checkpoint import (
     is_complete,
 )
 from stretto.checkpoint.lineage import CheckpointName, Claim, ancestors, checkpoints_to_remove, lineage
-from stretto.checkpoint.lock import lock_folder
+from stretto.checkpoint.lock import FolderLock
 from stretto.checkpoint.manifest import MANIFEST, BestCheckpoint, Manifest
 from stretto.checkpoint.read_back import damaged_after_write
 from stretto.checkpoint.storage import Storage
@@ -46,9 +46,9 @@ class Retention:
 class History:
     """A run's checkpoints as one launch sees them: those that it builds on, and those that it adds."""
 
-    def __init__(self, storage: Storage, retention: Retention, *, needs_lock: bool = True) -> None:
+    def __init__(self, storage: Storage, retention: Retention) -> None:
         self.generation = 0  # until `claim`
-        self.num_launches = self.num_rank_changes = 0  # of the run so far; until `claim`
+        self.num_launches = 0  # of the run so far; until `claim`
         self.token = ""  # of its claim; until then, empty
         self._resumed_step: int | None = None  # of the checkpoint that its claim names
         self.lineage: list[CheckpointName] = []  # newest first
@@ -62,7 +62,7 @@ class History:
         self._scores: dict[CheckpointName, Score] = {}
         # Object storage has no locks; there, only generations keep two processes from saving to the same run.
         is_local = not is_remote(storage.location)
-        self._lock = lock_folder(Path(storage.location), is_required=needs_lock) if is_local else None
+        self._lock = FolderLock(Path(storage.location)) if is_local else None
 
     @property
     def last_step(self) -> int | None:
@@ -80,14 +80,8 @@ class History:
         num_ranks: int,
         retry_seconds: float,
         allowed_locations: Sequence[str] = (),
-        *,
-        is_launch: bool = True,
-        from_memory: bool = False,
     ) -> Checkpoint | None:
         """Claim the next generation; return the checkpoint to resume from, if any.
-
-        With `from_memory` that is None, and no checkpoint is opened: it may be damaged. If this raises because of the
-        storage, it can be called again later, and then raises FencedError if there is a newer launch.
 
         Without a lock, an older launch may still save while this one starts, and remove the checkpoint that this one
         has chosen. It removes nothing after it sees the claim, so this one looks again then, until nothing has changed:
@@ -97,78 +91,40 @@ class History:
         """
 
         def choose(listing: RunListing) -> ResumePoint:
-            if not from_memory:
-                return find_resume_point(self._storage, resume, retry_seconds, allowed_locations, listing)
-            # This launch has claimed before, and builds on what it has saved since.
-            self.lineage = listing.complete_lineage(self._storage)
-            self._count(listing.claim)
-            return ResumePoint(None, None if listing.claim is None else listing.claim.requested, is_fixed=False)
+            return find_resume_point(self._storage, resume, retry_seconds, allowed_locations, listing)
 
-        def describe(listing: RunListing, point: ResumePoint) -> Claim:
-            return self._next_claim(listing, point, num_ranks, is_launch=is_launch, from_memory=from_memory)
-
-        if self._newest:
-            self.check_fence()
-        point, claim, names = self._claim(choose, describe, from_memory=from_memory)
-        self.generation, self.token = claim.generation, claim.token
-        self._count(claim)
-        # Once this launch has saved, nothing newer than what it resumed from counts.
-        self.lineage = lineage(claim.model_copy(update={"is_fixed": True}).chain, names)
-        self._resumed_step = _resumed_step(point.checkpoint, claim)
-        if self._retention.best:
-            # Those that were recorded before the claim succeeded count, too.
-            own = {CheckpointName(self.generation, name.step): score for name, score in self._scores.items()}
-            saved = read_scores(self._storage, self.lineage) if point.checkpoint is None else point.checkpoint.scores
-            self._scores = {**own, **saved}
-        return point.checkpoint
-
-    def _claim(
-        self,
-        choose: Callable[[RunListing], ResumePoint],
-        describe: Callable[[RunListing, ResumePoint], Claim],
-        *,
-        from_memory: bool,
-    ) -> tuple[ResumePoint, Claim, Sequence[CheckpointName]]:
-        """Choose where to resume, and claim that, until nothing changes; return both, and all checkpoints then."""
         listing, has_claimed = RunListing.read(self._storage), False
-        self._newest = listing.newest
         while True:
+            self._newest = listing.newest
             point = choose(listing)
-            claim = describe(listing, point)
+            claim = self._next_claim(listing, point, num_ranks)
             if not create_claim(self._storage, claim):  # another launch took the number, and may have saved since
-                if has_claimed or from_memory:
+                if has_claimed:
                     self.check_fence()
                 listing = RunListing.read(self._storage)
-                self._newest = listing.newest
                 continue
             self._newest, has_claimed = claim.generation, True
             # Another launch's claims are what counts for the choice, not the one just written.
             listing = replace(listing, newest=claim.generation, names=tuple(all_checkpoint_names(self._storage)))
-            is_elsewhere = point.checkpoint is not None and claim.resumed_from != point.checkpoint.name
-            if from_memory or is_elsewhere:
-                return point, claim, listing.names
+            if point.checkpoint is not None and claim.resumed_from != point.checkpoint.name:
+                break  # it is elsewhere
             try:
                 if choose(listing).location == point.location:
-                    return point, claim, listing.names
+                    break
             except DataError:
                 self.check_fence()  # a newer launch may have saved, and removed it
                 raise
             self.check_fence()
+        self.generation, self.token, self.num_launches = claim.generation, claim.token, claim.num_launches
+        # Once this launch has saved, nothing newer than what it resumed from counts.
+        self.lineage = lineage(claim.model_copy(update={"is_fixed": True}).chain, listing.names)
+        if point.checkpoint is not None:
+            self._resumed_step = point.checkpoint.manifest.training_state.step
+            self._scores = point.checkpoint.scores if self._retention.best else {}
+        return point.checkpoint
 
-    def _count(self, claim: Claim | None) -> None:
-        self.num_launches = 0 if claim is None else claim.num_launches
-        self.num_rank_changes = 0 if claim is None else claim.num_rank_changes
-
-    def _next_claim(
-        self, listing: RunListing, point: ResumePoint, num_ranks: int, *, is_launch: bool, from_memory: bool
-    ) -> Claim:
-        last = listing.claim
-        if not from_memory:
-            resumed_from = None if point.checkpoint is None else point.checkpoint.name_relative_to(self._storage)
-        elif self.lineage:
-            resumed_from = str(self.lineage[0])
-        else:
-            resumed_from = None if last is None else last.resumed_from
+    def _next_claim(self, listing: RunListing, point: ResumePoint, num_ranks: int) -> Claim:
+        resumed_from = None if point.checkpoint is None else point.checkpoint.name_relative_to(self._storage)
         return Claim(
             generation=listing.newest + 1,
             resumed_from=resumed_from,
@@ -180,10 +136,7 @@ class History:
             process=os.getpid(),
             time=datetime.now(UTC).isoformat(timespec="seconds"),
             token=uuid.uuid4().hex,
-            is_launch=is_launch,
-            from_memory=from_memory,
-            num_launches=max((0 if last is None else last.num_launches) + is_launch, 1),
-            num_rank_changes=(0 if last is None else last.num_rank_changes) + (not is_launch),
+            num_launches=1 if listing.claim is None else listing.claim.num_launches + 1,
         )
 
     def commit(self, name: CheckpointName, manifest: Manifest, *, verifies: bool = False) -> None:
@@ -301,10 +254,3 @@ class History:
             # This launch knows the score. If the file can't be written, later launches won't, but the run can continue.
             with suppress(OSError, StrettoError):
                 write_score(self._storage, name, self._scores[name])
-
-
-def _resumed_step(checkpoint: Checkpoint | None, claim: Claim) -> int | None:
-    if checkpoint is not None:
-        return checkpoint.manifest.training_state.step
-    name = CheckpointName.parse((claim.resumed_from or "").rpartition("/")[2])
-    return None if name is None else name.step

@@ -5,8 +5,7 @@
     generation 2                   step 300   step 400       its claim says: resumed from step 200 of generation 1
 
 Each launch of a run claims the next generation number with a create-only write, and names the checkpoint that it
-resumes from. So does rank 0 when ranks change during a launch (live recovery). An older launch that is still running
-may complete a checkpoint, but the lineage leaves it out.
+resumes from. An older launch that is still running may complete a checkpoint, but the lineage leaves it out.
 
 A claim repeats what it needs of earlier claims, so a start reads one claim, however many launches there were.
 """
@@ -52,9 +51,9 @@ class Ancestor(StrictModel):
 
 
 class Claim(Ancestor):
-    """A launch of a run, or a change of its ranks: its generation, the checkpoint it resumes from, its process."""
+    """A launch of a run: its generation, the checkpoint it resumes from, its process."""
 
-    version: Literal[3] = 3
+    version: Literal[4] = 4
     ancestors: tuple[Ancestor, ...] = Field((), strict=False)  # newest first: those whose checkpoints it may build on
     requested: str | None = None  # what `resume` was, without secrets; None for auto and never
     num_ranks: int = Field(1, ge=1, lt=2**63)
@@ -62,10 +61,7 @@ class Claim(Ancestor):
     process: int = 0  # the first rank's process id on that host
     time: str = ""  # of the launch, in UTC
     token: str = ""  # unique to this launch
-    is_launch: bool = True  # False: the same launch, after its ranks have changed
-    from_memory: bool = False  # it continues with what its ranks have in memory, which is not in `resumed_from`
     num_launches: int = Field(1, ge=1, lt=2**63)  # of the run, up to this one
-    num_rank_changes: int = Field(0, ge=0, lt=2**63)
 
     @property
     def chain(self) -> tuple[Ancestor, ...]:

@@ -42,19 +42,6 @@ class FolderLock:
             os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
 
-def lock_folder(folder: Path, *, is_required: bool) -> FolderLock | None:
-    """Return a lock on a folder; if it is not required, None on a read-only disk, or if another process holds it.
-
-    That process is then known to be no longer part of the run.
-    """
-    if is_required:
-        return FolderLock(folder)
-    try:
-        return FolderLock(folder, timeout_seconds=0)
-    except (ConfigError, OSError):
-        return None
-
-
 def _try_lock(descriptor: int) -> bool:
     try:
         fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

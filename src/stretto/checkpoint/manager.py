@@ -30,7 +30,6 @@ from stretto.checkpoint.background_save import (
     BackgroundSave,
     SaveReport,
     save_error,
-    write_error,
 )
 from stretto.checkpoint.checkpoint import Checkpoint, find_resumed, wait_for_claim, wait_for_files
 from stretto.checkpoint.history import History, Retention
@@ -66,21 +65,19 @@ class CheckpointManager:
         keep_every: int | None = None,
         keep_best: bool = False,
         retry_seconds: float = 300.0,
-        needs_lock: bool = True,
         verify: bool | None = None,
     ) -> None:
         self.world = world or World(rank=0, size=1, device=torch.device("cpu"))
         self.generation = 0  # until `start`
         self._retention = Retention(keep, keep_every, keep_best)
-        self._retry_seconds, self._needs_lock = retry_seconds, needs_lock
+        self._retry_seconds = retry_seconds
         self._verifies = not is_remote(location) if verify is None else verify
         self._storage = open_storage(location, retry_seconds)
         self.location = self._storage.location  # without secrets
         self._history: History | None = None  # None before `start`, and on all ranks but the first
         self._buffers = StagingBuffers()
         self._key_prefix = f"checkpoints/{self.world.store.next_number()}"  # of its keys in the store
-        self._save_numbers, self._claim_numbers = count(1), count(1)
-        self._is_launch, self._is_from_memory = True, False  # until `start`
+        self._save_numbers = count(1)
         self._own_messages: list[str] = []  # the keys of this rank's messages to the first rank, until it has read them
         self._requested_steps: set[int] = set()  # those that `save` was called for
         self._pending: BackgroundSave | None = None  # not yet waited for; its thread may have ended
@@ -94,32 +91,18 @@ class CheckpointManager:
     def __exit__(self, error_type: object, error: BaseException | None, traceback: object) -> None:
         self.close(wait=error is None)
 
-    def start(
-        self,
-        resume: Path | str = "auto",
-        allowed_locations: Sequence[str] = (),
-        *,
-        is_launch: bool = True,
-        from_memory: bool = False,
-    ) -> Checkpoint | None:
+    def start(self, resume: Path | str = "auto", allowed_locations: Sequence[str] = ()) -> Checkpoint | None:
         """Claim the next generation; return the checkpoint to resume from, or None to start from the beginning.
 
         `resume` is `auto` (the newest checkpoint of this run), `never`, or the path or URL of a checkpoint or run, or
         `RUN@best`. If the files of a run refer to a checkpoint elsewhere, its URL must be in one of
         `allowed_locations`. The first rank reads the manifest for all ranks.
-        With live recovery, ranks start again when they change, which is not a launch (`is_launch`), and may continue
-        with what they have in memory instead (`from_memory`); the claim says so. No checkpoint is then read or
-        returned, and if the claim can't be written, each `save` tries it again.
         """
-        if from_memory:
-            self._is_launch, self._is_from_memory = is_launch, True
-            self._start_from_memory()
-            return None
         key = f"{self._key_prefix}/start"
         checkpoint = None
         place = None  # of the checkpoint to resume from, as another rank than the first finds it
         if self.world.is_rank_zero:
-            checkpoint = self._claim_generation(resume, allowed_locations, is_launch=is_launch)
+            checkpoint = self._claim_generation(resume, allowed_locations)
             assert self._history is not None
             self.world.store.set(key, f"{self.generation} {self._history.token}")
         else:
@@ -147,14 +130,11 @@ class CheckpointManager:
         With `wait`, return once the checkpoint is committed, or raise on all ranks if the save fails. If the last save
         was of this step and succeeded, do nothing.
         """
-        if not self.generation and not self._is_from_memory:
+        if not self.generation:
             raise ConfigError(
                 "save() was called before start(); call start() first, and resume from the checkpoint it returns"
             )
         self._wait_for_save()
-        if not self.generation and (problem := self._claim_from_memory()[1]):
-            self._fail_save(snapshot.training_state.step, problem, wait=wait)
-            return
         name = CheckpointName(self.generation, snapshot.training_state.step)
         if self._last_save is not None and self._last_save.name == name:
             if self._wait_for_result(self._last_save) is None:
@@ -193,12 +173,6 @@ class CheckpointManager:
             self._wait_for_save()
             self._history.record_score(step, Score(value, name, mode))
 
-    def finish_save(self) -> None:
-        """Wait until all ranks have written their parts of the last save; `poll` reports whether it has succeeded."""
-        self._wait_for_save()
-        if self._last_save is not None:
-            self._wait_for_result(self._last_save)
-
     def close(self, *, wait: bool = True) -> None:
         """Release the folder's lock; with `wait`, first wait for the last save to end."""
         try:
@@ -224,19 +198,10 @@ class CheckpointManager:
         """The number of launches of the run so far, with this one; 0 before `start`, and on all ranks but the first."""
         return 0 if self._history is None else self._history.num_launches
 
-    @property
-    def num_rank_changes(self) -> int:
-        """How often the ranks of a launch have changed, on the first rank."""
-        return 0 if self._history is None else self._history.num_rank_changes
-
-    def _claim_generation(
-        self, resume: Path | str, allowed_locations: Sequence[str], *, is_launch: bool
-    ) -> Checkpoint | None:
+    def _claim_generation(self, resume: Path | str, allowed_locations: Sequence[str]) -> Checkpoint | None:
         try:
-            self._history = History(self._storage, self._retention, needs_lock=self._needs_lock)
-            checkpoint = self._history.claim(
-                resume, self.world.size, self._retry_seconds, allowed_locations, is_launch=is_launch
-            )
+            self._history = History(self._storage, self._retention)
+            checkpoint = self._history.claim(resume, self.world.size, self._retry_seconds, allowed_locations)
         except OSError as error:
             self.close(wait=False)
             path, reason = error.filename or self.location, error.strerror or str(error)
@@ -246,47 +211,6 @@ class CheckpointManager:
             raise
         self.generation = self._history.generation
         return checkpoint
-
-    def _start_from_memory(self) -> None:
-        token, problem = self._claim_from_memory()
-        if problem and self.world.is_rank_zero:
-            _log.warning("%s; training continues, and the next save tries it again", problem)
-        if not problem:
-            with self.world.fail_together("starting"):
-                if not self.world.is_rank_zero:
-                    wait_for_claim(self._storage, self.generation, token)
-
-    def _claim_from_memory(self) -> tuple[str, str]:
-        """Claim the next generation for what the ranks have in memory; return the claim's token, or else the problem.
-
-        With a storage that is full, read-only or does not answer, the ranks can still train.
-        """
-        key = f"{self._key_prefix}/claim/{next(self._claim_numbers)}"
-        if not self.world.is_rank_zero:
-            self.generation, token, problem = json.loads(self._wait_for_first_rank(key))
-            return token, problem
-        token = problem = ""
-        try:
-            if self._history is None:
-                self._history = History(self._storage, self._retention, needs_lock=self._needs_lock)
-            self._history.claim(
-                "auto", self.world.size, self._retry_seconds, is_launch=self._is_launch, from_memory=True
-            )
-            self.generation, token = self._history.generation, self._history.token
-        except (OSError, DataError) as error:
-            problem = write_error(self.location, error)
-        except BaseException:
-            self.close(wait=False)
-            raise
-        self.world.store.set(key, json.dumps([self.generation, token, problem]))
-        return token, problem
-
-    def _fail_save(self, step: int, problem: str, *, wait: bool) -> None:
-        """Report a save that could not begin; with `wait`, raise."""
-        if self.world.is_rank_zero:
-            self._reports.append(SaveReport(step, self.location, 0, 0.0, 0.0, problem))
-        if wait:
-            raise DataError(problem)
 
     def _wait_for_result(self, save: BackgroundSave) -> str | None:
         """Return why a save failed; None if it was committed. Raise an error after which the ranks can't continue.

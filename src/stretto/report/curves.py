@@ -102,13 +102,11 @@ def _bucket_ranges(series: DownsampledSeries, column: str) -> tuple[Sequence[flo
 def _restart_marks(record: Record, positions: Sequence[Sequence[float]]) -> list[Mark]:
     bucket_steps = record.steps.series.mean("step")
     marks: list[Mark] = []
-    lines = [("restarted", line) for line in record.launches]
-    lines += [("ranks changed", line) for line in record.rank_changes]
-    for event, line in sorted(lines, key=lambda item: read_int(item[1], "step")):
+    for line in sorted(record.launches, key=lambda line: read_int(line, "step")):
         step = read_int(line, "step")
         if step and len(bucket_steps):
             bucket = min(int(np.searchsorted(bucket_steps, step)), len(bucket_steps) - 1)
-            text = f"{event} after step {step:,} on {pluralize(read_int(line, 'ranks'), 'rank')}"
+            text = f"restarted after step {step:,} on {pluralize(read_int(line, 'ranks'), 'rank')}"
             marks.append(([x[bucket] for x in positions], text))
     return marks[:_MAX_MARKS]
 

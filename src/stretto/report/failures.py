@@ -16,16 +16,12 @@ _MAX_ROWS = 20  # launches in the table, and checkpoints in the list
 _UNREADABLE_CAUSES = "as happens when it is killed while writing, or when a file log-NNNNN.jsonl is missing"
 _MAX_ERRORS = 8  # failed saves in the table, and files of non-finite batches in the list
 _LAUNCH_HEADERS = ("generation", "time", "host", "ranks", "layout", "resumed from", "changes")
-_CHANGE_HEADERS = ("generation", "time", "after step", "lost ranks", "joined", "ranks", "weights from", "reason")
 
 
 def failures_section(record: Record, inventory: CheckpointInventory) -> Html:
     """Return the section with the launches of a run, steps skipped or undone, wrong weights and failed saves."""
     parts: list[Html | None] = [note(_describe(record, inventory))]
-    parts += _generation_table(_LAUNCH_HEADERS, _launch_rows(record, inventory), "launches")
-    if changes := _change_rows(record, inventory):
-        parts.append(note("Ranks were lost or joined within a launch; they are numbered as the launcher started them:"))
-        parts += _generation_table(_CHANGE_HEADERS, changes, "changes of ranks")
+    parts += _launch_table(_launch_rows(record, inventory))
     steps, saves = record.steps, record.saves
     if record.num_weight_checks:
         parts.append(note(_describe_weight_checks(record)))
@@ -76,13 +72,10 @@ def checkpoints_section(saves: SaveHistory, inventory: CheckpointInventory) -> H
 
 def _describe(record: Record, inventory: CheckpointInventory) -> str:
     steps, saves = record.steps, record.saves
-    num_launch_claims = sum(claim.is_launch for claim in inventory.claims.values())
-    num_launches = max(len(record.launches), num_launch_claims)
-    num_changes = max(len(record.rank_changes), len(inventory.claims) - num_launch_claims)
+    num_launches = max(len(record.launches), len(inventory.claims))
     unreadable = pluralize(record.num_unreadable_lines, "unreadable line")
     possible_events = {
-        f"was launched {_format_times(num_launches)}": num_launches > 1 or num_changes,
-        f"had {pluralize(num_changes, 'change')} of ranks within a launch": num_changes,
+        f"was launched {_format_times(num_launches)}": num_launches > 1,
         f"skipped {pluralize(steps.num_skipped, 'step')}": steps.num_skipped,
         f"had non-finite values in {pluralize(steps.num_nonfinite, 'step')}": steps.num_nonfinite,
         f"undid {pluralize(steps.num_spikes, 'spike')} of the loss": steps.num_spikes,
@@ -100,10 +93,9 @@ def _describe(record: Record, inventory: CheckpointInventory) -> str:
 def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
     """Return a row per launch. A launch missing from the log is known from its claim, a file written at its start."""
     lines = {read_int(line, "generation"): line for line in record.launches}
-    claims = {generation: claim for generation, claim in inventory.claims.items() if claim.is_launch}
     rows: list[tuple[str, ...]] = []
-    for generation in sorted({*lines, *claims}):
-        line, claim = lines.get(generation, {}), claims.get(generation)
+    for generation in sorted({*lines, *inventory.claims}):
+        line, claim = lines.get(generation, {}), inventory.claims.get(generation)
         changes = line.get("changes") if line else ["not in the log: it ran no steps, or a later launch repeated them"]
         time, host = (format_time(claim.time), claim.host) if claim else ("", "")
         ranks = read_str(line, "ranks") or (str(claim.num_ranks) if claim else "")
@@ -114,33 +106,16 @@ def _launch_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[s
     return rows
 
 
-def _change_rows(record: Record, inventory: CheckpointInventory) -> list[tuple[str, ...]]:
-    """Return a row per change of ranks within a launch, which is known from the log, its claim, or both."""
-    lines = {read_int(line, "generation"): line for line in record.rank_changes}
-    claims = {generation: claim for generation, claim in inventory.claims.items() if not claim.is_launch}
-    rows: list[tuple[str, ...]] = []
-    for generation in sorted({*lines, *claims}):
-        line, claim = lines.get(generation, {}), claims.get(generation)
-        time = format_time(claim.time) if claim else ""
-        step = f"{read_int(line, 'step'):,}" if line else "not in the log"
-        lost, joined = (_format_list(line.get(name)) for name in ("lost", "joined"))
-        ranks = read_str(line, "ranks") or (str(claim.num_ranks) if claim else "")
-        is_from_memory = line.get("from_memory") is True or (claim is not None and claim.from_memory)
-        source = "the ranks' memory" if is_from_memory else _checkpoint_name(line, claim)
-        rows.append((str(generation), time, step, lost, joined, ranks, source, read_str(line, "reason")))
-    return rows
-
-
-def _generation_table(headers: Sequence[str], rows: Sequence[Sequence[str]], name: str) -> list[Html]:
-    """Return a table of launches or changes of ranks, if there are any; a column that is always empty is left out."""
+def _launch_table(rows: Sequence[Sequence[str]]) -> list[Html]:
+    """Return a table of launches, if there are any; a column that is always empty is left out."""
     if not rows:
         return []
-    columns = [index for index in range(len(headers)) if any(row[index] for row in rows)]
-    headers = [headers[index] for index in columns]
-    text_columns = [position for position, header in enumerate(headers) if header not in ("ranks", "after step")]
+    columns = [index for index in range(len(_LAUNCH_HEADERS)) if any(row[index] for row in rows)]
+    headers = [_LAUNCH_HEADERS[index] for index in columns]
+    text_columns = [position for position, header in enumerate(headers) if header != "ranks"]
     parts = [table(headers, [[row[index] for index in columns] for row in rows[-_MAX_ROWS:]], text_columns)]
     if len(rows) > _MAX_ROWS:
-        parts.append(note(f"The last {_MAX_ROWS} of {len(rows):,} {name} are listed."))
+        parts.append(note(f"The last {_MAX_ROWS} of {len(rows):,} launches are listed."))
     return parts
 
 
@@ -161,10 +136,6 @@ def _describe_weight_checks(record: Record) -> str:
 
 def _format_times(count: int) -> str:
     return "once" if count == 1 else f"{count:,} times"
-
-
-def _format_list(values: object) -> str:
-    return ", ".join(map(str, values)) if isinstance(values, list) else ""
 
 
 def _format_ranges(steps: Sequence[int]) -> str:

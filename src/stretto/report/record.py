@@ -219,7 +219,6 @@ class Record:
     has_weights: bool  # whether the run has written its final weights
     nonfinite_files: Sequence[str]  # saved batches that gave non-finite values
     launches: list[JsonObject] = field(default_factory=list)  # log lines of the kind "start"
-    rank_changes: list[JsonObject] = field(default_factory=list)  # log lines of the kind "rank_change"
     steps: StepHistory = field(default_factory=StepHistory)
     evaluations: EvaluationHistory = field(default_factory=EvaluationHistory)
     saves: SaveHistory = field(default_factory=SaveHistory)
@@ -244,8 +243,8 @@ class Record:
                 self.saves.add(line)
             case "ranks":
                 self.ranks.add(line)
-            case "start" | "rank_change" as kind:
-                (self.launches if kind == "start" else self.rank_changes).append(line)
+            case "start":
+                self.launches.append(line)
                 self.evaluations.set_monitor(line)
             case "corruption":
                 if len(self.corruptions) < MAX_LISTED:

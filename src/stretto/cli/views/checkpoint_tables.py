@@ -65,11 +65,9 @@ def _run_tables(storage: Storage) -> Group:
         is_listed = best is not None and name in scores and scores[name].name == scores[best].name
         value = f"{scores[name].value:.4f}" if is_listed else ""
         table.add_row(str(name), f"{name.step:,}", saved_at, size, value, ", ".join(marks))
-    title = "launches" if all(claim.is_launch for claim in claims.values()) else "launches and changes of ranks"
-    launches = Table("generation", "resumed from", "ranks", "host", "time", title=title)
+    launches = Table("generation", "resumed from", "ranks", "host", "time", title="launches")
     for generation, claim in sorted(claims.items()):
-        source = "memory" if claim.from_memory else claim.resumed_from or "the beginning"
-        source += "" if claim.is_launch else ", ranks changed"
+        source = claim.resumed_from or "the beginning"
         launches.add_row(str(generation), source, str(claim.num_ranks), claim.host, format_time(claim.time))
     return Group(table, launches)
 
