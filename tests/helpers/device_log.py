@@ -189,7 +189,7 @@ class _LoggingGroup(dist.ProcessGroup):
         sent, received = ([op.tensor for op, kind in zip(ops, kinds, strict=True) if kind == each] for each in _KINDS)
         return self._log("batch", self.ranks, sent, received, parts)
 
-    def alltoall_base(  # type: ignore[override]
+    def alltoall_base(
         self,
         output: Tensor,
         input: Tensor,
