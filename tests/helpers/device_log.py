@@ -29,6 +29,7 @@ from torch.cuda._sanitizer import zip_arguments
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from stretto.base import device_copy
 from stretto.mesh.c10d import AllgatherOptions, BroadcastOptions, HashStore, Store, Work, open_gloo
 from stretto.mesh.world import World
 
@@ -358,6 +359,7 @@ def logged_rank(rank: int, size: int, store: Store | None = None) -> Iterator[tu
             patch.setattr(torch, "autocast", _autocast)
             patch.setattr(torch.autograd, "backward", _backward)
             patch.setattr(Tensor, "pin_memory", _pin_memory)
+            patch.setattr(device_copy, "_WITHOUT_QUEUE", ("cpu",))  # meta stands for a GPU
             patch.setattr(dist, "batch_isend_irecv", _batch_isend_irecv)
             yield World(rank, size, META), _log
     finally:
