@@ -143,6 +143,39 @@ def test_steps_equal_those_of_one_device(size: int, stages: int, wrap: Wrap, poo
     assert max(pools[size].run(train_split, stages, wrap)) < 1e-9
 
 
+def train_after_freezing(world: World) -> float:
+    model, plain = split(make(), world, 2), make()
+    called = ddp(model, None)
+    for learns in (False, True):
+        for each in (model, plain):
+            each.first.requires_grad_(learns)
+        train(model, called, adam(model), own_rows(world))
+        train(plain, plain, adam(plain), num_ranks=world.size, clip=nn.utils.clip_grad_norm_)
+    return difference(stretto.full_state_dict(called), plain.state_dict())
+
+
+def test_replicas_average_layers_that_were_frozen_at_first(pools: RankPools) -> None:
+    assert max(pools[4].run(train_after_freezing)) < 1e-9
+
+
+def clip_a_part(world: World) -> tuple[float, float]:
+    """Return the norm of one block's gradient, which one stage has, as `clip_grad_norm_` finds it, and as it is."""
+    torch.manual_seed(0)
+    blocks = [nn.LSTM(4, 4) for _ in range(4)]
+    plain = Stack(copy.deepcopy(blocks)).double()
+    model = parallelize(Stack(blocks).double(), Layout(2, 3, split_weights=True))
+    x = torch.randn(7, 3, 4, dtype=torch.float64)
+    model(x)[0].sum().backward()
+    plain(x)[0].sum().backward()
+    expected = nn.utils.get_total_norm([each.grad for each in plain[0].parameters() if each.grad is not None])
+    return float(stretto.clip_grad_norm_(model[0], 1.0)), float(expected)
+
+
+def test_a_part_that_one_stage_has_is_clipped_by_all(pools: RankPools) -> None:
+    for found, expected in pools[2].run(clip_a_part):
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
 def compare_with_whole(world: World) -> float:
     """Train with accumulation, dropout and recomputed chunks, with split and with whole weights; then evaluate."""
     found = []

@@ -26,16 +26,21 @@ def clip_grad_norm_(
     may also be sharded by `fully_shard` over several meshes.
     """
     given = parameters.parameters() if isinstance(parameters, nn.Module) else parameters
-    groups = {id(each): split.group for module, split in split_modules.items() for each in split.own(module)}
+    splits = [(split.group, split.own(module)) for module, split in split_modules.items()]
+    groups = {id(each): group for group, own in splits for each in own}
     buckets: dict[tuple[Group | None, DeviceMesh | None], list[Tensor]] = {}
     for each in [given] if isinstance(given, Tensor) else given:
         key = (groups.get(id(each)), each.device_mesh if isinstance(each, DTensor) else None)
         buckets.setdefault(key, []).append(each)
+    inside = {*parameters.modules()} if isinstance(parameters, nn.Module) else set()
+    # A stage that has none of the parameters of a module's part takes part, too.
+    asked = [split.group for module, split in split_modules.items() if {*module.modules()} & inside]
     norms: list[Tensor] = []
-    for group in dict.fromkeys(group for group, _ in buckets):
+    for group in dict.fromkeys([*asked, *(group for group, _ in buckets)]):
         own = [_norm(each, norm_type) for (of, _), each in buckets.items() if of is group]
         if group is not None:
-            total = _total(own, norm_type)
+            like = next(each[0] for of, each in splits if of is group)
+            total = _total(own, norm_type).to(like.device, torch.promote_types(like.dtype, torch.float32))
             own = [torch.empty_like(total) for _ in group.ranks]
             dist.all_gather(own, total, group.messages(len(own)).group)
         norms += own

@@ -108,7 +108,9 @@ class Region:
         """Raise on all ranks if they have different weights: each computes a part for the rows of all."""
         # Parameters only: what a module sets before each call, such as dropped weights, may differ.
         parameters = dict(module.named_parameters())
-        sums = torch.tensor([float(each.detach().double().sum()) for each in parameters.values()], dtype=torch.float64)
+        sums = torch.tensor(
+            [float(each.detach().sum(dtype=torch.float64)) for each in parameters.values()], dtype=torch.float64
+        )
         for name, *values in zip(parameters, *group.guard.gather(sums.view(torch.int64).tolist(), call), strict=True):
             if len({*values}) > 1:
                 raise ConfigError(

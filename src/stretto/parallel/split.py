@@ -36,6 +36,7 @@ class SplitWeights:
         self.name, self.group, self.stages, self._root = path or "it", group, stages, weakref.ref(root)
         self._replicas = group.replicas()
         self._averaged: dict[str, weakref.ref[Tensor]] = {}  # parameters of which replicas average the gradients
+        self._hooked: set[str] = set()
         self._ready: set[str] = set()  # those whose gradient this backward has computed
         self._alike: set[str] = set()  # parameters of the root that were alike on all ranks
         paths = {child: f"{name}." * bool(name) for name, child in module.named_modules()}
@@ -51,8 +52,11 @@ class SplitWeights:
             shapes = [{name: getattr(owner, name).shape for each, name in layer if each is owner} for layer in layers]
             owner.__dict__["reset_parameters"] = partial(_reset, weakref.ref(module), weakref.ref(owner), shapes)
         for owner, name in (each for layer in layers for each in layer):
+            own = owner._parameters[name]
             if paths[owner] + name in self._other_names:
                 owner._parameters[name] = None
+            elif own is not None and own.untyped_storage().nbytes() > own.nbytes:  # cuDNN's buffer of all layers
+                own.data = own.data.clone()
         for owner in (each for each in owners if isinstance(each, nn.RNNBase)):
             missing = {name for name, each in owner._parameters.items() if each is None}
             owner._flat_weights_names.sort(key=missing.__contains__)  # torch reads the dtype of the first one
@@ -84,10 +88,12 @@ class SplitWeights:
             for name, parameter in zip(self.own_names, own, strict=True):
                 if name not in self._averaged or self._averaged[name]() is not parameter:
                     self._averaged[name] = weakref.ref(parameter)
+                    self._hooked.discard(name)
                     dist.broadcast(parameter.detach(), group=self._replicas, group_src=0)
-                    if parameter.requires_grad:
-                        hook = partial(self._average, name)
-                        parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
+                if parameter.requires_grad and name not in self._hooked:  # one that was frozen may learn later
+                    self._hooked.add(name)
+                    hook = partial(self._average, name)
+                    parameter.register_post_accumulate_grad_hook(hook)  # type: ignore[no-untyped-call]
         if root is not None and call.number.bit_count() == 1:  # at calls 1, 2, 4, 8, ...: it reads all weights
             self._watch(root, call)
 
@@ -106,7 +112,7 @@ class SplitWeights:
         """Raise if parameters that were alike on all ranks at the first call are not any more."""
         split = {id(each) for module, other in split_modules.items() for each in other.own(module)}
         shared = {name: each for name, each in root.named_parameters() if id(each) not in split}
-        norms = [float(torch.linalg.vector_norm(each.detach().double())) for each in shared.values()]
+        norms = [float(torch.linalg.vector_norm(each.detach(), dtype=torch.float64)) for each in shared.values()]
         bits = torch.tensor(norms, dtype=torch.float64).view(torch.int64).tolist()
         ranks = self.group.guard.gather(bits, call)
         alike = {name for name, *each in zip(shared, *ranks, strict=True) if len({*each}) == 1}
@@ -187,6 +193,7 @@ def full_state_dict(module: nn.Module, *, only_rank_zero: bool = False) -> dict[
     All ranks call this together. It puts together what each rank keeps of its own (`Layout(split_weights=True)`) and
     what `fully_shard` has sharded, one parameter at a time. With `only_rank_zero`, the other ranks get an empty dict.
     """
+    module = module.module if isinstance(module, DistributedDataParallel) else module
     splits = {f"{path}." * bool(path): split_modules.get(child) for path, child in module.named_modules()}
     split_of = {prefix + name: (prefix, split) for prefix, split in splits.items() if split for name in split.stage_of}
     own, whole, is_kept = module.state_dict(), dict[str, Any](), not only_rank_zero or dist.get_rank() == 0

@@ -165,6 +165,8 @@ def _choice_for(region: Region, layout: Layout | None) -> FixedLayouts:
     """Return the region's own choice if that is fixed; otherwise the layout with the most ranks, which auto may try."""
     if layout is None and isinstance(region.choice, FixedLayouts):
         return region.choice
+    if layout is not None and not region.is_bidirectional:
+        layout.check(region.name, region.num_layers)
     if layout is None:
         counts = rank_counts(whole_group(region.mesh), region) if dist.is_initialized() else []
         count = max(counts, default=1)
