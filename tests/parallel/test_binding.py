@@ -133,6 +133,25 @@ def test_ranks_with_different_weights_are_refused(pools: RankPools) -> None:
         assert text.startswith("ranks have different weights in 1.weight_ih_l0; wrap the module in Distributed")
 
 
+def train_without_ddp(world: World) -> str:
+    torch.manual_seed(0)
+    model = parallelize(nn.LSTM(3, 4, 2), Layout(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    try:
+        for _ in range(20):
+            optimizer.zero_grad()
+            model(torch.randn(6, 3))[0].sum().backward()
+            optimizer.step()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def test_training_without_an_average_over_ranks_is_found(pools: RankPools) -> None:
+    for text in pools[2].run(train_without_ddp):
+        assert text.startswith("ranks have different weights in LSTM.weight_ih_l0; wrap the module in Distributed")
+
+
 def bind_with_dropped_weights(world: World) -> bool:
     """Weights that are set before each call, and are others on each rank, as in AWD-LSTM."""
     model, name = make(), "weight_hh_l1"

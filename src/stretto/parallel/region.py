@@ -26,6 +26,7 @@ from stretto.parallel.spans import run_spans
 from stretto.parallel.split import SplitWeights
 from stretto.parallel.stages import run_stages
 
+_CHECKED_CALLS = (1, 20)  # in which ranks compare their weights: the first one, and one after some steps
 _CALLS_OF_ONE_STEP = 50  # in a row from the first one: of a decoder's loop
 
 
@@ -65,7 +66,6 @@ class Region:
         self._index = len(REGION_NAMES)
         REGION_NAMES.append(name)
         self._group: Group | None = None  # the ranks that compare their calls
-        self._is_checked = False  # whether they have the same weights
         self._world: Callable[[], dist.ProcessGroup | None] = _nothing  # that it is in
         self._num_calls = self._num_calls_of_one_step = 0
         self._packing: Packing | None = None  # of the last call
@@ -93,7 +93,7 @@ class Region:
         calls = self._group.guard.compare(own)
         if self.split is not None:
             self.split.before_call(layers.module, own)
-        elif not self._is_checked:
+        elif own.number in _CHECKED_CALLS:
             self._check_weights(layers.module, self._group, own)
         layout = self.choice.choose(self, layers, inputs, self._group, calls)
         if self.split is None:
@@ -117,7 +117,6 @@ class Region:
                     f"ranks have different weights in {self.name}.{name}; wrap the module in DistributedDataParallel, "
                     "which makes them equal, or seed all ranks alike before you build it"
                 )
-        self._is_checked = True
         is_on_cpu = all(each.device.type == "cpu" for each in parameters.values())
         if DTYPES[call.dtype] == torch.bfloat16 and not is_on_cpu and not has_bf16():
             say_once("recurrent layers are slow in bf16 until torch 2.11, whose cuDNN has it; update torch")
@@ -145,7 +144,7 @@ class Region:
     def bind(self) -> Group | None:
         """Make the group of ranks that compare their calls, and return it. All ranks call this together."""
         assert dist.group.WORLD is not None
-        self.is_local, self._is_checked, self._group = False, False, self._ask_choice()
+        self.is_local, self._group = False, self._ask_choice()
         self._num_calls = self._num_calls_of_one_step = 0
         self._world = weakref.ref(dist.group.WORLD)
         return self._group
